@@ -75,6 +75,7 @@ class KvAdmission:
     page_size: int = 1
     admits_all: bool = False  # but what waits for its own while others are there
     held: HeldTokens = field(init=False, factory=HeldTokens)
+    _any_waits: bool = field(init=False, default=False)  # for memory, as far as is known
     _taken_at: OrderedDict[str, float] = field(init=False, factory=OrderedDict)  # of the last two owners
 
     @classmethod
@@ -87,8 +88,11 @@ class KvAdmission:
         if not self.kv_tokens_max:
             return True
         if self.admits_all:
-            return not self._is_shared(request.owner) or not self.waits_for_own(request)
-        return self.held.fits(self._needed(request), self.kv_tokens_max)
+            fits = not self._is_shared(request.owner) or not self.waits_for_own(request)
+        else:
+            fits = self.held.fits(self._needed(request), self.kv_tokens_max)
+        self._any_waits = self._any_waits or not fits
+        return fits
 
     def waits_for_own(self, request: Generate) -> bool:
         """Whether only what requests of the same owner have keeps a request from having memory."""
@@ -109,7 +113,9 @@ class KvAdmission:
 
         def give_back() -> None:
             self.held.add(owner, -needed)
-            recheck()
+            if self._any_waits:  # else nobody has to be woken
+                self._any_waits = False
+                recheck()
 
         return give_back
 

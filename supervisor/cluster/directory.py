@@ -6,7 +6,7 @@ late by as much as an announcement takes. A choice by the directory may therefor
 Two things change at two speeds, and must stay apart. Workers, nodes and links come and go seldom: `notify` counts a
 `version`, wakes everybody who waits, and drops all that was derived. Loads change with every request: they wake only
 those who wait for capacity of that model, and the task that announces loads. The cost of a request must never grow
-with the number of nodes.
+with the number of nodes, but for policies that are meant to look at all workers.
 
 What another node announces may be wrong. It is checked before it is merged, and nothing of it is kept without a limit.
 """

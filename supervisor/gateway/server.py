@@ -9,22 +9,20 @@ the socket closed.
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import TypeAlias
 
 import trio
 
-from protocol.dialects.http import error_body, error_headers
 from protocol.errors import Overloaded, SlowClient, StartFailed
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.connection import HttpConnection
 from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.outbox import Outbox
+from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.websocket import session
 from supervisor.sockets import shared_port
 from supervisor.sockets.descriptor_reserve import GuardedListener
@@ -42,9 +40,8 @@ NO_DESCRIPTORS = (  # the answer to clients for which there is no file descripto
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
 # Connections beyond `connections_max` that are answered with an error at a time, however slow they are. More get one
-# only as far as their sockets take it at once.
+# that is the same for all (`refusals.py`).
 REFUSING_MAX = 64
-UNREAD_BYTES = 64 * 1024  # of a request: closing a socket with unread data discards the answer
 
 
 async def serve(
@@ -62,10 +59,12 @@ async def serve(
     """
     sockets = await _open_sockets(gateway, host, port)
     gateway.port = int(sockets[0].getsockname()[1])
-    refusing = trio.CapacityLimiter(REFUSING_MAX)
+    refusing, refusals = trio.CapacityLimiter(REFUSING_MAX), Refusals()
     async with trio.open_nursery() as connections:
         connections.start_soon(gateway.runner.access.run)
-        listen = partial(_listen, gateway, partial(serve_stream, gateway, routes, refusing), sockets, connections)
+        connections.start_soon(refusals.run)
+        serve_one = partial(serve_stream, gateway, routes, refusing, refusals)
+        listen = partial(_listen, gateway, serve_one, sockets, connections)
         if gateway.leaving or (gateway.shares_port and gateway.gate.unready() is not None):
             connections.start_soon(listen)
         else:
@@ -145,35 +144,26 @@ async def _serve_taken(serve: Serve, stream: trio.SocketStream) -> None:
 
 
 async def serve_stream(
-    gateway: Gateway, routes: RouteTable, refusing: trio.CapacityLimiter, stream: trio.SocketStream
+    gateway: Gateway,
+    routes: RouteTable,
+    refusing: trio.CapacityLimiter,
+    refusals: Refusals,
+    stream: trio.SocketStream,
 ) -> None:
     """Serve one client, or refuse it if there are too many, with an error response if that is cheap."""
     if gateway.connections.make_room(address := address_of(stream)):
-        await _connection(gateway, routes, stream, address, full=False)
+        await _connection(gateway, routes, refusals, stream, address, full=False)
     elif gateway.tls is None and refusing.available_tokens:
         async with refusing:
-            await _connection(gateway, routes, stream, address, full=True)
+            await _connection(gateway, routes, refusals, stream, address, full=True)
     else:
         gateway.runner.metrics.refused(Overloaded.code)
         if gateway.tls is None:  # a TLS handshake costs more than a request
-            _refuse_at_once(stream.socket.fileno())
-
-
-def _refuse_at_once(fd: int) -> None:
-    """Answer the client of a socket with an error, without waiting for anything."""
-    error = Overloaded("too many clients are connected")
-    body = error_body(error)
-    headers = [*error_headers(error), (b"content-type", b"application/json"), (b"connection", b"close")]
-    lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%s: %s" % header for header in headers)]
-    head = b"\r\n".join([*lines, b"content-length: %d" % len(body)])
-    with suppress(OSError):  # it has gone, or has sent no request yet
-        os.read(fd, UNREAD_BYTES)
-    with suppress(OSError):
-        os.write(fd, head + b"\r\n\r\n" + body)
+            refusals.refuse(stream.socket.fileno())
 
 
 async def _connection(
-    gateway: Gateway, routes: RouteTable, stream: trio.SocketStream, address: str, *, full: bool
+    gateway: Gateway, routes: RouteTable, refusals: Refusals, stream: trio.SocketStream, address: str, *, full: bool
 ) -> None:
     """Serve one client; no exception leaves this function but a cancellation."""
     limits = gateway.limits
@@ -196,6 +186,8 @@ async def _connection(
             gateway.runner.metrics.client_dropped(outbox.drop_reason)
         if not full:
             gateway.connections.remove(outbox)
+        if scope.cancelled_caught and secure is None and not outbox.accepted_bytes:  # it made room for another one
+            refusals.refuse(stream.socket.fileno())
         if not outbox.close():
             with trio.move_on_after(limits.close_s, shield=True):
                 await outbox.aclose()

@@ -333,7 +333,24 @@ BUGS: Bugs = {
             "if False else None",
         ),
     ),
+    "supervisor/gateway/refusals.py": (
+        Bug("a client that is refused is not read from", "if now >= until or _has_ended(kept):", "if now >= until:"),
+        Bug(
+            "a client that is refused keeps its socket", "if now >= until or _has_ended(kept):", "if _has_ended(kept):"
+        ),
+        Bug("any number of sockets of refused clients are kept", "        self._close(KEPT_MAX)\n", ""),
+        Bug(
+            "a client that is refused is reset",
+            "kept = socket.socket(fileno=os.dup(fd))",
+            "kept = socket.socket(fileno=fd)",
+        ),
+    ),
     "supervisor/gateway/server.py": (
+        Bug(
+            "a client that makes room for others gets no answer",
+            "if scope.cancelled_caught and secure is None and not outbox.accepted_bytes:",
+            "if False:",
+        ),
         Bug(
             "a crowd beyond the limit gets no answer",
             "        if gateway.tls is None:  # a TLS handshake costs more than a request\n",

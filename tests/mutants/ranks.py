@@ -53,7 +53,7 @@ BUGS: Bugs = {
             "True",
         ),
         Bug("an owner that has left is waited for", "since = trio.current_time() - SHARED_S", "since = 0.0"),
-        Bug("memory that is given back is not looked at", "            recheck()\n", ""),
+        Bug("memory that is given back is not looked at", "                recheck()\n", ""),
     ),
     "actors/engines/slots.py": (
         Bug(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import struct
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -191,6 +192,21 @@ async def test_every_client_of_a_crowd_beyond_the_limit_is_told_when_to_come_aga
             assert await client.closed()
             await client.stream.aclose()
         assert (await first.ask(head())).status == 200
+
+
+async def test_clients_that_make_room_for_others_are_told_so(rather_slow: MockClock) -> None:
+    async with gateway_client(connections_max=4) as (rig, first):
+        await first.ask(head())
+        crowd = [socket.create_connection(("127.0.0.1", rig.port), timeout=0.5) for _ in range(100)]  # in one turn
+        for each in crowd:
+            each.sendall(head())
+        statuses = Counter[int]()
+        for each in crowd:
+            client = Client(trio.SocketStream(trio.socket.from_stdlib_socket(each)))
+            statuses[(await client.reply()).status] += 1
+            await client.stream.aclose()
+        assert statuses.keys() == {200, 503}
+        assert statuses.total() == 100
 
 
 async def test_refusing_a_client_that_is_gone_already_fails_silently(

@@ -37,6 +37,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import KEYS, Keys, KeySources
 from supervisor.gateway.origins import Origins
+from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream
 from supervisor.links.link import Link
@@ -102,6 +103,7 @@ class System(PrefixSystem):
     refused: set[tuple[int, ...]] = Factory(set)  # prompts that the engines refuse
     sockets: list[trio.SocketStream] = Factory(list)  # the gateway's ends
     _refusing: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(4))
+    _refusals: Refusals = field(factory=Refusals)
     _gateway_nursery: trio.Nursery | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -194,6 +196,7 @@ class System(PrefixSystem):
         async with trio.open_nursery() as nursery:
             self._gateway_nursery = nursery
             nursery.start_soon(self.gateway.runner.access.run, name="access")
+            nursery.start_soon(self._refusals.run, name="refusals")
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -273,7 +276,9 @@ class System(PrefixSystem):
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer_bytes)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         self.sockets.append(stream)
-        self._gateway_nursery.start_soon(serve_stream, self.gateway, ROUTES, self._refusing, stream, name="connection")
+        self._gateway_nursery.start_soon(
+            serve_stream, self.gateway, ROUTES, self._refusing, self._refusals, stream, name="connection"
+        )
         raw = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         return tls.wrap(raw) if self.tls else raw
 
