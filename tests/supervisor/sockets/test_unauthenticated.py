@@ -62,6 +62,7 @@ async def test_the_oldest_unauthenticated_connection_makes_room(rather_slow: Moc
         for client in (old, young):
             await client.send(b"GET /hea")
         assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
+        assert (await old.reply()).status == 503
         assert await old.closed()
         await young.send(head()[8:])
         assert (await young.reply()).status == 200
@@ -112,6 +113,7 @@ async def test_o4_an_address_with_too_many_unauthenticated_connections_loses_its
             clients.append(await rig.client())
             await clients[-1].send(b"GET /hea")
             await trio.sleep(0.1)
+        assert (await clients[0].reply()).status == 503
         assert await clients[0].closed()
         for client in clients[1:]:
             await client.send(head()[8:])
