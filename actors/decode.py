@@ -3,8 +3,7 @@
 It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
 which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not in
 the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it,
-the KV memory (`kv_admission.py`), and, where its engine computes prompts too, when the prompts inside are few enough.
-A call that waits for memory which only its own owner has is passed by those of others.
+the KV memory if that is bounded, and, where its engine computes prompts too, when the prompts inside are few enough.
 
 Each rank of an engine takes the calls for itself. They are groups of the inbox, so a rank that is full or slow holds up
 no call for another; what ends one rank ends all of them, since they are one engine.
@@ -12,7 +11,7 @@ no call for another; what ends one rank ends all of them, since they are one eng
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -64,16 +63,13 @@ async def _serve(
         is_own = request.rank == rank and slots.in_service()
         return is_own and pending.fits(request.uncached_tokens) and memory.fits(request)
 
-    def may_be_passed(request: Generate) -> bool:
-        return request.rank == rank and memory.waits_for_own(request)
-
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):
             recheck()
 
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
-        call = await inbox.receive(fits, group, may_be_passed)
+        call = await inbox.receive(fits, group)
         pending.add(call, call.request.uncached_tokens)
-        give_back = memory.take(call.request, recheck)
+        give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back)

@@ -13,7 +13,7 @@ only if the engine's `admission` says so. Each rank of an engine takes the calls
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -61,7 +61,7 @@ async def _serve(
     while True:
         await slots.free.acquire()
         call = await inbox.receive(fits, group)
-        give_back = memory.take(call.request, recheck)
+        give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, _ignore, give_back)
 
 

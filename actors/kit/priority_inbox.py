@@ -49,10 +49,6 @@ def _always(_: object) -> bool:
     return True
 
 
-def _never(_: object) -> bool:
-    return False
-
-
 @define(eq=False)
 class PriorityInbox(Generic[Req, Rep, Res]):
     """An inbox of `size` calls, at least one; further askers wait for room, first come, first served.
@@ -94,20 +90,16 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                 line.remove(entry)
 
     async def receive(
-        self,
-        fits: Callable[[Req], bool] = _always,
-        group: Hashable | None = None,
-        may_be_passed: Callable[[Req], bool] = _never,
+        self, fits: Callable[[Req], bool] = _always, group: Hashable | None = None
     ) -> Call[Req, Rep, Res]:
         """Wait for the next call and take it once its request fits; no other of its group is taken before it meanwhile.
 
         Which call is the next is decided again whenever one comes or leaves, and after `recheck`. With a `group`, which
-        may not be None, calls of others are left alone. While the next one does not fit and `may_be_passed`, those of
-        other owners may be taken before it.
+        may not be None, calls of others are left alone.
         """
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913  # a turn without a wait takes a call out
-            for entry in self._next_of_each(group, may_be_passed):
+            for entry in self._heads(group):
                 left = entry.item.call.scope.cancel_called  # its asker knows
                 if not left and not fits(entry.item.call.request):
                     continue
@@ -162,20 +154,6 @@ class PriorityInbox(Generic[Req, Rep, Res]):
             return [] if only is None or (first := only.first()) is None else [first]
         heads = [head for line in self._lines.values() if (head := line.first()) is not None]
         return sorted(heads, key=lambda entry: (-entry.priority, entry.number)) if heads[1:] else heads
-
-    def _next_of_each(
-        self, group: Hashable | None, may_be_passed: Callable[[Req], bool]
-    ) -> Iterator[Entry[_Item[Req, Rep, Res]]]:
-        """Yield the calls to look at, each only if none before it is taken."""
-        for head in self._heads(group):
-            passed = set[str]()  # owners
-            for entry in head.item.line.heads():
-                if entry.owner in passed:
-                    continue
-                yield entry
-                if not may_be_passed(entry.item.call.request):
-                    break
-                passed.add(entry.owner)
 
     def _take(self, entry: Entry[_Item[Req, Rep, Res]]) -> Call[Req, Rep, Res]:
         """Take a call out, and let the next asker in that waits for room."""

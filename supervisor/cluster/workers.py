@@ -34,7 +34,6 @@ from protocol.errors import ActorLost, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
 from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
-from supervisor.cluster.owner_memory import OwnerMemory
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
@@ -107,7 +106,6 @@ class LocalWorker:
     asked_by: dict[str, tuple[int, int]] = field(factory=dict)  # by other node, its requests and their tokens
     pending: PendingPrefill = field(factory=PendingPrefill)  # of requests of this node
     queued_by: dict[str, PendingPrefill] = field(factory=dict)  # the same of each other node
-    memory: OwnerMemory = field(factory=OwnerMemory)  # of requests of all nodes
     engine_name: str = field(init=False)  # on its node
     rank: int = field(init=False)
 
@@ -215,12 +213,11 @@ class LocalWorker:
         request = _of_rank(request, self.rank)
         first, tokens = _tokens(request)
         pending = self.pending if asker is None else self.queued_by.setdefault(asker, PendingPrefill())
+        pending.add(request.id, first)
+        self._count(asker, 1, tokens)
         try:
-            with self.memory.added(request, self.leg, self.info, 0) as waits:
-                pending.add(request.id, 0 if waits else first)
-                self._count(asker, 1, tokens)
-                async with cast("AnyAddress", self.address).ask(request, credit) as replies:
-                    yield cast("AnyReplies", replies)
+            async with cast("AnyAddress", self.address).ask(request, credit) as replies:
+                yield cast("AnyReplies", replies)
         finally:
             pending.discard(request.id)
             if asker is not None and not pending.prompts and self.queued_by.get(asker) is pending:
@@ -277,7 +274,6 @@ class RemoteWorker:
     tokens: int = 0  # of those requests
     pending: PendingPrefill = field(factory=PendingPrefill)  # of those requests
     queued_by_others: int = 0  # the tokens of prompts that wait there, as its node announced them last
-    memory: OwnerMemory = field(factory=OwnerMemory)  # of those requests
     engine_name: str = field(init=False)  # on its node
     rank: int = field(init=False)
 
@@ -359,12 +355,11 @@ class RemoteWorker:
     async def _ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
         link, request = self._link(), _of_rank(request, self.rank)
         first, tokens = _tokens(request)
+        self.pending.add(request.id, first)
+        self._count(1, tokens)
         try:
-            with self.memory.added(request, self.leg, self.info, self.offer.tokens) as waits:
-                self.pending.add(request.id, 0 if waits else first)
-                self._count(1, tokens)
-                async with link.ask(request, credit, self.engine_name) as replies:
-                    yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
+            async with link.ask(request, credit, self.engine_name) as replies:
+                yield cast("AnyReplies", replies)  # by the row of the request, which the link has checked
         finally:
             self.pending.discard(request.id)
             self._count(-1, -tokens)

@@ -29,7 +29,6 @@ from actors.prefill import prefill
 from actors.text.model import TextModel
 from protocol.cluster import Leg, Offer, rank_name
 from protocol.errors import StartFailed
-from protocol.messages import EngineInfo
 from protocol.model_folder import mismatch
 from protocol.operations import CheckGrammar
 from supervisor.cluster.workers import LocalWorker
@@ -246,13 +245,6 @@ async def run_canary(  # noqa: ASYNC128  # canary calls started()
     await canary(ranks[rank], local.section.canary, new_id, new_room, observer, task_status=task_status)
 
 
-def _memory(info: EngineInfo, section: EngineSection) -> KvAdmission:
-    """Return the KV memory of one rank; that of a prefill has no limit, since two could wait, each for the other's."""
-    if section.leg == "prefill":
-        return KvAdmission()
-    return KvAdmission.of(info, Leg(section.leg), admits_all=not section.admits_by_memory)
-
-
 @asynccontextmanager
 async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> AsyncIterator[tuple[Slots, ...]]:
     """Wait until an engine is up, and publish the slots of its ranks; raises `StartFailed` if it has other ranks."""
@@ -263,7 +255,7 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
         ranks = tuple(
             Slots(
                 *(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service, rank),
-                _memory(engine.info, section),
+                KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
             )
             for rank, observer in enumerate(observers)
         )

@@ -99,9 +99,9 @@ BUGS: Bugs = {
         Bug(
             "a call is taken before there is a slot for it",
             """        await slots.free.acquire()  # first, so that a call waits where others can take it
-        call = await inbox.receive(fits, group, may_be_passed)
+        call = await inbox.receive(fits, group)
 """,
-            """        call = await inbox.receive(fits, group, may_be_passed)
+            """        call = await inbox.receive(fits, group)
         await slots.free.acquire()
 """,
         ),

@@ -247,19 +247,6 @@ BUGS: Bugs = {
             "self.directory.load_changed(self, None)  # of which other nodes are to hear",
             "self.directory.prefill_done(cast('RemoteWorker', self))",
         ),
-        Bug(
-            "a prompt that waits for its own closes a worker of this node",
-            "pending.add(request.id, 0 if waits else first)\n                self._count(asker",
-            "pending.add(request.id, first)\n                self._count(asker",
-        ),
-        Bug(
-            "a prompt that waits for its own closes a worker of another node",
-            "self.pending.add(request.id, 0 if waits else first)",
-            "self.pending.add(request.id, first)",
-        ),
-    ),
-    "supervisor/cluster/owner_memory.py": (
-        Bug("what a request needed at a worker is held after its end", "self.held.add(request.owner, -needed)", "pass"),
     ),
     "actors/text/prompt_blocks.py": (
         Bug(

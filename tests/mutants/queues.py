@@ -10,12 +10,6 @@ BUGS: Bugs = {
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
     ),
     "actors/kit/priority_inbox.py": (
-        Bug("a call that is passed is passed by its own owner", "                passed.add(entry.owner)\n", ""),
-        Bug(
-            "one that may not be passed is passed",
-            "                if not may_be_passed(entry.item.call.request):\n                    break\n",
-            "",
-        ),
         Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
         Bug(
             "whoever comes while there is no room is not looked at",

@@ -40,20 +40,8 @@ BUGS: Bugs = {
             "request.sampling.tokens_max",
         ),
         Bug("parts of pages are free", "-(-needed // page_size) * page_size", "needed"),
-        Bug("memory is never given back", "            self.held.add(owner, -needed)\n", ""),
-        Bug(
-            "what waits for its own is passed by its own",
-            "return not others or others + needed <= tokens_max",
-            "return True",
-        ),
-        Bug("an owner that is alone waits for its own", "not self._is_shared(request.owner) or ", ""),
-        Bug(
-            "an engine that admits all is given what waits for its own",
-            "not self._is_shared(request.owner) or not self.waits_for_own(request)",
-            "True",
-        ),
-        Bug("an owner that has left is waited for", "since = trio.current_time() - SHARED_S", "since = 0.0"),
-        Bug("memory that is given back is not looked at", "                recheck()\n", ""),
+        Bug("memory is never given back", "            self.held.discard(key)\n", ""),
+        Bug("memory that is given back is not looked at", "            recheck()\n", ""),
     ),
     "actors/engines/slots.py": (
         Bug(
@@ -65,11 +53,6 @@ BUGS: Bugs = {
     "actors/decode.py": (
         Bug("a rank takes the calls of others", "is_own = request.rank == rank and", "is_own ="),
         Bug("a decode asks for no memory", " and memory.fits(request)", ""),
-        Bug(
-            "what waits for its own holds up others",
-            "return request.rank == rank and memory.waits_for_own(request)",
-            "return False",
-        ),
         Bug("only the first rank is served", "for slots in ranks[1:]:", "for slots in ranks[:0]:"),
     ),
     "actors/prefill.py": (
@@ -143,7 +126,7 @@ BUGS: Bugs = {
             "request_inbox(queue_max, lambda request: request.rank)",
             "request_inbox(queue_max)",
         ),
-        Bug("memory is no bound", "admits_all=not section.admits_by_memory", "admits_all=True"),
+        Bug("memory is no bound", "if section.admits_by_memory else KvAdmission(),", "if False else KvAdmission(),"),
     ),
     "actors/kit/priority_inbox.py": (
         Bug(

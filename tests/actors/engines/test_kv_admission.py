@@ -14,7 +14,7 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.kv_admission import ANSWER_TOKENS_MAX, SHARED_S, KvAdmission, kv_tokens_needed
+from actors.engines.kv_admission import ANSWER_TOKENS_MAX, KvAdmission, kv_tokens_needed
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
@@ -29,13 +29,10 @@ from tests.rig.calls import AnyAddress
 NUMBERS = count(1)
 
 
-def wanted(
-    prompt: int, tokens_max: int, *, rank: int = 0, priority: int = 0, cached: int = 0, owner: str = ""
-) -> Generate:
+def wanted(prompt: int, tokens_max: int, *, rank: int = 0, priority: int = 0, cached: int = 0) -> Generate:
     sampling = Sampling(tokens_max, temperature=0.0, ignore_eos=True)
     tokens = [next(NUMBERS) % 30_000 for _ in range(prompt)]
-    rest = {"priority": priority, "rank": rank, "cached_tokens": cached, "owner": owner}
-    return Generate(f"{next(NUMBERS):032x}", tokens, sampling, **rest)  # type: ignore[arg-type]
+    return Generate(f"{next(NUMBERS):032x}", tokens, sampling, priority=priority, rank=rank, cached_tokens=cached)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +55,7 @@ def test_a_request_needs_pages_for_what_is_not_cached_and_for_its_answer(
     assert kv_tokens_needed(request_, leg, 16) == needed
 
 
-async def test_a_request_that_never_fits_is_taken_when_there_is_no_other() -> None:
+def test_a_request_that_never_fits_is_taken_when_there_is_no_other() -> None:
     memory = KvAdmission(64, page_size=16)
     assert memory.fits(wanted(1000, 1000))
     give_back = memory.take(wanted(1000, 1000), lambda: None)
@@ -71,36 +68,6 @@ def test_without_a_limit_everything_fits() -> None:
     memory = KvAdmission()
     memory.take(wanted(1000, 1000), lambda: None)
     assert memory.fits(wanted(1000, 1000))
-
-
-async def test_a_request_waits_for_its_own_if_its_owner_has_the_memory_that_it_lacks() -> None:
-    memory = KvAdmission(100)
-    for owner, prompt in (("a", 50), ("b", 20)):
-        memory.take(wanted(prompt, 0, owner=owner), lambda: None)
-    wait = {
-        (owner, prompt): memory.waits_for_own(wanted(prompt, 0, owner=owner))
-        for owner, prompt in [("a", 30), ("a", 31), ("a", 80), ("a", 81), ("b", 31), ("b", 51), ("c", 31), ("", 31)]
-    }
-    assert [each for each, waits in wait.items() if waits] == [("a", 31), ("a", 80), ("b", 31)]
-    assert not memory.fits(wanted(31, 0, owner="c"))
-
-
-async def test_an_engine_that_admits_all_is_not_given_what_waits_for_its_own_while_there_are_others(
-    autojump_clock: MockClock,
-) -> None:
-    memory = KvAdmission(100, admits_all=True)
-    give_back = memory.take(wanted(60, 20, owner="a"), lambda: None)
-    assert memory.fits(wanted(50, 0, owner="a")), "it is alone"
-    memory.take(wanted(1, 0, owner="b"), lambda: None)()
-    assert memory.fits(wanted(50, 0, owner="b"))
-    assert memory.fits(wanted(50, 0))
-    assert not memory.fits(wanted(50, 0, owner="a"))
-    await trio.sleep(SHARED_S + 1)
-    assert memory.fits(wanted(50, 0, owner="a")), "it is alone again"
-    memory.take(wanted(1, 0, owner="c"), lambda: None)
-    assert not memory.fits(wanted(50, 0, owner="a"))
-    give_back()
-    assert memory.fits(wanted(50, 0, owner="a"))
 
 
 # Two ranks ----------------------------------------------------------------------------------
@@ -124,13 +91,13 @@ class System:
 
 
 @asynccontextmanager
-async def system(*, by_memory: bool = True, leg: Leg = Leg.BOTH, admits_all: bool = False) -> AsyncIterator[System]:
+async def system(*, by_memory: bool = True, leg: Leg = Leg.BOTH) -> AsyncIterator[System]:
     """Run an actor whose ranks have memory for 512 tokens each."""
     costs = Costs(fixed_s=0.01, per_prefill_token_s=0.0)
     spec = SimulatedSpec(leg=leg, ranks=2, slots=8, kv_tokens_max=512, page_size=16, costs=costs)
     engine = SimulatedEngine(spec, Random(0))
     address, inbox = request_inbox(4, lambda request: request.rank)
-    memory = partial(KvAdmission.of, engine.info, leg, admits_all=admits_all) if by_memory else KvAdmission
+    memory = partial(KvAdmission.of, engine.info, leg) if by_memory else KvAdmission
     ranks = tuple(Slots(engine, 8, Deadlines(), rank=rank, memory=memory()) for rank in range(2))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -183,34 +150,6 @@ async def test_a_large_request_is_overtaken_by_a_more_urgent_one_and_by_none_of_
     began = [one.began_at[request.id] for request in (first, urgent, large, small)]
     assert began == sorted(began)
     assert began[1] < began[2]
-
-
-@pytest.mark.parametrize("admits_all", [True, False])
-async def test_a_request_that_waits_for_the_memory_of_its_own_owner_is_passed_by_others(
-    admits_all: bool, autojump_clock: MockClock
-) -> None:
-    async with system(admits_all=admits_all) as one, trio.open_nursery() as clients:
-        await one.ask(wanted(20, 4, owner="b"))
-        hog, large = wanted(300, 150, owner="a"), wanted(250, 1, owner="a")
-        small = [wanted(20, 4, owner="b") for _ in range(20)]
-        for request in (hog, large):
-            clients.start_soon(one.ask, request)
-            await trio.sleep(0.02)
-        for request in small:
-            await one.ask(request)
-        assert max(one.first_s[request.id] for request in small) < 0.05
-        assert large.id not in one.first_s
-        assert (await one.engine.load()).waiting == 0
-    assert one.began_at[hog.id] < one.began_at[large.id]
-
-
-async def test_a_request_that_waits_for_the_memory_of_others_is_not_passed(autojump_clock: MockClock) -> None:
-    async with system() as one, trio.open_nursery() as clients:
-        hog, large, small = wanted(300, 150, owner="a"), wanted(250, 1, owner="b"), wanted(20, 4, owner="c")
-        for request in (hog, large, small):
-            clients.start_soon(one.ask, request)
-            await trio.sleep(0.02)
-    assert one.began_at[hog.id] < one.began_at[large.id] <= one.began_at[small.id]
 
 
 async def test_a_client_that_leaves_gives_its_memory_back_once_the_engine_has_released_it(
