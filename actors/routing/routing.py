@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice, product
 
 import trio
@@ -35,6 +34,7 @@ from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
 from actors.routing.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
+from actors.routing.waiting import WaitingLines
 from protocol.cluster import Leg
 from protocol.errors import RequestError
 from protocol.messages import Generate
@@ -60,7 +60,7 @@ class Routing:
     clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
-    _turns: dict[Hashable, trio.Lock] = field(init=False, factory=dict)  # of requests that wait for another route
+    waiting: WaitingLines = field(init=False, factory=WaitingLines)  # for another route
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
@@ -194,33 +194,22 @@ class Routing:
         """Wait for a further route, ahead of those who wait for a first.
 
         The workers `lost` may be asked after a pause, those that `crashed` never. If there are any lost and no token
-        was sent, faster pools may be asked besides. Those that may go to the same workers take turns.
+        was sent, faster pools may be asked besides.
         """
         reach = Reach.FASTER if lost and not request.said else Reach.NEXT
         both = {*lost, *crashed}
-        with trio.move_on_after(pause_s):
-            async with self._turn(request, both, both, reach):
-                while (route := self.choose(request, both, reach)) is None:
-                    await self.pool.wait_changed()
-                return route
-        async with self._turn(request, both, crashed, reach):
-            while (route := self.choose(request, both, reach) or self.choose(request, crashed, reach)) is None:
-                await self.pool.wait_changed()
-            return route
 
-    @asynccontextmanager
-    async def _turn(
-        self, request: Generate, preferred: Collection[str], excluded: Collection[str], reach: Reach
-    ) -> AsyncIterator[None]:
-        """Wait for those that came before and may go to the same workers: of all, one looks at each change."""
-        key = self.levels.group(request), frozenset(preferred), frozenset(excluded), reach
-        turn = self._turns.setdefault(key, trio.Lock())
-        try:
-            async with turn:
-                yield
-        finally:
-            if not turn.locked() and self._turns.get(key) is turn:
-                del self._turns[key]
+        def choose_other(each: Generate) -> Route | None:
+            return self.choose(each, both, reach)
+
+        def choose_any(each: Generate) -> Route | None:
+            return self.choose(each, both, reach) or self.choose(each, crashed, reach)
+
+        key = self.levels.group(request), frozenset(both), reach
+        with trio.move_on_after(pause_s):
+            return await self.waiting.wait(key, request, choose_other, self.pool.wait_changed)
+        key_of_any = key, frozenset(crashed)
+        return await self.waiting.wait(key_of_any, request, choose_any, self.pool.wait_changed)
 
     def diversions(self, route: Route, request: Generate) -> list[tuple[str, str]]:
         """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""

@@ -334,16 +334,23 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/gateway/refusals.py": (
-        Bug("a client that is refused is not read from", "if now >= until or _has_ended(kept):", "if now >= until:"),
         Bug(
-            "a client that is refused keeps its socket", "if now >= until or _has_ended(kept):", "if _has_ended(kept):"
+            "a client that is refused keeps its socket",
+            "read = 0 if trio.current_time() >= until else _read(kept)",
+            "read = _read(kept)",
         ),
-        Bug("any number of sockets of refused clients are kept", "        self._close(KEPT_MAX)\n", ""),
+        Bug("any number of sockets of refused clients are kept", "self._close(KEPT_MAX if", "self._close(10**6 if"),
         Bug(
-            "a client that is refused is reset",
-            "kept = socket.socket(fileno=os.dup(fd))",
-            "kept = socket.socket(fileno=fd)",
+            "refused clients take all descriptors",
+            "if kept.fileno() < self.descriptors_max - SPARE_DESCRIPTORS",
+            "if True",
         ),
+        Bug(
+            "what refused clients send is read without a limit",
+            "if reads >= READS_MAX or not self._kept:",
+            "if not self._kept:",
+        ),
+        Bug("a client that is refused is reset", "socket.socket(fileno=os.dup(fd))", "socket.socket(fileno=fd)"),
     ),
     "supervisor/gateway/server.py": (
         Bug(

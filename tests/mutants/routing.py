@@ -81,13 +81,11 @@ BUGS: Bugs = {
         Bug("places that are kept are not counted", "= load.busy + requests, load", "= load.busy, load"),
     ),
     "actors/routing/routing.py": (
-        Bug("all that wait look at each change", "            async with turn:\n", "            if True:\n"),
         Bug(
             "a choice in vain counts as one",
             "        if route is not None:\n            self.observer.chosen",
             "        if True:\n            self.observer.chosen",
         ),
-        Bug("one that leaves takes the turn of others", " and self._turns.get(key) is turn:", ":"),
         Bug(
             "a request moves to a worker that is as full",
             "self._select_of(request, excluded, BeginsNow(request), scope)",
@@ -169,6 +167,21 @@ BUGS: Bugs = {
             "if waits_since is not None and _gives_way(",
             "if waits_since is None and _gives_way(",
         ),
+    ),
+    "actors/routing/waiting.py": (
+        Bug("all that wait look at each change", "if line[0] is not own:", "if False:"),
+        Bug(
+            "those behind the first wait another turn",
+            "        served.woken.set()\n",
+            "        served.woken.set()\n        break\n",
+        ),
+        Bug(
+            "one that leaves takes the turn of others",
+            "                line[0].woken.set()\n",
+            "                pass\n",
+        ),
+        Bug("one that leaves with a route keeps it", "                own.route.end()\n", "                pass\n"),
+        Bug("a line is kept for ever", "                del self._lines[key]\n", "                pass\n"),
     ),
     "actors/routing/candidates.py": (
         Bug("a choice looks at all workers without memory", "len(leading) >= LEADING_MAX or ", ""),

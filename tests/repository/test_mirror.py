@@ -47,7 +47,6 @@ TESTED_BY: dict[str, tuple[str, ...]] = {  # below `tests/`: the files that have
     "actors/test_grammars.py": ("supervisor/engines/grammar_checks.py",),
     "actors/test_processor.py": ("actors/text/chat_template.py", "actors/text/model.py", "actors/text/prompts.py"),
     "actors/routing/test_least_loaded.py": ("actors/routing/load.py",),
-    "actors/test_router_turns.py": ("actors/routing/routing.py",),
     "actors/test_router.py": ("actors/routing/ports.py", "actors/routing/route.py", "actors/routing/routing.py"),
     "actors/text/test_candidates.py": ("actors/text/pieces.py", "protocol/dialects/answer_builder.py"),
     "actors/text/test_detokenizer.py": ("actors/text/stop_strings.py",),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from array import array
 from collections.abc import AsyncIterator
+from fcntl import ioctl
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from supervisor.gateway import refusals as refusals_module
-from supervisor.gateway.refusals import KEPT_S, LOOK_S, Refusals
+from supervisor.gateway.refusals import KEPT_S, LOOK_S, READS_MAX, SPARE_DESCRIPTORS, Refusals
+
+SIOCOUTQ = 0x5411  # of Linux: how many bytes that were sent are not read
 
 
 @pytest.fixture
@@ -66,6 +70,38 @@ async def test_of_many_the_oldest_are_left(
     for client in clients:
         assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
         client.close()
+
+
+async def test_they_leave_file_descriptors_for_others(refusals: Refusals, autojump_clock: MockClock) -> None:
+    refusals.descriptors_max = 1_000_000
+    clients = [refused(refusals) for _ in range(3)]
+    assert len(refusals) == 3
+    refusals.descriptors_max = SPARE_DESCRIPTORS
+    clients.append(refused(refusals))
+    assert len(refusals) == 0
+    for client in clients:
+        assert client.recv(65536).startswith(b"HTTP/1.1 503 ")
+        client.close()
+
+
+async def test_so_much_is_read_in_one_look(refusals: Refusals, autojump_clock: MockClock) -> None:
+    clients = [refused(refusals) for _ in range(3 * READS_MAX)]
+    for client in clients:
+        client.settimeout(0)
+        client.send(b"x" * 1000)
+    await trio.sleep(1.5 * LOOK_S)
+    assert sum(map(sendable, clients)) == READS_MAX
+    await trio.sleep(2 * LOOK_S)
+    assert sum(map(sendable, clients)) == 3 * READS_MAX
+    for client in clients:
+        client.close()
+
+
+def sendable(client: socket.socket) -> bool:
+    """Whether all that a client has sent is read."""
+    unread = array("i", [0])
+    ioctl(client, SIOCOUTQ, unread)
+    return unread[0] == 0
 
 
 async def test_a_client_that_has_gone_costs_nothing(refusals: Refusals, autojump_clock: MockClock) -> None:

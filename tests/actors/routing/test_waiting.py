@@ -1,9 +1,10 @@
-"""Requests that wait for another route take turns, so that a change of the workers is not looked at by all of them."""
+"""Requests that wait for another route stand in lines: of all, the first looks at a change, for those behind it too."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+import pytest
 import trio
 from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -14,7 +15,7 @@ from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
 from protocol.messages import Generate
-from tests.rig.router import Fake, FakePool, generate
+from tests.rig.router import Fake, FakePool, ask, generate, routed
 
 
 @define
@@ -124,6 +125,56 @@ async def test_after_the_pause_a_lost_worker_is_asked_again(autojump_clock: Mock
         assert [route.name for route in got] == ["lost", "lost"]
         for route in got:
             route.end()
+
+
+async def test_requests_that_have_lost_their_workers_come_before_new_ones(autojump_clock: MockClock) -> None:
+    worker, got = Fake("a", slots=20, more=20), list[Route]()
+    async with routed(worker) as rig, trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(wait, rig.routing, got)
+        await wait_all_tasks_blocked()
+        for number in range(20):
+            nursery.start_soon(ask, rig, generate(f"{number}"))
+        await wait_all_tasks_blocked()
+        worker.more = 0
+        rig.pool.change()
+        await wait_all_tasks_blocked()
+        assert (len(got), len(worker.asked)) == (20, 0)
+        for route in got:
+            route.end()
+
+
+@pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
+async def test_one_that_leaves_as_it_is_given_a_route_gives_it_back(_: int, autojump_clock: MockClock) -> None:
+    busy, got = Fake("a", slots=2, more=2), list[Route]()
+    pool = FakePool([busy], None)
+    routing = routing_of(pool, CountingPolicy())
+    async with trio.open_nursery() as nursery:
+        for number in range(3):
+            nursery.start_soon(wait, routing, got)
+            await wait_all_tasks_blocked()
+            if number == 0:
+                leaver = trio.CancelScope()
+
+                async def leave(scope: trio.CancelScope) -> None:
+                    with scope:
+                        await wait(routing, got)
+
+                nursery.start_soon(leave, leaver)
+                await wait_all_tasks_blocked()
+        busy.more = 0
+        pool.change()
+        leaver.cancel()
+        await wait_all_tasks_blocked()
+        assert len(got) == 2
+        for route in got:
+            route.end()
+        pool.change()
+        await wait_all_tasks_blocked()
+        assert len(got) == 3
+        got[-1].end()
+    assert routing.statistics().requests == 0
+    assert len(routing.waiting) == 0
 
 
 async def test_a_choice_in_vain_is_none() -> None:

@@ -1,0 +1,81 @@
+"""Requests that wait for another route, in lines: those that may go to the same workers stand in the same one.
+
+A worker that is lost may leave hundreds of requests that wait for the others. Were each of them to look at each change,
+every answer that ends would cost as many choices. So only the first of a line looks, and while it finds a route it
+looks for those behind it as well, in the same turn: they come before requests that wait for a first route.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+
+import trio
+from attrs import define, field
+
+from actors.routing.route import Route
+from protocol.messages import Generate
+
+
+@define(eq=False)
+class _Waiting:
+    """One request: its route once it has one, and the event that it has, or that it is the first of its line."""
+
+    request: Generate
+    route: Route | None = None
+    woken: trio.Event = field(factory=trio.Event)
+
+
+@define(eq=False)
+class WaitingLines:
+    """The lines of one router, by what its requests may go to."""
+
+    _lines: dict[Hashable, deque[_Waiting]] = field(factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of requests that wait."""
+        return sum(map(len, self._lines.values()))
+
+    async def wait(
+        self,
+        key: Hashable,
+        request: Generate,
+        choose: Callable[[Generate], Route | None],
+        wait_changed: Callable[[], Awaitable[None]],
+    ) -> Route:
+        """Return a route for a request once those before it in its line have one; cancelled, it leaves none behind.
+
+        `choose` must find one for every request of a line or for none; only after `wait_changed` it may find another.
+        """
+        await trio.lowlevel.checkpoint()
+        line = self._lines.setdefault(key, deque())
+        own = _Waiting(request)
+        line.append(own)
+        try:
+            while own.route is None:
+                if line[0] is not own:
+                    await own.woken.wait()
+                    continue
+                _serve(line, choose)
+                if own.route is None:
+                    await wait_changed()
+        except BaseException:
+            if own.route is not None:
+                own.route.end()
+            else:
+                line.remove(own)
+            raise
+        finally:
+            if line:
+                line[0].woken.set()
+            elif self._lines.get(key) is line:
+                del self._lines[key]
+        return own.route
+
+
+def _serve(line: deque[_Waiting], choose: Callable[[Generate], Route | None]) -> None:
+    """Give routes to the first of a line, as long as there are any."""
+    while line and (route := choose(line[0].request)) is not None:
+        served = line.popleft()
+        served.route = route
+        served.woken.set()
