@@ -36,6 +36,11 @@ class WaitingLines:
         """Return the number of requests that wait."""
         return sum(map(len, self._lines.values()))
 
+    @property
+    def lines(self) -> int:
+        """The number of lines, none of which is empty."""
+        return len(self._lines)
+
     async def wait(
         self,
         key: Hashable,

@@ -249,6 +249,7 @@ class RouterRig:
         assert [worker.busy for worker in self.pool.all] == [0] * len(self.pool.all)
         assert self.inbox.waiting == (0, 0)
         assert self.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=0)
+        assert self.routing.waiting.lines == 0
 
 
 @asynccontextmanager

@@ -174,7 +174,7 @@ async def test_one_that_leaves_as_it_is_given_a_route_gives_it_back(_: int, auto
         assert len(got) == 3
         got[-1].end()
     assert routing.statistics().requests == 0
-    assert len(routing.waiting) == 0
+    assert (len(routing.waiting), routing.waiting.lines) == (0, 0)
 
 
 async def test_a_choice_in_vain_is_none() -> None:
