@@ -143,17 +143,17 @@ async def test_a_request_that_waits_at_its_worker_moves_within_its_pool_only(aut
 
 async def test_a_full_pool_holds_up_no_moves_within_another(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(move_after_s=2, moves_max=2)
-    workers = [Fake("quick", [NEVER]), Fake("cheap0", [NEVER]), Fake("cheap1")]
+    workers = [Fake("quick", [NEVER] * 2), Fake("cheap0", [NEVER]), Fake("cheap1")]
     levels = whole_levels({"cheap": 2}, quick=1, cheap=0)
     async with routed(*workers, levels=levels, limits=limits) as rig, trio.open_nursery() as nursery:
-        for name, ttft_ms in (("q", 0), ("c", None)):
+        for name, ttft_ms in (("q", 0), ("r", 0), ("c", None)):
             nursery.start_soon(ask, rig, aimed(name, ttft_ms))
             await trio.sleep(0.1)
         for name in ("quick", "cheap0"):
             rig.worker(name).more = 4
         await trio.sleep(5)
-        assert asked(rig)["quick"] == ["q"], "there is no other in its pool"
-        assert len(asked(rig)["cheap1"]) == 1, "the one behind it in that round moves all the same"
+        assert asked(rig)["quick"] == ["q", "r"], "there is no other in their pool"
+        assert len(asked(rig)["cheap1"]) == 1, "the one behind them in that round moves all the same"
         nursery.cancel_scope.cancel()
 
 

@@ -36,8 +36,10 @@ class Port:
     run: TwoGatewaysRun
 
     def connect(self) -> Any:
-        listening = [front for front in self.run.gateways if not (front.over.is_set() or front.gateway.leaving)]
-        return self.run.rng.choice(listening).connect()
+        there = [front for front in self.run.gateways if not (front.over.is_set() or front.gateway.leaving)]
+        # At a port that it shares, a gateway listens once it has been ready.
+        self.run.listening.update(front for front in there if readiness.never_ready(front.directory, ("tiny",)) is None)
+        return self.run.rng.choice([front for front in there if front in self.run.listening]).connect()
 
     @property
     def refused(self) -> set[tuple[int, ...]]:
@@ -79,6 +81,7 @@ class TwoGatewaysRun(ClusterRun):
     second: Cluster = field(init=False)
     new_second: Callable[[], Cluster] = field(init=False)
     restarts: bool = field(init=False)
+    listening: set[Cluster] = field(init=False, factory=set)  # once they have been ready
 
     def __attrs_post_init__(self) -> None:
         self.shape = {"workers": 0}  # neither gateway's node has engines
@@ -145,6 +148,7 @@ class TwoGatewaysRun(ClusterRun):
             for front in self.gateways:
                 while not linked(front) or readiness.never_ready(front.directory, ("tiny",)):  # noqa: ASYNC110  # of many nodes
                     await trio.sleep(0.1)
+        self.listening.update(self.gateways)
         await trio.sleep(SECTION.retry_max_s * 2)  # until nodes that dial without success notice their link
         for front in self.gateways:
             front.tasks = tasks()
