@@ -126,6 +126,7 @@ class _Subscription:
     since: int = 0  # the number of the last event; 0 until all blocks are known
     blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
     ranks: int = RANKS_MAX  # of its engine, likewise
+    ranks_known: bool = False
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -209,7 +210,7 @@ class _Subscription:
         """Note how many ranks and blocks a worker may have, if that is known now."""
         if (info := worker.info) is None:
             return
-        self.ranks = max(1, info.data_parallel)
+        self.ranks, self.ranks_known = max(1, info.data_parallel), True
         if info.page_size > 0:
             self.blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
 
@@ -239,6 +240,8 @@ class _Subscription:
         if events.reset:
             self.index.forget(self.name)
         self.index.apply(self.name, events.events)
+        if self.ranks_known:
+            self.index.begin(self.name, self.ranks)
         self.life, self.since = events.life, events.number
         self._note_unknown()
 

@@ -197,7 +197,11 @@ class _TakenPrompt:
         for blocks, _ in self.prompt.matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
-                self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
+                told = match.blocks(*holder)
+                has = self.policy.recent.extend(bit, blocks.hashes, told)
+                # Once it tells of what was expected before, the rest is found behind that.
+                for start in {told, has}:
+                    self.policy.recent.add(bit, blocks.hashes[start:])
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect the answer in the cache, but for its last token, which is not computed."""

@@ -46,7 +46,7 @@ class Match:
         return next((count for count, mask in reversed(self.groups) if mask & bit), 0)
 
     def bit(self, worker: str, rank: int = 0) -> int:
-        """Return the bit that stands for a rank in this life of its cache, 0 if it has told of no block."""
+        """Return the bit that stands for a rank in this life of its cache, 0 if nothing is known of it."""
         return self.bits.get((worker, rank), 0)
 
     def longest(self, holders_max: int) -> Iterator[Holder]:
@@ -114,6 +114,11 @@ class PrefixIndex:
                 self._store(stored, event.hashes, crowding)
             elif (bit := self._bits.get((worker, event.rank))) is not None:
                 self._remove(bit, event.hashes)
+
+    def begin(self, worker: str, ranks: int) -> None:
+        """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
+        for rank in range(ranks):
+            self._bit((worker, rank))
 
     def forget(self, worker: str) -> None:
         """Forget all blocks of a worker."""

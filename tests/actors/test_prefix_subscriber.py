@@ -140,6 +140,19 @@ async def test_the_index_follows_every_worker(autojump_clock: MockClock) -> None
         assert blocks(subscriber, first) == {1, 3}
 
 
+async def test_each_rank_of_a_known_worker_has_a_bit_before_its_first_block(autojump_clock: MockClock) -> None:
+    known = FakeWorker("n/a", info=evolve(memory(64), ranks=2, data_parallel=2))
+    async with subscribed(known, FakeWorker("n/b")) as (subscriber, _):
+        for _ in range(2):
+            await trio.sleep(1)
+            match = subscriber.index.match([1])
+            bits = [match.bit("n/a", 0), match.bit("n/a", 1)]
+            assert len({*bits, 0}) == 3, bits
+            assert not match.bit("n/a", 2)
+            assert not match.bit("n/b"), "how many ranks it has is not known"
+            known.log.apply([BlockEvent(CLEARED, 0), BlockEvent(CLEARED, 1)])
+
+
 async def test_a_worker_that_comes_back_goes_on_where_it_was(autojump_clock: MockClock) -> None:
     worker = FakeWorker("n/a")
     store(worker.log, 1, 2)

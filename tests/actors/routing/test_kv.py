@@ -283,6 +283,37 @@ def test_a_computed_prompt_and_an_answer_are_expected_until_their_events_must_ha
     assert len(made.recent) == 0
 
 
+def test_events_that_come_one_after_another_leave_what_follows_expected() -> None:
+    made, answer = policy({"a": PROMPT[:PAGE]}), [7] * 2 * PAGE
+    first = wanted(PROMPT[: 3 * PAGE])
+    second = wanted([*first.tokens, *answer, *range(PAGE + 1)])
+    for request in (first, second):
+        followed = taken(made, request, A)
+        followed.begun()
+        followed.answered([*answer, 0])
+        followed.ended()
+    third = wanted([*second.tokens, *answer, *range(PAGE)])
+    for told in ((), (0, 3), (3, 5), (5, 6), (6, 8)):
+        made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(third)[slice(*told)])] if told else [])
+        assert chosen(made, third, A) == ("a", 8 * PAGE), told
+
+
+def hashes_of(request: Generate) -> tuple[int, ...]:
+    assert request.hints is not None
+    return tuple(request.hints.blocks[0].hashes)
+
+
+def test_what_is_computed_after_a_flush_is_expected_before_the_first_event() -> None:
+    made = policy({"a": PROMPT})
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.begin("a", 1)
+    followed = taken(made, wanted(), A)
+    followed.begun()
+    assert chosen(made, wanted(), A) == ("a", 9 * PAGE)
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    assert chosen(made, wanted(), A) == ("a", 0)
+
+
 @pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
 def test_an_answer_of_a_pair_is_in_no_cache(leg: Leg) -> None:
     made = policy({"a": PROMPT[:PAGE]})
