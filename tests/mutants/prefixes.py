@@ -77,6 +77,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/prefix_subscriber.py": (
+        Bug("after a flush nothing is expected until it is told", "        if self.ranks_known:\n", "        if False:\n"),
         Bug("a gap is not noticed", "return events.number == self.since + len(events.events)", "return True"),
         Bug("events of another life are applied", "if events.life != self.life:", "if False:"),
         Bug("a worker that lies is believed again at once", "                    await trio.sleep(DISTRUST_S)\n", ""),
@@ -198,6 +199,33 @@ BUGS: Bugs = {
             "        return evolve(chosen, on_taken=partial(self._take",
         ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
+        Bug("what follows is lost with the first events of a turn", "for start in {told, has}:", "for start in {told}:"),
+    ),
+    "actors/engines/sglang/host/shared_prompts.py": (
+        Bug(
+            "each of a burst of prompts computes the same beginning",
+            "        if shares(adder, req):\n",
+            "        if False:\n",
+        ),
+        Bug(
+            "a prompt waits for one that found its beginning elsewhere",
+            "not other.prefix_len < end <= other.extend_end",
+            "not end <= other.extend_end",
+        ),
+        Bug(
+            "a prompt waits for the cache of another tenant",
+            " or (other.extra_key, other.cache_salt) != (req.extra_key, req.cache_salt)",
+            "",
+        ),
+        Bug("a prompt waits for one that only looks like it", "return others[:end] == tokens[:end]", "return True"),
+        Bug("a prompt waits where nothing is cached", 'getattr(cache, "disable", True) or ', ""),
+        Bug("a prompt waits for what it may not look for", "end > req._compute_max_prefix_len(len(tokens))", "False"),
+        Bug(
+            "a scheduler that runs ahead computes the same beginning twice",
+            "chain(adder.can_run_list, unknown)",
+            "adder.can_run_list",
+        ),
+        Bug("a prompt waits for an answer", " if not other.output_ids)", ")"),
     ),
     "actors/routing/recent_blocks.py": (
         Bug("recent blocks are expected for ever", "next(iter(rows.values()))[0] <= now", "False"),

@@ -67,6 +67,7 @@ SUITES = {  # the quickest first
         "tests/protocol/test_kv_events.py",
         "tests/actors/engines/test_block_log.py",
         "tests/actors/engines/simulated/test_cache_events.py",
+        "tests/actors/engines/sglang/host/test_shared_prompts.py",
         "tests/actors/test_publisher.py",
         "tests/actors/test_prefix_subscriber.py",
         "tests/actors/routing/test_prefix_index.py",

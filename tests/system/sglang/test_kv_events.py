@@ -12,7 +12,7 @@ from itertools import count
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
@@ -26,6 +26,7 @@ from supervisor.engines.sglang import spawn
 from supervisor.engines.simulated.event_batches import EventBatches
 from supervisor.engines.simulated.event_sockets import publish
 from supervisor.links.endpoint import Endpoint
+from tests.contracts.engine import complete
 from tests.rig.fake_engine import running_engine
 from tests.system.sglang.conftest import MakeEngine
 
@@ -112,6 +113,25 @@ async def test_what_is_expected_in_the_cache_is_found_there(make_engine: MakeEng
         await seen.engine.flush_cache()
         await trio.sleep(SETTLED_S)
         assert await seen.ask(first) == (0, 0)
+
+
+async def test_what_is_stored_is_told_while_others_are_answered(make_engine: MakeEngine) -> None:
+    never = {"decode_log_interval": 1_000_000}  # SGLang publishes with its statistics, else
+    spec = EVICTING | {"kv_tokens_max": 8192, "context_max": 4096, "settings": never}
+    async with watched(make_engine, **spec) as seen, trio.open_nursery() as nursery:
+        greedy = Sampling(4000, temperature=0, ignore_eos=True)
+        other = seen.engine.submit(Generate("f" * 32, prompt(1, 20), greedy))
+        nursery.start_soon(other.result)
+        conversation = prompt(2, 60)
+        answer, _ = await complete(seen.engine, Generate("e" * 32, conversation, evolve(greedy, tokens_max=21)))
+        blocks = block_hashes([*conversation, *answer[:-1]], PAGE)
+        with trio.move_on_after(SETTLED_S):
+            while seen.index.match(blocks).blocks("engine") < 80 // PAGE:  # noqa: ASYNC110  # events have no end
+                await trio.sleep(0.01)
+        assert seen.index.match(blocks).blocks("engine") == 80 // PAGE
+        assert not other.over.is_set()
+        seen.engine.abort("f" * 32)
+        nursery.cancel_scope.cancel(reason="the test has ended")
 
 
 async def test_evictions_are_told(make_engine: MakeEngine) -> None:

@@ -1,8 +1,12 @@
-"""The scheduler's process: SGLang's own scheduler, with an abort that acts at once on requests that wait for a grammar.
+"""The scheduler's process: SGLang's own scheduler, with aborts and KV events that do not wait.
 
-SGLang only marks such a request. Its grammar must then be compiled, and the request must get KV memory and pass through
-a step of the model before the abort is reported, which with a full memory takes as long as the answers that fill it.
-Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
+SGLang only marks a request that waits for a grammar as aborted. Its grammar must then be compiled, and the request must
+get KV memory and pass through a step of the model before the abort is reported, which with a full memory takes as long
+as the answers that fill it. Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
+
+SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: for a
+second or more a router does not know where an answer is cached, and its next turn goes elsewhere. Here each step's
+events are published after it. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
+from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import outputs, penalties, towers
+from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers
 
 _sglang_abort = GrammarManager.abort_requests
+_sglang_report = SchedulerMetricsReporter.report_decode_stats
 
 
 def run(*arguments: object, **named: object) -> None:
@@ -31,8 +38,10 @@ def run(*arguments: object, **named: object) -> None:
 def prepare() -> None:
     """Change the scheduler of this process; to be called once."""
     GrammarManager.abort_requests = abort_requests
+    SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     penalties.count_resumed_tokens()
     outputs.send_steps()
+    shared_prompts.compute_once(PrefillAdder, AddReqResult.CONTINUE)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():
@@ -49,6 +58,12 @@ def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:
     manager.grammar_queue = [req for req in manager.grammar_queue if req.rid not in rids]
     for req in gone:
         _end(manager, req, abort)
+
+
+def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, **named: object) -> None:
+    """Report a decode step as SGLang does, and publish the KV events so far; without any this costs a microsecond."""
+    _sglang_report(reporter, *arguments, **named)
+    reporter.scheduler.kv_events_publisher.publish_kv_events()
 
 
 def _end(manager: GrammarManager, req: Req, abort: AbortReq) -> None:
