@@ -127,6 +127,7 @@ class _Subscription:
     blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
     ranks: int = RANKS_MAX  # of its engine, likewise
     ranks_known: bool = False
+    named_ranks: int = 0  # that have a bit of the index in this life of their caches
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -194,6 +195,8 @@ class _Subscription:
         async with worker.watch(WatchBlocks(self.life, self.since), credit) as answer:
             async for events in answer:
                 assert isinstance(events, BlockEvents)  # nothing else answers a WatchBlocks
+                if self._scope.cancel_called:  # the worker was forgotten in this very turn
+                    return
                 check_block_events(events)
                 if not self._continues(events):
                     self._forget()
@@ -202,7 +205,7 @@ class _Subscription:
                 self._check_ranks(events)
                 self._apply(events)
                 self._check_count(events)
-                if events.reset or any(event.change is BlockChange.CLEARED for event in events.events):
+                if _ends_lives(events):
                     while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
                         await trio.sleep(SWEEP_S)
 
@@ -240,12 +243,21 @@ class _Subscription:
         if events.reset:
             self.index.forget(self.name)
         self.index.apply(self.name, events.events)
-        if self.ranks_known:
+        if _ends_lives(events):
+            self.named_ranks = 0
+        if self.ranks_known and self.named_ranks < self.ranks:
             self.index.begin(self.name, self.ranks)
+            self.named_ranks = self.ranks
         self.life, self.since = events.life, events.number
         self._note_unknown()
 
     def _forget(self) -> None:
         self.index.forget(self.name)
         self.life, self.since = "", 0
+        self.named_ranks = 0
         self._note_unknown()
+
+
+def _ends_lives(events: BlockEvents) -> bool:
+    """Whether events tell that a cache is empty, or begin a list of all blocks."""
+    return events.reset or any(event.change is BlockChange.CLEARED for event in events.events)

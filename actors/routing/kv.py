@@ -186,6 +186,7 @@ class _TakenPrompt:
     load: Load
     prompt: _Prompt
     _prefixes: list[ExpectedPrefix] = field(init=False)
+    _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
 
     def __attrs_post_init__(self) -> None:
         added = [self.policy.expected.add(self.load.name, blocks.hashes) for blocks, _ in self.prompt.matches]
@@ -197,6 +198,7 @@ class _TakenPrompt:
         for blocks, _ in self.prompt.matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
+                self._bit = bit
                 told = match.blocks(*holder)
                 has = self.policy.recent.extend(bit, blocks.hashes, told)
                 # Once it tells of what was expected before, the rest is found behind that.
@@ -210,7 +212,7 @@ class _TakenPrompt:
         tokens = self.request.tokens
         for blocks, match in self.prompt.matches:
             size, bit = blocks.page_size, match.bit(*engine_and_rank(self.load.name))
-            if not bit or len(ids) > ANSWER_BLOCKS_MAX * size:
+            if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
             if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
                 rest = [*tokens[len(blocks.hashes) * size :], *ids[:-1]]

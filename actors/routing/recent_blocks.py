@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 RECENT_S = 0.5
-RECENT_MAX = 2048
+RECENT_MAX = 4096
 
 
 @define(eq=False)

@@ -77,7 +77,16 @@ BUGS: Bugs = {
         ),
     ),
     "actors/prefix_subscriber.py": (
-        Bug("after a flush nothing is expected until it is told", "        if self.ranks_known:\n", "        if False:\n"),
+        Bug(
+            "after a flush nothing is expected until it is told",
+            "if self.ranks_known and self.named_ranks < self.ranks:",
+            "if False:",
+        ),
+        Bug(
+            "after the second flush nothing is expected until it is told",
+            "        if _ends_lives(events):\n            self.named_ranks = 0\n",
+            "",
+        ),
         Bug("a gap is not noticed", "return events.number == self.since + len(events.events)", "return True"),
         Bug("events of another life are applied", "if events.life != self.life:", "if False:"),
         Bug("a worker that lies is believed again at once", "                    await trio.sleep(DISTRUST_S)\n", ""),
@@ -199,33 +208,53 @@ BUGS: Bugs = {
             "        return evolve(chosen, on_taken=partial(self._take",
         ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
-        Bug("what follows is lost with the first events of a turn", "for start in {told, has}:", "for start in {told}:"),
+        Bug("an answer is expected in a cache that was flushed meanwhile", " or bit != self._bit", ""),
+        Bug(
+            "what follows is lost with the first events of a turn", "for start in {told, has}:", "for start in {told}:"
+        ),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(
             "each of a burst of prompts computes the same beginning",
-            "        if shares(adder, req):\n",
+            "        if waits(adder, req, steps.now):\n",
             "        if False:\n",
         ),
         Bug(
             "a prompt waits for one that found its beginning elsewhere",
-            "not other.prefix_len < end <= other.extend_end",
-            "not end <= other.extend_end",
+            "if not self.start < end <= self.end or",
+            "if not end <= self.end or",
         ),
         Bug(
             "a prompt waits for the cache of another tenant",
-            " or (other.extra_key, other.cache_salt) != (req.extra_key, req.cache_salt)",
+            " or self.keys != (req.extra_key, req.cache_salt)",
             "",
         ),
-        Bug("a prompt waits for one that only looks like it", "return others[:end] == tokens[:end]", "return True"),
+        Bug("a prompt waits for one that only looks like it", " and self.tokens[:end] == tokens[:end]", ""),
         Bug("a prompt waits where nothing is cached", 'getattr(cache, "disable", True) or ', ""),
         Bug("a prompt waits for what it may not look for", "end > req._compute_max_prefix_len(len(tokens))", "False"),
         Bug(
             "a scheduler that runs ahead computes the same beginning twice",
-            "chain(adder.can_run_list, unknown)",
-            "adder.can_run_list",
+            "[*unknown, *map(Computed.by, adder.can_run_list)]",
+            "[*map(Computed.by, adder.can_run_list)]",
         ),
-        Bug("a prompt waits for an answer", " if not other.output_ids)", ")"),
+        Bug(
+            "a prompt waits for a step whose result is known",
+            "(computed for computed in self.last if not computed.is_known)",
+            "(computed for computed in self.last)",
+        ),
+        Bug("a prompt waits in vain for ever", "if count >= WAITS_MAX or not any(", "if not any("),
+        Bug("waits that were of use count as well", "count if place == req.prefix_len else 0", "count"),
+        Bug(
+            "what a waiting prompt needs is given to a later one",
+            "            adder.memory_budget.total_offset += _needed(adder, req)",
+            "            _needed(adder, req)",
+        ),
+        Bug(
+            "a prompt that waits shuts the engine until an answer has ended",
+            "if result is results.NO_TOKEN and steps.any_waits:",
+            "if False:",
+        ),
+        Bug("a prompt waits where a window alone is kept", " or cache.supports_swa()", ""),
     ),
     "actors/routing/recent_blocks.py": (
         Bug("recent blocks are expected for ever", "next(iter(rows.values()))[0] <= now", "False"),

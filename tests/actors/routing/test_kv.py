@@ -321,6 +321,7 @@ def test_an_answer_of_a_pair_is_in_no_cache(leg: Leg) -> None:
     assert choice is not None
     assert choice.on_taken is not None
     if (followed := choice.on_taken()) is not None:
+        followed.begun()
         followed.answered([1] * 3 * PAGE)
     assert len(made.recent) == 0
 
@@ -330,13 +331,15 @@ def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
     request = wanted(PROMPT[: 3 * PAGE])
     blocks = PromptBlocks(PAGE, *block_hashes_after(b"", PROMPT[:PAGE], PAGE))  # and an image behind it
     followed = taken(made, evolve(request, hints=RoutingHints("", (blocks,))), A)
+    followed.begun()
     followed.answered([1] * 3 * PAGE)
     assert len(made.recent) == 0
     longest = taken(made, request, A)
+    longest.begun()
     longest.answered([1] * (ANSWER_BLOCKS_MAX * PAGE + 1))
-    assert len(made.recent) == 0
+    assert len(made.recent) == 1, "its prompt alone"
     longest.answered([1] * ANSWER_BLOCKS_MAX * PAGE)
-    assert len(made.recent) == 1
+    assert len(made.recent) == 2
 
 
 def test_a_worker_that_has_computed_a_prompt_just_now_is_found_among_many() -> None:
@@ -365,6 +368,9 @@ def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     followed = taken(made, wanted(), A)
     followed.begun()
     made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.begin("a", 1)
+    followed.answered([1] * 3 * PAGE)
+    assert len(made.recent) == 1, "of the life before"
     assert chosen(made, wanted(), A) == ("a", 0)
     made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT[:PAGE], PAGE))])
     assert chosen(made, wanted(), A) == ("a", PAGE)

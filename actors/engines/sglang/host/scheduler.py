@@ -19,7 +19,7 @@ from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
+from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
@@ -41,7 +41,7 @@ def prepare() -> None:
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     penalties.count_resumed_tokens()
     outputs.send_steps()
-    shared_prompts.compute_once(PrefillAdder, AddReqResult.CONTINUE)
+    shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import pytest
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
-from actors.engines.sglang.host.shared_prompts import compute_once, shares
+from actors.engines.sglang.host.shared_prompts import WAITS_MAX, Computed, compute_once, waits
 
 PAGE = 16
 SAME = tuple(range(100, 200))
+OTHER = (1,) * 50
+
+
+@define
+class Params:
+    max_new_tokens: int = 10
 
 
 @define(eq=False)
@@ -22,11 +29,13 @@ class Req:
     tokens: Sequence[int] = SAME
     prefix_len: int = 0
     extend_end: int | None = None
-    output_ids: list[int] = field(factory=list)
+    output_ids: list[int] = Factory(list)
     extra_key: str | None = None
     cache_salt: str | None = None
     positional_embed_overrides: object = None
     prefix_max: int | None = None
+    sampling_params: Params = Factory(Params)
+    espalier_waits: tuple[int, int] = (-1, 0)
 
     @property
     def full_untruncated_fill_ids(self) -> array[int]:
@@ -40,9 +49,44 @@ class Req:
 class Cache:
     disable: bool = False
     mamba: bool = False
+    swa: bool = False
 
     def supports_mamba(self) -> bool:
         return self.mamba
+
+    def supports_swa(self) -> bool:
+        return self.swa
+
+
+@define
+class Budget:
+    total_offset: int = 0
+
+
+class Result(Enum):
+    CONTINUE = 1
+    NO_TOKEN = 2
+    OTHER = 3
+
+
+@define(eq=False, slots=False)
+class Adder:
+    can_run_list: list[Req] = field(factory=list)
+    memory: int = 10_000
+    tree_cache: Cache = field(factory=Cache)
+    memory_budget: Budget = field(factory=Budget)
+    page_size: int = PAGE
+    dllm_config: object = None
+
+    def add_one_req(self, req: Req, *arguments: object, **named: object) -> object:
+        assert (arguments, named) == ((), {"has_chunked_req": False})
+        needed = len(req.tokens) - req.prefix_len
+        if self.memory_budget.total_offset + needed > self.memory:
+            return Result.NO_TOKEN
+        self.memory_budget.total_offset += needed
+        req.extend_end = len(req.tokens)
+        self.can_run_list.append(req)
+        return Result.CONTINUE
 
 
 @define
@@ -51,23 +95,54 @@ class Batch:
 
 
 @define(eq=False, slots=False)
-class Adder:
-    can_run_list: list[Any] = field(factory=list)
-    running_batch: Batch | None = None
-    tree_cache: Cache = field(factory=Cache)
-    page_size: int = PAGE
-    dllm_config: object = None
+class Scheduler:
+    """SGLang's, with a cache that has what was computed once `result` was called."""
 
-    def add_one_req(self, req: Req, has_chunked_req: bool) -> str:
-        self.can_run_list.append(evolve(req, extend_end=len(req.tokens)))
-        return f"added {has_chunked_req}"
+    adder_class: type[Adder]
+    waiting: list[Req]
+    memory: int = 10_000
+    cached: list[Sequence[int]] = field(factory=list)
+    full: bool = False
+
+    def _get_new_batch_prefill_raw(self, running: object) -> tuple[Batch | None, object]:
+        adder = self.adder_class(memory=self.memory)
+        for req in self.waiting:
+            req.prefix_len = max((common(req.tokens, tokens) for tokens in self.cached), default=0)
+            if (result := adder.add_one_req(req, has_chunked_req=False)) is not Result.CONTINUE:
+                self.full = result is Result.NO_TOKEN
+                break
+        self.waiting = [req for req in self.waiting if req not in adder.can_run_list]
+        return (Batch(adder.can_run_list) if adder.can_run_list else None), running
+
+    def step(self) -> list[Req]:
+        batch, _ = self._get_new_batch_prefill_raw(None)
+        return [] if batch is None else batch.reqs
+
+    def result(self, reqs: list[Req], *, cached: bool = True) -> None:
+        for req in reqs:
+            req.output_ids.append(1)
+            self.cached += [req.tokens] * cached
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    same = next((place for place, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), len(right))
+    return min(same, len(left) - 1) // PAGE * PAGE
+
+
+@pytest.fixture
+def scheduler() -> Callable[..., Scheduler]:
+    patched: Any = type("PatchedAdder", (Adder,), {})
+    scheduler: Any = type("PatchedScheduler", (Scheduler,), {})
+    results: Any = Result
+    compute_once(scheduler, patched, results)
+    return lambda *reqs, **named: scheduler(patched, [*reqs], **named)
 
 
 COMPUTED = Req(extend_end=len(SAME))
 
 
 @pytest.mark.parametrize(
-    ("req", "other", "waits"),
+    ("req", "other", "expected"),
     [
         (Req(), COMPUTED, True),
         (Req(SAME[:33]), COMPUTED, True),
@@ -89,35 +164,73 @@ COMPUTED = Req(extend_end=len(SAME))
         (Req(positional_embed_overrides=[1]), COMPUTED, False),
     ],
 )
-def test_a_prompt_waits_for_what_another_computes_and_it_would_find(req: Req, other: Req, *, waits: bool) -> None:
-    assert shares(Adder([other]), req) is waits
-    assert shares(Adder(running_batch=Batch([other])), req) is waits, "computed, but not in the cache yet"
-    assert not shares(Adder(running_batch=Batch([evolve(other, output_ids=[1])])), req), "it is in the cache by now"
+def test_a_prompt_waits_for_what_another_computes_and_it_would_find(req: Req, other: Req, *, expected: bool) -> None:
+    assert waits(Adder(), evolve(req), [Computed.by(other)]) is expected
 
 
 @pytest.mark.parametrize(
     "adder",
     [
-        Adder([COMPUTED], tree_cache=Cache(disable=True)),
-        Adder([COMPUTED], tree_cache=Cache(mamba=True)),
-        Adder([COMPUTED], dllm_config=object()),
-        Adder([COMPUTED], page_size=128),
-        Adder(),
+        Adder(tree_cache=Cache(disable=True)),
+        Adder(tree_cache=Cache(mamba=True)),
+        Adder(tree_cache=Cache(swa=True)),
+        Adder(dllm_config=object()),
+        Adder(page_size=128),
     ],
 )
 def test_no_prompt_waits_where_nothing_would_be_found(adder: Adder) -> None:
-    assert not shares(adder, Req())
+    assert not waits(adder, Req(), [Computed.by(COMPUTED)])
 
 
-def test_a_prompt_that_is_running_waits_for_no_other_part_of_itself() -> None:
-    assert not shares(Adder([COMPUTED]), COMPUTED)
+def test_a_burst_computes_its_beginning_once(scheduler: Callable[..., Scheduler]) -> None:
+    first, *others = burst = [Req(), Req(), Req(OTHER), Req()]
+    made = scheduler(*burst)
+    assert made.step() == [first, burst[2]], "another prompt does not wait"
+    made.result([first, burst[2]])
+    assert made.step() == [burst[1], burst[3]]
+    assert [req.prefix_len for req in others] == [96, 0, 96]
 
 
-def test_an_adder_passes_a_waiting_prompt_by() -> None:
-    patched: Any = type("Patched", (Adder,), {})
-    compute_once(patched, "go on")
-    adder = patched()
-    assert adder.add_one_req(Req(), has_chunked_req=True) == "added True"
-    assert adder.add_one_req(Req(), has_chunked_req=False) == "go on"
-    assert adder.add_one_req(Req((1,) * 50), has_chunked_req=False) == "added False"
-    assert len(adder.can_run_list) == 2
+def test_a_scheduler_that_runs_ahead_computes_it_once_as_well(scheduler: Callable[..., Scheduler]) -> None:
+    first, second, later = Req(), Req(), Req()
+    made = scheduler(first, second)
+    assert made.step() == [first]
+    made.waiting.append(later)
+    assert made.step() == [], "the result of the last step is not known yet"
+    made.result([first])
+    assert made.step() == [second, later]
+
+
+def test_a_wait_in_vain_is_the_last_but_one(scheduler: Callable[..., Scheduler]) -> None:
+    burst = [Req() for _ in range(5)]
+    made, steps = scheduler(*burst), list[int]()
+    while made.waiting:
+        steps.append(len(reqs := made.step()))
+        made.result(reqs, cached=False)
+    assert steps == [1, 1, 3], "one for each wait, and then all"
+    assert len(steps) == 1 + WAITS_MAX
+
+
+def test_what_is_found_more_begins_the_count_of_waits_anew(scheduler: Callable[..., Scheduler]) -> None:
+    chunk, waiting = Req(SAME[:48], extend_end=48), Req()
+    made = scheduler(waiting)
+    for end in range(48, 96, 16):
+        computed = [Computed.by(evolve(chunk, prefix_len=end - 48, tokens=SAME[:end], extend_end=end))]
+        waiting.prefix_len = end - 48
+        assert [waits(Adder(), waiting, computed) for _ in range(3)] == [True, True, False]
+    assert made.step() == [waiting]
+
+
+def test_what_a_waiting_prompt_needs_is_given_to_no_later_one(scheduler: Callable[..., Scheduler]) -> None:
+    first, waiting, later = Req(), Req(), Req(OTHER)
+    made = scheduler(first, waiting, later, memory=250)
+    assert made.step() == [first]
+    assert not made.full, "else nobody would be added before an answer has ended"
+    made.result([first])
+    assert made.step() == [waiting, later]
+
+
+def test_a_step_without_memory_is_full_if_nobody_waits(scheduler: Callable[..., Scheduler]) -> None:
+    made = scheduler(Req(), Req(OTHER), memory=120)
+    assert len(made.step()) == 1
+    assert made.full
