@@ -216,13 +216,13 @@ BUGS: Bugs = {
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(
             "each of a burst of prompts computes the same beginning",
-            "        if waits(adder, req, steps.now):\n",
+            "        if steps.shared and waits(adder, req, steps.now):\n",
             "        if False:\n",
         ),
         Bug(
             "a prompt waits for one that found its beginning elsewhere",
-            "if not self.start < end <= self.end or",
-            "if not end <= self.end or",
+            "if not self.start < end <= min(self.end, len(self.tokens)) or",
+            "if not end <= min(self.end, len(self.tokens)) or",
         ),
         Bug(
             "a prompt waits for the cache of another tenant",
@@ -234,8 +234,8 @@ BUGS: Bugs = {
         Bug("a prompt waits for what it may not look for", "end > req._compute_max_prefix_len(len(tokens))", "False"),
         Bug(
             "a scheduler that runs ahead computes the same beginning twice",
-            "[*unknown, *map(Computed.by, adder.can_run_list)]",
-            "[*map(Computed.by, adder.can_run_list)]",
+            "[*unknown, *_computed(adder.can_run_list)]",
+            "_computed(adder.can_run_list)",
         ),
         Bug(
             "a prompt waits for a step whose result is known",
@@ -243,17 +243,26 @@ BUGS: Bugs = {
             "(computed for computed in self.last)",
         ),
         Bug("a prompt waits in vain for ever", "if count >= WAITS_MAX or not any(", "if not any("),
-        Bug("waits that were of use count as well", "count if place == req.prefix_len else 0", "count"),
+        Bug("waits that were of use count as well", "count if req.prefix_len <= place else 0", "count"),
         Bug(
             "what a waiting prompt needs is given to a later one",
-            "            adder.memory_budget.total_offset += _needed(adder, req)",
-            "            _needed(adder, req)",
+            "            adder.memory_budget.total_offset += _needed(adder, req, answer_max)",
+            "            pass",
         ),
         Bug(
             "a prompt that waits shuts the engine until an answer has ended",
-            "if result is results.NO_TOKEN and steps.any_waits:",
+            "if result is results.NO_TOKEN and steps.waiting:",
             "if False:",
         ),
+        Bug(
+            "a slot of a waiting prompt is given to a later one",
+            "len(adder.can_run_list) + waiting < slots",
+            "len(adder.can_run_list) < slots",
+        ),
+        Bug("a prompt of many steps passes those that wait", " - req.prefix_len > chunk:", " < 0:"),
+        Bug("a prompt waits in a pipeline", "stages() == 1 and _shares(self)", "_shares(self)"),
+        Bug("others make room for a prompt that waits", " or adder.preempt_list:", ":"),
+        Bug("a prompt waits for answers", "if id(req) not in answers", ""),
         Bug("a prompt waits where a window alone is kept", " or cache.supports_swa()", ""),
     ),
     "actors/routing/recent_blocks.py": (

@@ -18,9 +18,10 @@ import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
+from sglang.srt.runtime_context import get_parallel
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
 from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers
@@ -41,11 +42,15 @@ def prepare() -> None:
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     penalties.count_resumed_tokens()
     outputs.send_steps()
-    shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult)
+    shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():
         towers.encode_items_alone()
+
+
+def _stages() -> int:
+    return int(get_parallel().pp_size)
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:

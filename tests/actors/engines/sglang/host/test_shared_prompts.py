@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from attrs import Factory, define, evolve, field
 
-from actors.engines.sglang.host.shared_prompts import WAITS_MAX, Computed, compute_once, waits
+from actors.engines.sglang.host import shared_prompts
+from actors.engines.sglang.host.shared_prompts import WAITS_MAX, Computed, compute_once
 
 PAGE = 16
 SAME = tuple(range(100, 200))
@@ -35,6 +36,7 @@ class Req:
     positional_embed_overrides: object = None
     prefix_max: int | None = None
     sampling_params: Params = Factory(Params)
+    skip_radix_cache_insert: bool = False
     espalier_waits: tuple[int, int] = (-1, 0)
 
     @property
@@ -50,6 +52,7 @@ class Cache:
     disable: bool = False
     mamba: bool = False
     swa: bool = False
+    buffer_pipeline: object = None
 
     def supports_mamba(self) -> bool:
         return self.mamba
@@ -69,29 +72,36 @@ class Result(Enum):
     OTHER = 3
 
 
+@define
+class Batch:
+    reqs: list[Req]
+    decoding_reqs: list[Req] | None = None
+
+
 @define(eq=False, slots=False)
 class Adder:
     can_run_list: list[Req] = field(factory=list)
     memory: int = 10_000
+    rem_chunk_tokens: int | None = None
+    max_running_requests: int | None = None
     tree_cache: Cache = field(factory=Cache)
     memory_budget: Budget = field(factory=Budget)
     page_size: int = PAGE
-    dllm_config: object = None
+    running_batch: Batch | None = None
+    preempt_list: list[Req] = field(factory=list)
 
     def add_one_req(self, req: Req, *arguments: object, **named: object) -> object:
         assert (arguments, named) == ((), {"has_chunked_req": False})
         needed = len(req.tokens) - req.prefix_len
         if self.memory_budget.total_offset + needed > self.memory:
             return Result.NO_TOKEN
+        if self.rem_chunk_tokens is not None:
+            needed = min(needed, self.rem_chunk_tokens)
+            self.rem_chunk_tokens -= needed
         self.memory_budget.total_offset += needed
-        req.extend_end = len(req.tokens)
+        req.extend_end = req.prefix_len + needed
         self.can_run_list.append(req)
         return Result.CONTINUE
-
-
-@define
-class Batch:
-    reqs: list[Req]
 
 
 @define(eq=False, slots=False)
@@ -101,11 +111,27 @@ class Scheduler:
     adder_class: type[Adder]
     waiting: list[Req]
     memory: int = 10_000
+    chunk: int | None = None
+    slots: int | None = None
+    running: list[Req] = field(factory=list)
+    preempted: list[Req] = field(factory=list)
+    tree_cache: Cache = field(factory=Cache)
+    dllm_config: object = None
+    min_free_slots_delayer: object = None
     cached: list[Sequence[int]] = field(factory=list)
     full: bool = False
+    mixed: Batch | None = None
 
     def _get_new_batch_prefill_raw(self, running: object) -> tuple[Batch | None, object]:
-        adder = self.adder_class(memory=self.memory)
+        if self.mixed is not None:
+            return self.mixed, running
+        adder = self.adder_class(
+            memory=self.memory,
+            rem_chunk_tokens=self.chunk,
+            max_running_requests=self.slots,
+            running_batch=Batch(self.running),
+            preempt_list=self.preempted,
+        )
         for req in self.waiting:
             req.prefix_len = max((common(req.tokens, tokens) for tokens in self.cached), default=0)
             if (result := adder.add_one_req(req, has_chunked_req=False)) is not Result.CONTINUE:
@@ -129,13 +155,25 @@ def common(left: Sequence[int], right: Sequence[int]) -> int:
     return min(same, len(left) - 1) // PAGE * PAGE
 
 
+def waits(adder: Any, req: Req, computed: list[Computed]) -> bool:
+    """Call the function of this name; SGLang's classes differ from those here in what it does not use."""
+    return shared_prompts.waits(adder, req, computed)
+
+
+MakeScheduler = Callable[..., Scheduler]
+
+
 @pytest.fixture
-def scheduler() -> Callable[..., Scheduler]:
-    patched: Any = type("PatchedAdder", (Adder,), {})
-    scheduler: Any = type("PatchedScheduler", (Scheduler,), {})
-    results: Any = Result
-    compute_once(scheduler, patched, results)
-    return lambda *reqs, **named: scheduler(patched, [*reqs], **named)
+def scheduler() -> MakeScheduler:
+    def make(*reqs: Req, stages: int = 1, **named: Any) -> Scheduler:
+        patched: Any = type("PatchedAdder", (Adder,), {})
+        made: Any = type("PatchedScheduler", (Scheduler,), {})
+        results: Any = Result
+        compute_once(made, patched, results, 4_096, lambda: stages)
+        scheduler: Scheduler = made(patched, [*reqs], **named)
+        return scheduler
+
+    return make
 
 
 COMPUTED = Req(extend_end=len(SAME))
@@ -162,27 +200,44 @@ COMPUTED = Req(extend_end=len(SAME))
         (Req(extra_key="adapter"), COMPUTED, False),
         (Req(prefix_max=0), COMPUTED, False),  # it asks for what is known of the prompt's tokens
         (Req(positional_embed_overrides=[1]), COMPUTED, False),
+        (Req(skip_radix_cache_insert=True), COMPUTED, False),
+        (Req(), evolve(COMPUTED, tokens=SAME[:20]), False),  # shortened since
     ],
 )
 def test_a_prompt_waits_for_what_another_computes_and_it_would_find(req: Req, other: Req, *, expected: bool) -> None:
     assert waits(Adder(), evolve(req), [Computed.by(other)]) is expected
 
 
-@pytest.mark.parametrize(
-    "adder",
-    [
-        Adder(tree_cache=Cache(disable=True)),
-        Adder(tree_cache=Cache(mamba=True)),
-        Adder(tree_cache=Cache(swa=True)),
-        Adder(dllm_config=object()),
-        Adder(page_size=128),
-    ],
-)
-def test_no_prompt_waits_where_nothing_would_be_found(adder: Adder) -> None:
+@pytest.mark.parametrize("adder", [Adder(page_size=128), Adder(preempt_list=[COMPUTED])])
+def test_no_prompt_waits_for_less_than_a_page_or_where_others_made_room_for_it(adder: Adder) -> None:
     assert not waits(adder, Req(), [Computed.by(COMPUTED)])
 
 
-def test_a_burst_computes_its_beginning_once(scheduler: Callable[..., Scheduler]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tree_cache": Cache(disable=True)},
+        {"tree_cache": Cache(mamba=True)},
+        {"tree_cache": Cache(swa=True)},
+        {"tree_cache": Cache(buffer_pipeline=object())},
+        {"dllm_config": object()},
+        {"min_free_slots_delayer": object()},
+        {"stages": 2},
+    ],
+    ids=str,
+)
+def test_no_prompt_waits_where_nothing_would_be_found_in_the_next_step(
+    scheduler: MakeScheduler, changes: dict[str, Any]
+) -> None:
+    assert len(scheduler(Req(), Req(), **changes).step()) == 2
+
+
+@pytest.mark.parametrize("unusable", [{"positional_embed_overrides": [1]}, {"skip_radix_cache_insert": True}], ids=str)
+def test_no_prompt_waits_for_one_that_is_not_cached(scheduler: MakeScheduler, unusable: dict[str, Any]) -> None:
+    assert len(scheduler(Req(**unusable), Req()).step()) == 2
+
+
+def test_a_burst_computes_its_beginning_once(scheduler: MakeScheduler) -> None:
     first, *others = burst = [Req(), Req(), Req(OTHER), Req()]
     made = scheduler(*burst)
     assert made.step() == [first, burst[2]], "another prompt does not wait"
@@ -191,7 +246,7 @@ def test_a_burst_computes_its_beginning_once(scheduler: Callable[..., Scheduler]
     assert [req.prefix_len for req in others] == [96, 0, 96]
 
 
-def test_a_scheduler_that_runs_ahead_computes_it_once_as_well(scheduler: Callable[..., Scheduler]) -> None:
+def test_a_scheduler_that_runs_ahead_computes_it_once_as_well(scheduler: MakeScheduler) -> None:
     first, second, later = Req(), Req(), Req()
     made = scheduler(first, second)
     assert made.step() == [first]
@@ -201,7 +256,7 @@ def test_a_scheduler_that_runs_ahead_computes_it_once_as_well(scheduler: Callabl
     assert made.step() == [second, later]
 
 
-def test_a_wait_in_vain_is_the_last_but_one(scheduler: Callable[..., Scheduler]) -> None:
+def test_a_wait_in_vain_is_the_last_but_one(scheduler: MakeScheduler) -> None:
     burst = [Req() for _ in range(5)]
     made, steps = scheduler(*burst), list[int]()
     while made.waiting:
@@ -211,7 +266,7 @@ def test_a_wait_in_vain_is_the_last_but_one(scheduler: Callable[..., Scheduler])
     assert len(steps) == 1 + WAITS_MAX
 
 
-def test_what_is_found_more_begins_the_count_of_waits_anew(scheduler: Callable[..., Scheduler]) -> None:
+def test_what_is_found_more_begins_the_count_of_waits_anew(scheduler: MakeScheduler) -> None:
     chunk, waiting = Req(SAME[:48], extend_end=48), Req()
     made = scheduler(waiting)
     for end in range(48, 96, 16):
@@ -221,7 +276,7 @@ def test_what_is_found_more_begins_the_count_of_waits_anew(scheduler: Callable[.
     assert made.step() == [waiting]
 
 
-def test_what_a_waiting_prompt_needs_is_given_to_no_later_one(scheduler: Callable[..., Scheduler]) -> None:
+def test_what_a_waiting_prompt_needs_is_given_to_no_later_one(scheduler: MakeScheduler) -> None:
     first, waiting, later = Req(), Req(), Req(OTHER)
     made = scheduler(first, waiting, later, memory=250)
     assert made.step() == [first]
@@ -230,7 +285,39 @@ def test_what_a_waiting_prompt_needs_is_given_to_no_later_one(scheduler: Callabl
     assert made.step() == [waiting, later]
 
 
-def test_a_step_without_memory_is_full_if_nobody_waits(scheduler: Callable[..., Scheduler]) -> None:
+def test_later_prompts_take_no_slot_of_those_that_wait(scheduler: MakeScheduler) -> None:
+    running, first, waiting, later = Req(OTHER), Req(), Req(), Req(OTHER)
+    made = scheduler(first, waiting, later, slots=3, running=[running])
+    assert made.step() == [first]
+    assert not made.full
+    assert scheduler(Req(), Req(), Req(OTHER), slots=4, running=[running]).step()[1:] != []
+
+
+def test_later_prompts_of_several_steps_do_not_begin_before_those_that_wait(scheduler: MakeScheduler) -> None:
+    first, waiting, short, long = Req(), Req(), Req(OTHER), Req((2,) * 500)
+    made = scheduler(first, waiting, short, long, chunk=200)
+    assert made.step() == [first, short], "the others would take all of the next steps"
+    made.result([first, short])
+    assert made.step() == [waiting, long]
+
+
+def test_answers_of_a_mixed_step_are_nothing_to_wait_for(scheduler: MakeScheduler) -> None:
+    made = scheduler()
+    answer, prompt = Req(SAME, prefix_len=0, extend_end=len(SAME)), Req(OTHER, extend_end=len(OTHER))
+    made.mixed = Batch([prompt, answer], [answer])
+    assert made.step() == [prompt, answer]
+    made.waiting, made.mixed = [Req(), Req(OTHER)], None
+    assert [req.tokens for req in made.step()] == [SAME], "the other one waits"
+
+
+def test_what_is_evicted_is_no_reason_to_wait_again() -> None:
+    computed, req = [Computed.by(COMPUTED)], Req(prefix_len=32)
+    assert [waits(Adder(), req, computed) for _ in range(3)] == [True, True, False]
+    req.prefix_len = 16
+    assert not waits(Adder(), req, computed)
+
+
+def test_a_step_without_memory_is_full_if_nobody_waits(scheduler: MakeScheduler) -> None:
     made = scheduler(Req(), Req(OTHER), memory=120)
     assert len(made.step()) == 1
     assert made.full
