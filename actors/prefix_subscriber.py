@@ -246,7 +246,7 @@ class _Subscription:
         if _ends_lives(events):
             self.named_ranks = 0
         if self.ranks_known and self.named_ranks < self.ranks:
-            self.index.begin(self.name, self.ranks)
+            self.index.add_holders(self.name, self.ranks)
             self.named_ranks = self.ranks
         self.life, self.since = events.life, events.number
         self._note_unknown()

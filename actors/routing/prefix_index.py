@@ -115,7 +115,7 @@ class PrefixIndex:
             elif (bit := self._bits.get((worker, event.rank))) is not None:
                 self._remove(bit, event.hashes)
 
-    def begin(self, worker: str, ranks: int) -> None:
+    def add_holders(self, worker: str, ranks: int) -> None:
         """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
         for rank in range(ranks):
             self._bit((worker, rank))

@@ -306,7 +306,7 @@ def hashes_of(request: Generate) -> tuple[int, ...]:
 def test_what_is_computed_after_a_flush_is_expected_before_the_first_event() -> None:
     made = policy({"a": PROMPT})
     made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
-    made.index.begin("a", 1)
+    made.index.add_holders("a", 1)
     followed = taken(made, wanted(), A)
     followed.begun()
     assert chosen(made, wanted(), A) == ("a", 9 * PAGE)
@@ -368,7 +368,7 @@ def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     followed = taken(made, wanted(), A)
     followed.begun()
     made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
-    made.index.begin("a", 1)
+    made.index.add_holders("a", 1)
     followed.answered([1] * 3 * PAGE)
     assert len(made.recent) == 1, "of the life before"
     assert chosen(made, wanted(), A) == ("a", 0)

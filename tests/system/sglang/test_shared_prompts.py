@@ -67,8 +67,6 @@ async def test_a_beginning_that_several_prompts_share_is_computed_once(
         last = 19 * PAGE  # what is computed of every prompt
         assert sorted(await found_together(engine, equal)) == [0, last, last, last]
 
-        short = shared(engine, PAGE, 4)
-        assert max(await found_together(engine, short)) <= PAGE, "a page is no reason to wait"
         await serves_on(engine)
 
 

@@ -4,9 +4,9 @@ SGLang only marks a request that waits for a grammar as aborted. Its grammar mus
 get KV memory and pass through a step of the model before the abort is reported, which with a full memory takes as long
 as the answers that fill it. Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
 
-SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: for a
-second or more a router does not know where an answer is cached, and its next turn goes elsewhere. Here each step's
-events are published after it. Written for SGLang 0.5.23.
+SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
+then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
+published after it. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def prepare() -> None:
 
 
 def _stages() -> int:
+    """Return the number of stages of the engine's pipeline."""
     return int(get_parallel().pp_size)
 
 
@@ -66,7 +67,7 @@ def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:
 
 
 def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, **named: object) -> None:
-    """Report a decode step as SGLang does, and publish the KV events so far; without any this costs a microsecond."""
+    """Report a decode step as SGLang does, and publish the KV events so far."""
     _sglang_report(reporter, *arguments, **named)
     reporter.scheduler.kv_events_publisher.publish_kv_events()
 

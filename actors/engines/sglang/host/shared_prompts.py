@@ -1,4 +1,4 @@
-"""Prompts with the same beginning that wait together: the first computes it, and the others then find it in the cache.
+"""Waiting prompts with the same beginning: one request computes it, and the others then find it in the cache.
 
 SGLang computes as many waiting prompts in one step as fit, so a burst of requests with one beginning, which is in no
 cache yet, computes it once each; its policy `lpm` avoids that where nearly nothing of a prompt is cached, and otherwise
@@ -186,7 +186,7 @@ def compute_once(
             steps.waiting += 1
             adder.memory_budget.total_offset += _needed(adder, req, answer_max)
             return results.CONTINUE
-        if steps.waiting and not _passes(adder, req, steps.waiting):
+        if steps.waiting and not _may_pass(adder, req, steps.waiting):
             return results.OTHER
         before = len(adder.can_run_list)
         result = add(adder, req, *arguments, **named)
@@ -223,8 +223,8 @@ def _shares(scheduler: Scheduler) -> bool:
     return scheduler.min_free_slots_delayer is None  # it would delay those that have waited
 
 
-def _passes(adder: Adder, req: Request, waiting: int) -> bool:
-    """Whether a request may be added though earlier ones wait: they find a slot and a whole step's room after it."""
+def _may_pass(adder: Adder, req: Request, waiting: int) -> bool:
+    """Whether a request may be added though earlier ones wait: it leaves them a slot, and ends in this step."""
     if (chunk := adder.rem_chunk_tokens) is not None and len(req.full_untruncated_fill_ids) - req.prefix_len > chunk:
         return False
     running = 0 if adder.running_batch is None else len(adder.running_batch.reqs)
