@@ -475,6 +475,19 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
     await serves_on(engine)
 
 
+async def drops_its_cache_at_once_after_the_last_answer(engine: Engine) -> None:
+    """The scheduler may still be in a step of a request whose end the asker has seen, be it ended or aborted."""
+    for number in range(10):
+        wanted = request(engine, LONG if number % 2 else 4)
+        async with slot(engine, wanted) as generation:
+            if number % 2:
+                with trio.fail_after(ANSWERED_WITHIN_S):
+                    await anext(generation)
+            else:
+                await read(generation)
+        await engine.flush_cache()
+
+
 async def computes_with_images_and_videos(engine: Engine) -> None:
     for modality in modalities(engine):
         one, two = item(engine, modality), item(engine, modality)
@@ -572,6 +585,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_what_is_wrong_and_serves_on,
     serves_the_longest_prompt,
     drops_its_cache_only_when_idle,
+    drops_its_cache_at_once_after_the_last_answer,
     sends_log_probabilities_when_asked,
     a_bias_forces_and_forbids_a_token,
     a_salt_keeps_prompts_apart,

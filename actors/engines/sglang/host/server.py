@@ -252,7 +252,8 @@ class Host:
             case GetMetrics() if self.info.metrics:
                 return await self.metrics.metrics()
             case FlushCache():
-                if await prefix_cache.flush(self.manager) is not None:
+                within_s = None if self.requests.by_id else prefix_cache.IDLE_WITHIN_S
+                if await prefix_cache.flush(self.manager, within_s) is not None:
                     raise Overloaded("the prefix cache is in use")
                 return Done()
             case _:
