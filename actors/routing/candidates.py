@@ -147,11 +147,16 @@ class WorkerCandidates:
         return self._found[load.name]
 
     def _candidate(self, worker: Worker, load: Load, has_room: HasRoom) -> Load | None:
+        """Return the load of a worker that has room by it, with what is reserved there; None if it is no candidate."""
         # A prefill whose rendezvous is not known yet cannot be met there.
         if worker.leg is Leg.PREFILL and worker.bootstrap is None:
             return None
-        load = self.with_reserved(load)
-        if not has_room(load) or (self.accepts is not None and not self.accepts(load)):
+        reserved = self.with_reserved(load)
+        if reserved is not load:
+            if not has_room(reserved):
+                return None
+            load = reserved
+        if self.accepts is not None and not self.accepts(load):
             return None
         self._found[load.name] = worker
         return load

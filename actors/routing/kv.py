@@ -66,6 +66,7 @@ class KvPolicy:
 
     def __attrs_post_init__(self) -> None:
         self.recent = RecentBlocks(self.now)
+        self.index.on_stored = self.recent.told
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
@@ -170,8 +171,8 @@ class _Prompt:
         computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
         overlap = cached = 0
         for blocks, match in self.matches:  # of which one is of the worker's own page size
-            has, size = match.blocks(engine, rank), blocks.page_size
-            has = self.recent.extend(match.bit(engine, rank), blocks.hashes, has)
+            bit, size = match.bit(engine, rank), blocks.page_size
+            has = self.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
             cached = max(cached, min(has, self.reusable // size) * size)
             overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
         return overlap, cached
@@ -199,11 +200,8 @@ class _TakenPrompt:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
                 self._bit = bit
-                told = match.blocks(*holder)
-                has = self.policy.recent.extend(bit, blocks.hashes, told)
-                # Once it tells of what was expected before, the rest is found behind that.
-                for start in {told, has}:
-                    self.policy.recent.add(bit, blocks.hashes[start:])
+                has = self.policy.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
+                self.policy.recent.add(bit, blocks.hashes[has:])
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect the answer in the cache, but for its last token, which is not computed."""

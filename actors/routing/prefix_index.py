@@ -15,7 +15,7 @@ What workers tell may be wrong or late, so an overlap is a prediction.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
 
@@ -42,8 +42,14 @@ class Match:
 
     def blocks(self, worker: str, rank: int = 0) -> int:
         """Return how many of the prompt's blocks a rank has, from the first one on."""
-        bit = self.bit(worker, rank)
-        return next((count for count, mask in reversed(self.groups) if mask & bit), 0)
+        return self.blocks_of(self.bit(worker, rank))
+
+    def blocks_of(self, bit: int) -> int:
+        """Return how many of them the rank of a bit has."""
+        for count, mask in reversed(self.groups):
+            if mask & bit:
+                return count
+        return 0
 
     def bit(self, worker: str, rank: int = 0) -> int:
         """Return the bit that stands for a rank in this life of its cache, 0 if nothing is known of it."""
@@ -75,11 +81,13 @@ class IndexStatistics:
 class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
 
-    Of the workers that are `unknown` it does not have all blocks yet, though they can be asked.
+    Of the workers that are `unknown` it does not have all blocks yet, though they can be asked. `on_stored` is called
+    with the bit of a holder and the blocks that it has told of.
     """
 
     blocks_max: int = BLOCKS_MAX
     unknown: set[str] = field(factory=set)
+    on_stored: Callable[[int, Sequence[int]], None] | None = None
     dropped: int = 0
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
@@ -112,6 +120,8 @@ class PrefixIndex:
                 if crowding is None:  # once, since a worker may have thousands of bits that are retired
                     crowding = self._crowding(worker)
                 self._store(stored, event.hashes, crowding)
+                if self.on_stored is not None:
+                    self.on_stored(stored, event.hashes)
             elif (bit := self._bits.get((worker, event.rank))) is not None:
                 self._remove(bit, event.hashes)
 

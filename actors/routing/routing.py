@@ -231,9 +231,9 @@ class Routing:
 
         An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
         """
-        prefill = self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room, scope))
-        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope))
-        if prefill is None or decode is None:
+        if (prefill := self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room, scope))) is None:
+            return None
+        if (decode := self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope))) is None:
             return None
         now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
 

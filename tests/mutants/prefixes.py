@@ -209,9 +209,7 @@ BUGS: Bugs = {
         ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
         Bug("an answer is expected in a cache that was flushed meanwhile", " or bit != self._bit", ""),
-        Bug(
-            "what follows is lost with the first events of a turn", "for start in {told, has}:", "for start in {told}:"
-        ),
+        Bug("what is told of is expected all the same", "        self.index.on_stored = self.recent.told\n", ""),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(
@@ -266,8 +264,15 @@ BUGS: Bugs = {
         Bug("a prompt waits where a window alone is kept", " or cache.supports_swa()", ""),
     ),
     "actors/routing/recent_blocks.py": (
-        Bug("recent blocks are expected for ever", "next(iter(rows.values()))[0] <= now", "False"),
-        Bug("recent blocks have no limit", "if len(rows) > RECENT_MAX:", "if False:"),
+        Bug("recent blocks are expected for ever", "next(iter(rows.values())).ends_at <= now", "False"),
+        Bug(
+            "a row that is told of in part is expected no more",
+            "row.start + row.common(hashes, place)",
+            "len(row.hashes)",
+        ),
+        Bug("a row ends what another worker has told of", "if holders.get(number, 0) & bit:", "if number in holders:"),
+        Bug("a row begins anew behind what is told of", "row.start + row.common(", "row.common("),
+        Bug("recent blocks have no limit", "if len(self._rows) > RECENT_MAX:", "if False:"),
         Bug(
             "recent blocks are those of any worker",
             "rows.get((bit, hashes[count]))",

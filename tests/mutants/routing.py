@@ -190,6 +190,7 @@ BUGS: Bugs = {
             "if self.ranked and not begins(load):",
             "if self.ranked:",
         ),
+        Bug("what is reserved takes no room", "            if not has_room(reserved):\n", "            if False:\n"),
     ),
     "actors/routing/round_robin.py": (
         Bug(

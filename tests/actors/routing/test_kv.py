@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -283,7 +284,8 @@ def test_a_computed_prompt_and_an_answer_are_expected_until_their_events_must_ha
     assert len(made.recent) == 0
 
 
-def test_events_that_come_one_after_another_leave_what_follows_expected() -> None:
+@pytest.mark.parametrize("ends", [(3, 5, 6, 8), (2, 4, 7, 8), range(1, 9)])
+def test_events_that_come_one_after_another_leave_what_follows_expected(ends: Iterable[int]) -> None:
     made, answer = policy({"a": PROMPT[:PAGE]}), [7] * 2 * PAGE
     first = wanted(PROMPT[: 3 * PAGE])
     second = wanted([*first.tokens, *answer, *range(PAGE + 1)])
@@ -293,9 +295,21 @@ def test_events_that_come_one_after_another_leave_what_follows_expected() -> Non
         followed.answered([*answer, 0])
         followed.ended()
     third = wanted([*second.tokens, *answer, *range(PAGE)])
-    for told in ((), (0, 3), (3, 5), (5, 6), (6, 8)):
-        made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(third)[slice(*told)])] if told else [])
+    assert chosen(made, third, A) == ("a", 8 * PAGE)
+    for told in pairwise([0, *ends]):
+        made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(third)[slice(*told)])])
         assert chosen(made, third, A) == ("a", 8 * PAGE), told
+    assert len(made.recent) == 0, "it has told of all"
+
+
+def test_what_a_worker_has_told_of_and_dropped_is_expected_no_more() -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    followed = taken(made, wanted(), A)
+    followed.begun()
+    hashes = hashes_of(wanted())
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes[1:])])
+    made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, hashes[4:])])
+    assert chosen(made, wanted(), A) == ("a", 4 * PAGE)
 
 
 def hashes_of(request: Generate) -> tuple[int, ...]:

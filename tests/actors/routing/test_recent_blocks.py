@@ -38,6 +38,44 @@ def test_rows_follow_what_a_holder_has_told_of(prompt: list[int], told: int, fou
     assert recent.extend(8, prompt, told) == told
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        ([[1, 2]], [5, 3, 4]),
+        ([[4, 5]], [5, 3, 4]),
+        ([[3]], [2, 5, 4]),
+        ([[1, 2, 3]], [2, 5, 4]),
+        ([[3, 8]], [2, 5, 4]),
+        ([[9, 3, 4]], [2, 3, 5]),
+        ([[3], [4]], [2, 3, 5]),
+        ([[3, 4, 5]], [2, 3, 4]),
+        ([[3, 4, 5, 6]], [2, 3, 4]),
+    ],
+)
+def test_a_row_is_found_behind_what_its_holder_has_told_of(told: list[list[int]], found: list[int]) -> None:
+    recent = RecentBlocks(Clock())
+    recent.add(4, [3, 4, 5])
+    recent.add(8, [7])
+    for hashes in told:
+        recent.told(16, hashes)
+        recent.told(4, hashes)
+    assert [recent.extend(4, [1, 2, 3, 4, 5], count) for count in (2, 3, 4)] == found
+    assert [recent.holders(number) for number in (3, 7)] == [4 if found[0] == 5 else 0, 8]
+
+
+def test_what_is_told_of_keeps_the_rest_of_a_row_for_another_moment() -> None:
+    clock = Clock()
+    recent = RecentBlocks(clock)
+    recent.add(1, [1, 2])
+    recent.add(1, [3])
+    clock.now_s += RECENT_S / 2
+    recent.told(1, [1])
+    clock.now_s += RECENT_S / 2
+    assert (recent.extend(1, [2], 0), recent.extend(1, [3], 0)) == (1, 0)
+    clock.now_s += RECENT_S / 2
+    assert len(recent) == 0
+
+
 def test_a_row_is_kept_for_a_moment_from_when_it_was_added_last() -> None:
     clock = Clock()
     recent = RecentBlocks(clock)
