@@ -200,7 +200,7 @@ class _TakenPrompt:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
                 self._bit = bit
-                has = self.policy.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
+                has = self.policy.recent.extend(bit, blocks.hashes, match.blocks(*holder))
                 self.policy.recent.add(bit, blocks.hashes[has:])
 
     def answered(self, ids: Sequence[int]) -> None:

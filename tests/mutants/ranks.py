@@ -62,8 +62,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "a prefix of a rank counts for all",
-            "has, size = match.blocks(engine, rank), blocks.page_size",
-            "has, size = match.blocks(engine, 0), blocks.page_size",
+            "bit, size = match.bit(engine, rank), blocks.page_size",
+            "bit, size = match.bit(engine, 0), blocks.page_size",
         ),
         Bug(
             "a rank with a prefix is not looked for",
