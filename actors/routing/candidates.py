@@ -147,7 +147,7 @@ class WorkerCandidates:
         return self._found[load.name]
 
     def _candidate(self, worker: Worker, load: Load, has_room: HasRoom) -> Load | None:
-        """Return the load of a worker that has room by it, with what is reserved there; None if it is no candidate."""
+        """Return a load that has room, with what is reserved there; None if the worker is no candidate with that."""
         # A prefill whose rendezvous is not known yet cannot be met there.
         if worker.leg is Leg.PREFILL and worker.bootstrap is None:
             return None

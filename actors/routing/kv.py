@@ -200,8 +200,7 @@ class _TakenPrompt:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*holder):
                 self._bit = bit
-                has = self.policy.recent.extend(bit, blocks.hashes, match.blocks(*holder))
-                self.policy.recent.add(bit, blocks.hashes[has:])
+                self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect the answer in the cache, but for its last token, which is not computed."""
@@ -214,7 +213,9 @@ class _TakenPrompt:
                 continue
             if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
                 rest = [*tokens[len(blocks.hashes) * size :], *ids[:-1]]
-                self.policy.recent.add(bit, block_hashes_after(blocks.digest, rest, size)[0])
+                hashes, _ = block_hashes_after(blocks.digest, rest, size)
+                told = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
+                self.policy.recent.add(bit, hashes[told:])
 
     def ended(self) -> None:
         for prefix in self._prefixes:

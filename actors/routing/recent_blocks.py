@@ -20,7 +20,7 @@ RECENT_MAX = 4096
 
 @frozen
 class _Row:
-    """The blocks of a row from `start` on; those before are told of."""
+    """The blocks of a row from `start` on."""
 
     ends_at: float
     hashes: Sequence[int]
@@ -38,17 +38,21 @@ class _Row:
                 high = middle - 1
         return low
 
+    def after(self, count: int) -> _Row:
+        """Return the row without its first blocks."""
+        return _Row(self.ends_at, self.hashes, self.start + count)
+
 
 @define(eq=False)
 class RecentBlocks:
     """Blocks that follow each other in one prompt or answer, each for `RECENT_S`; `now` returns the time in seconds.
 
     They are found by the first of them that the holder has not told of. Of two rows of one holder that begin alike the
-    later one is kept.
+    later one is kept as a whole, and of the other what it has besides.
     """
 
     now: Callable[[], float]
-    _rows: OrderedDict[tuple[int, int], _Row] = field(factory=OrderedDict)  # by when they end
+    _rows: OrderedDict[tuple[int, int], _Row] = field(factory=OrderedDict)  # by bit and first block
     _holders: dict[int, int] = field(factory=dict)  # by the first block of a row: the bits of those that have one
 
     def __len__(self) -> int:
@@ -59,22 +63,23 @@ class RecentBlocks:
     def add(self, bit: int, hashes: Sequence[int]) -> None:
         """Add blocks of a holder, the first of which it has not told of; beyond `RECENT_MAX` the oldest row goes."""
         self._drop_old()
-        self._add(bit, hashes, 0)
+        self.told(bit, hashes)  # rows keep what they have besides
+        self._put(bit, _Row(self.now() + RECENT_S, hashes))
         if len(self._rows) > RECENT_MAX:
             self._drop_oldest()
 
     def told(self, bit: int, hashes: Sequence[int]) -> None:
-        """Expect no more what a holder has told of; what follows that in a row is kept for `RECENT_S` from now."""
+        """Expect no more what a holder has told of, but still what follows that in a row."""
         holders = self._holders
         if holders.keys().isdisjoint(hashes):
             return
         for place, number in enumerate(hashes):
             if holders.get(number, 0) & bit:
                 row = self._remove(bit, number)
-                self._add(bit, row.hashes, row.start + row.common(hashes, place))
+                self._put(bit, row.after(row.common(hashes, place)))
 
     def holders(self, first: int) -> int:
-        """Return the bits of those that have computed a row from a block on."""
+        """Return the bits of those that have computed a row from a block on, some of them longer ago."""
         return self._holders.get(first, 0)
 
     def extend(self, bit: int, hashes: Sequence[int], count: int) -> int:
@@ -86,13 +91,12 @@ class RecentBlocks:
                 count += row.common(hashes, count)
         return count
 
-    def _add(self, bit: int, hashes: Sequence[int], start: int) -> None:
-        if start == len(hashes):
-            return
-        first = hashes[start]
-        self._rows[bit, first] = _Row(self.now() + RECENT_S, hashes, start)
-        self._rows.move_to_end((bit, first))
-        self._holders[first] = self._holders.get(first, 0) | bit
+    def _put(self, bit: int, row: _Row) -> None:
+        if row.start < len(row.hashes):
+            first = row.hashes[row.start]
+            self._rows[bit, first] = row
+            self._rows.move_to_end((bit, first))
+            self._holders[first] = self._holders.get(first, 0) | bit
 
     def _remove(self, bit: int, first: int) -> _Row:
         if left := self._holders[first] & ~bit:
@@ -102,6 +106,7 @@ class RecentBlocks:
         return self._rows.pop((bit, first))
 
     def _drop_old(self) -> None:
+        """Drop the rows that have ended; one that was cut may be behind others that end later, and goes with them."""
         rows, now = self._rows, self.now()
         while rows and next(iter(rows.values())).ends_at <= now:
             self._drop_oldest()

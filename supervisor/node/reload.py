@@ -344,7 +344,9 @@ class Reloader:
         if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
         if keys[0] == "policy":  # else it keeps what it remembers
-            routing.policy = POLICIES[section.policy](self.assembly.reloadable.policies[name])
+            context = self.assembly.reloadable.policies[name]
+            context.index.on_stored = None  # which the policy before may have set
+            routing.policy = POLICIES[section.policy](context)
             self.assembly.directory.notify()  # wakes whoever follows the workers' prefix caches for it
         routing.prefill_tokens_min = section.prefill_tokens_min
         routing.limits = limits(section)

@@ -475,7 +475,7 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
     await serves_on(engine)
 
 
-async def drops_its_cache_at_once_after_the_last_answer(engine: Engine) -> None:
+async def drops_its_cache_right_after_the_last_answer(engine: Engine) -> None:
     """The scheduler may still be in a step of a request whose end the asker has seen, be it ended or aborted."""
     for number in range(10):
         wanted = request(engine, LONG if number % 2 else 4)
@@ -585,7 +585,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_what_is_wrong_and_serves_on,
     serves_the_longest_prompt,
     drops_its_cache_only_when_idle,
-    drops_its_cache_at_once_after_the_last_answer,
+    drops_its_cache_right_after_the_last_answer,
     sends_log_probabilities_when_asked,
     a_bias_forces_and_forbids_a_token,
     a_salt_keeps_prompts_apart,

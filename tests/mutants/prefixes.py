@@ -209,6 +209,11 @@ BUGS: Bugs = {
         ),
         Bug("a full memory is no reason", "            cost += load.kv_tokens_max\n", "            pass\n"),
         Bug("an answer is expected in a cache that was flushed meanwhile", " or bit != self._bit", ""),
+        Bug(
+            "an answer that is told of in part is expected no more",
+            "recent.add(bit, hashes[told:])",
+            "recent.add(bit, hashes)",
+        ),
         Bug("what is told of is expected all the same", "        self.index.on_stored = self.recent.told\n", ""),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
@@ -265,13 +270,11 @@ BUGS: Bugs = {
     ),
     "actors/routing/recent_blocks.py": (
         Bug("recent blocks are expected for ever", "next(iter(rows.values())).ends_at <= now", "False"),
-        Bug(
-            "a row that is told of in part is expected no more",
-            "row.start + row.common(hashes, place)",
-            "len(row.hashes)",
-        ),
+        Bug("a row that is told of in part is expected no more", "self._put(bit, row.after(", "(bit, row.after("),
         Bug("a row ends what another worker has told of", "if holders.get(number, 0) & bit:", "if number in holders:"),
-        Bug("a row begins anew behind what is told of", "row.start + row.common(", "row.common("),
+        Bug("a row begins anew behind what is told of", "self.start + count", "count"),
+        Bug("what is told of is kept for another moment", "_Row(self.ends_at, ", "_Row(self.ends_at + RECENT_S, "),
+        Bug("an older row hides what a later one has besides", "        self.told(bit, hashes)  #", "        pass  #"),
         Bug("recent blocks have no limit", "if len(self._rows) > RECENT_MAX:", "if False:"),
         Bug(
             "recent blocks are those of any worker",

@@ -312,6 +312,17 @@ def test_what_a_worker_has_told_of_and_dropped_is_expected_no_more() -> None:
     assert chosen(made, wanted(), A) == ("a", 4 * PAGE)
 
 
+def test_what_a_worker_tells_of_an_answer_before_its_end_leaves_the_rest_expected() -> None:
+    made, answer = policy({"a": PROMPT[:PAGE]}), [7] * 4 * PAGE
+    first = wanted(PROMPT[: 2 * PAGE])
+    further = wanted([*first.tokens, *answer, *range(PAGE)])
+    followed = taken(made, first, A)
+    followed.begun()
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(further)[1:4])])
+    followed.answered([*answer, 0])
+    assert chosen(made, further, A) == ("a", 6 * PAGE)
+
+
 def hashes_of(request: Generate) -> tuple[int, ...]:
     assert request.hints is not None
     return tuple(request.hints.blocks[0].hashes)

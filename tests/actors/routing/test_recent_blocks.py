@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from attrs import define
 
@@ -63,17 +65,69 @@ def test_a_row_is_found_behind_what_its_holder_has_told_of(told: list[list[int]]
     assert [recent.holders(number) for number in (3, 7)] == [4 if found[0] == 5 else 0, 8]
 
 
-def test_what_is_told_of_keeps_the_rest_of_a_row_for_another_moment() -> None:
+def test_what_follows_is_kept_as_long_as_if_nothing_had_been_told_of() -> None:
     clock = Clock()
     recent = RecentBlocks(clock)
-    recent.add(1, [1, 2])
-    recent.add(1, [3])
+    recent.add(1, [1, 2, 3])
     clock.now_s += RECENT_S / 2
+    recent.add(1, [4, 5])
     recent.told(1, [1])
+    assert recent.extend(1, [1, 2, 3], 1) == 3
     clock.now_s += RECENT_S / 2
-    assert (recent.extend(1, [2], 0), recent.extend(1, [3], 0)) == (1, 0)
+    recent.told(1, [2])
+    assert (recent.extend(1, [1, 2, 3], 2), recent.extend(1, [4, 5], 0)) == (2, 2)
     clock.now_s += RECENT_S / 2
     assert len(recent) == 0
+
+
+def test_what_is_computed_again_is_kept_for_another_moment() -> None:
+    clock = Clock()
+    recent = RecentBlocks(clock)
+    recent.add(1, [2, 3, 4])
+    clock.now_s += RECENT_S / 2
+    recent.add(1, [2, 3, 9])
+    assert (recent.extend(1, [1, 2, 3, 4], 1), recent.extend(1, [1, 2, 3, 9], 1)) == (4, 4)
+    clock.now_s += RECENT_S / 2
+    assert (recent.extend(1, [1, 2, 3, 4], 1), recent.extend(1, [1, 2, 3, 9], 1)) == (3, 4)
+    recent.add(1, [2])
+    clock.now_s += RECENT_S / 2
+    assert recent.extend(1, [1, 2, 3, 9], 1) == 2
+    assert len(recent) == 1
+
+
+def test_rows_have_the_blocks_that_were_added_and_not_told_of_since() -> None:
+    rng, clock = Random(5), Clock()
+    recent, added, told = RecentBlocks(clock), dict[int, float](), set[int]()
+    numbers = dict[tuple[int, ...], int]()
+    prompts = list[list[int]]()
+
+    def count(hashes: list[int]) -> int:
+        return next((place for place, block in enumerate(hashes) if block not in told), len(hashes))
+
+    for _ in range(20_000):
+        clock.now_s += RECENT_S * rng.choice([0, 0, 0.03, 0.11])
+        tokens = tuple(rng.choices(range(2), k=rng.randint(1, 9)))
+        hashes = [numbers.setdefault(tokens[: end + 1], len(numbers)) for end in range(len(tokens))]
+        prompts.append(hashes)
+        known = rng.choice(prompts[-20:])
+        match rng.randrange(4):
+            case 0:
+                recent.add(2, hashes[count(hashes) :])
+                added |= dict.fromkeys(hashes[count(hashes) :], clock.now_s + RECENT_S)
+            case 1:
+                events = known[count(known) :][: rng.randint(1, 3)]
+                recent.told(2, events)
+                told.update(events)
+                for block in events:
+                    added.pop(block, None)
+            case 2:  # the end of a prompt is dropped, with all that follows it
+                gone = known[-1]
+                told -= {block for start, block in numbers.items() if numbers.get(start[: len(known)]) == gone}
+            case _:
+                found = count(hashes)
+                while found < len(hashes) and added.get(hashes[found], 0) > clock.now_s:
+                    found += 1
+                assert recent.extend(2, hashes, count(hashes)) == found
 
 
 def test_a_row_is_kept_for_a_moment_from_when_it_was_added_last() -> None:

@@ -6,10 +6,14 @@ though no request runs. Written for SGLang 0.5.23.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from sglang.srt.managers.io_struct import FlushCacheReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-IDLE_WITHIN_S = 5.0  # a scheduler without requests looks once a second whether it is idle
+IDLE_WITHIN_S = 1.0  # after the last request; far less than those who ask for a flush wait
+RETRY_S = 0.01
 
 
 async def flush(manager: TokenizerManager, within_s: float | None = None) -> str | None:
@@ -22,3 +26,16 @@ async def flush(manager: TokenizerManager, within_s: float | None = None) -> str
     if manager.mm_processor is not None:
         manager.mm_processor.clear_preprocess_cache()
     return None
+
+
+async def flush_idle(manager: TokenizerManager, any_running: Callable[[], bool]) -> str | None:
+    """Drop the caches if no request runs, as soon as all schedulers are idle; return why they were not, else None.
+
+    They are asked again instead of being given the time: each would end a wait by its own clock, some ranks with a
+    flush and some without, and until then no other flush could be asked for.
+    """
+    now = asyncio.get_running_loop().time
+    ends_at = now() + IDLE_WITHIN_S
+    while (why_not := await flush(manager)) is not None and not any_running() and now() < ends_at:  # noqa: ASYNC110
+        await asyncio.sleep(RETRY_S)
+    return why_not

@@ -252,8 +252,7 @@ class Host:
             case GetMetrics() if self.info.metrics:
                 return await self.metrics.metrics()
             case FlushCache():
-                within_s = None if self.requests.by_id else prefix_cache.IDLE_WITHIN_S
-                if await prefix_cache.flush(self.manager, within_s) is not None:
+                if await prefix_cache.flush_idle(self.manager, lambda: bool(self.requests.by_id)) is not None:
                     raise Overloaded("the prefix cache is in use")
                 return Done()
             case _:
