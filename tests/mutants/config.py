@@ -73,6 +73,11 @@ BUGS: Bugs = {
     ),
     "supervisor/node/reload.py": (
         Bug(
+            "a policy that was replaced hears of blocks",
+            "            context.index.on_stored = None",
+            "            pass",
+        ),
+        Bug(
             "a gateway that cannot share its port divides the rates of keys",
             "or (len(read.cluster.port_sharers(self.name)) > 1) != gateway.shares_port:",
             ":",

@@ -148,6 +148,18 @@ async def test_a_policy_that_hears_of_blocks_waits_for_engines_that_were_not_sta
     assert isinstance(node.assembly.reloadable.routings["tiny"].policy, KvPolicy) == applied
 
 
+async def test_a_policy_that_is_replaced_hears_of_no_blocks_any_more(front: Front, autojump_clock: MockClock) -> None:
+    node = front(text=FILE.replace(MODEL, f'{MODEL}policy = "kv"\n'))
+    index = node.assembly.reloadable.policies["tiny"].index
+    assert index.on_stored is not None
+    await node.reload(('policy = "kv"', 'policy = "random_two"'))
+    assert index.on_stored is None
+    await node.reload()
+    policy = node.assembly.reloadable.routings["tiny"].policy
+    assert isinstance(policy, KvPolicy)
+    assert index.on_stored == policy.recent.told
+
+
 async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
     front: Front, autojump_clock: MockClock
 ) -> None:
