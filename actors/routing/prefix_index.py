@@ -45,7 +45,7 @@ class Match:
         return self.blocks_of(self.bit(worker, rank))
 
     def blocks_of(self, bit: int) -> int:
-        """Return how many of them the rank of a bit has."""
+        """Return how many of them the rank has that a bit stands for."""
         for count, mask in reversed(self.groups):
             if mask & bit:
                 return count
