@@ -278,6 +278,7 @@ class EngineInfo(Message):
     media: MediaInfo | None = None  # None: it takes neither images nor videos
     metrics: bool = False  # whether it answers `GetMetrics`
     data_parallel: int = 1
+    computes_ahead: bool = False  # whether the token that stops an answer is computed, too, and so is in its cache
 
     @property
     def media_form(self) -> MediaForm | None:

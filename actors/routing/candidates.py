@@ -28,7 +28,7 @@ class TakenChoice(Protocol):
         """The worker has computed the prompt."""
 
     def answered(self, ids: Sequence[int]) -> None:
-        """It has answered the whole request by these tokens."""
+        """It has answered the whole request, and has computed these tokens of the answer."""
 
     def ended(self) -> None:
         """It does not serve the request any more, whether the prompt has begun or not."""

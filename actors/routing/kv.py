@@ -203,7 +203,7 @@ class _TakenPrompt:
                 self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
 
     def answered(self, ids: Sequence[int]) -> None:
-        """Expect the answer in the cache, but for its last token, which is not computed."""
+        """Expect what is computed of the answer in the cache."""
         if self.load.leg is not Leg.BOTH:
             return
         tokens = self.request.tokens
@@ -212,7 +212,7 @@ class _TakenPrompt:
             if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
             if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
-                rest = [*tokens[len(blocks.hashes) * size :], *ids[:-1]]
+                rest = [*tokens[len(blocks.hashes) * size :], *ids]
                 hashes, _ = block_hashes_after(blocks.digest, rest, size)
                 told = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
                 self.policy.recent.add(bit, hashes[told:])

@@ -13,7 +13,7 @@ from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
 from protocol.cluster import Leg
 from protocol.media import Encode, Encoded
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
@@ -43,6 +43,10 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
     @property
     def bootstrap(self) -> tuple[str, int] | None:
         """Host and port of its rendezvous; None if it is no prefill, or not known."""
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """The info of its engine, None while it is not known."""
 
     def begun(self, request_id: str) -> None:
         """The first token of a request is there, so its prompt is not pending any more."""

@@ -11,7 +11,7 @@ from actors.routing.candidates import Choice, TakenChoice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
-from protocol.messages import Generate, RouteTaken
+from protocol.messages import FinishReason, Generate, RouteTaken
 
 
 @frozen
@@ -154,8 +154,11 @@ class Route:
                 taken.begun()
         self._stop_pending()
 
-    def answered(self, ids: Sequence[int]) -> None:
-        """Note that the whole request is answered by these tokens."""
+    def answered(self, ids: Sequence[int], reason: FinishReason) -> None:
+        """Note that the whole request is answered by these tokens; of them the last one is mostly not computed."""
+        info = self.decode.info
+        if reason is not FinishReason.STOP or info is None or not info.computes_ahead:
+            ids = ids[:-1]
         for taken in self._taken:
             taken.answered(ids)
 

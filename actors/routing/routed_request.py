@@ -194,7 +194,7 @@ class RoutedRequest:
             finished = await replies.relay(pass_on)
         assert finished is not None  # a relay without a deadline has a result
         if is_whole and not self._moving:
-            route.answered(self._sent)
+            route.answered(self._sent, finished.reason)
         return finished
 
     async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:

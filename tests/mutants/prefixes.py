@@ -284,7 +284,11 @@ BUGS: Bugs = {
         Bug("one block more than is common counts as recent", "low, high = 1, min(", "low, high = 1, 1 + min("),
     ),
     "actors/routing/routed_request.py": (
-        Bug("an answer is not expected in the cache", "            route.answered(self._sent)\n", "            pass\n"),
+        Bug(
+            "an answer is not expected in the cache",
+            "            route.answered(self._sent, finished.reason)\n",
+            "            pass\n",
+        ),
         Bug(
             "an answer that was continued is expected as if one worker had computed it",
             "if is_whole and not self._moving:",
@@ -292,6 +296,13 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/route.py": (
+        Bug(
+            "the token that stops an answer is never computed",
+            "reason is not FinishReason.STOP or info is",
+            "True or info is",
+        ),
+        Bug("the last token of every answer is computed", "reason is not FinishReason.STOP or info is", "info is"),
+        Bug("no engine computes ahead", " or not info.computes_ahead", ""),
         Bug("a prompt is expected for ever", "            taken.ended()\n", "            pass\n"),
         Bug(
             "a policy does not hear that a prompt is computed",

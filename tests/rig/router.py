@@ -33,7 +33,7 @@ from protocol.errors import (
     Overloaded,
     RequestError,
 )
-from protocol.messages import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
+from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 
@@ -70,6 +70,7 @@ class Fake:
     slots: int = 4
     otherwise: Play = Play()
     bootstrap: tuple[str, int] | None = None
+    info: EngineInfo | None = None
     ranks: int = 1
     busy: int = 0
     more: int = 0  # requests of others
@@ -171,6 +172,7 @@ class ActorWorker:
     slots: int
     leg: Leg = Leg.BOTH
     bootstrap: tuple[str, int] | None = None
+    info: EngineInfo | None = None
     ranks: int = 1
     busy: int = 0
     asked: list[str] = Factory(list)

@@ -137,6 +137,7 @@ class View:
     full_name: str
     leg: Leg = Leg.BOTH
     bootstrap: None = None
+    info: None = None
 
     ranks: int = 1
 

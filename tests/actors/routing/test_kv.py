@@ -277,7 +277,7 @@ def test_a_computed_prompt_and_an_answer_are_expected_until_their_events_must_ha
     assert chosen(made, further, A) == ("a", 3 * PAGE)
     first.answered(answer)
     first.ended()
-    assert chosen(made, further, A) == ("a", 5 * PAGE), "the last token of an answer is not computed"
+    assert chosen(made, further, A) == ("a", 5 * PAGE)
     assert chosen(made, further, A, B) == ("a", 5 * PAGE)
     clock.now_s += RECENT_S
     assert chosen(made, further, A) == ("a", PAGE), "it has told of no more"
@@ -292,7 +292,7 @@ def test_events_that_come_one_after_another_leave_what_follows_expected(ends: It
     for request in (first, second):
         followed = taken(made, request, A)
         followed.begun()
-        followed.answered([*answer, 0])
+        followed.answered(answer)
         followed.ended()
     third = wanted([*second.tokens, *answer, *range(PAGE)])
     assert chosen(made, third, A) == ("a", 8 * PAGE)
@@ -319,7 +319,7 @@ def test_what_a_worker_tells_of_an_answer_before_its_end_leaves_the_rest_expecte
     followed = taken(made, first, A)
     followed.begun()
     made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(further)[1:4])])
-    followed.answered([*answer, 0])
+    followed.answered(answer)
     assert chosen(made, further, A) == ("a", 6 * PAGE)
 
 

@@ -83,6 +83,7 @@ class View:
         return self.engine.leg
 
     ranks = 1
+    info = None
 
     @property
     def bootstrap(self) -> tuple[str, int] | None:

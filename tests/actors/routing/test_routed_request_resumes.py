@@ -18,6 +18,7 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages import Generate, Grammar, GrammarKind, Started, Tokens, Usage
 from protocol.text_messages import Text
+from tests.rig.gateway import INFO
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 from tests.rig.vision import embedded, image, pixels_of, video
 
@@ -182,12 +183,18 @@ class Followed:
         self.notes.append("ended")
 
 
-async def test_a_policy_hears_what_becomes_of_its_choice(autojump_clock: MockClock) -> None:
-    policy = Follower()
-    async with routed(Fake("a")) as rig:
+@pytest.mark.parametrize(
+    ("length", "ahead", "computed"), [(9, False, 5), (9, True, 5), (3, False, 3), (3, True, 4), (3, None, 3)]
+)
+async def test_a_policy_hears_what_becomes_of_its_choice_and_what_was_computed_of_the_answer(
+    length: int, ahead: bool | None, computed: int, autojump_clock: MockClock
+) -> None:
+    policy, info = Follower(), None if ahead is None else evolve(INFO, computes_ahead=ahead)
+    async with routed(Fake("a", [Play(length=length)], info=info)) as rig:
         rig.routing.policy = policy
         ids = (await ask(rig, generate())).ids
-    assert policy.heard == {"a": ["taken", "begun", ids, "ended"]}
+    assert len(ids) == min(6, length + 1), "the token that stops it is the last"
+    assert policy.heard == {"a": ["taken", "begun", ids[:computed], "ended"]}
 
 
 async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
@@ -195,7 +202,7 @@ async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
     async with routed(*pair()) as rig:
         rig.routing.policy = policy
         ids = (await ask(rig, generate())).ids
-    assert policy.heard == {name: ["taken", "begun", ids, "ended"] for name in "pd"}
+    assert policy.heard == {name: ["taken", "begun", ids[:-1], "ended"] for name in "pd"}
 
 
 async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed(autojump_clock: MockClock) -> None:
@@ -213,7 +220,7 @@ async def test_a_policy_hears_of_an_answer_that_another_worker_had_not_begun(aut
         rig.routing.policy = policy
         ids = (await ask(rig, generate())).ids
     heard = policy.heard["b"]
-    assert heard == ["taken", "begun", ids, "ended"]
+    assert heard == ["taken", "begun", ids[:-1], "ended"]
 
 
 async def test_a_policy_hears_of_a_prompt_that_never_began(autojump_clock: MockClock) -> None:

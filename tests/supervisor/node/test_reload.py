@@ -150,14 +150,14 @@ async def test_a_policy_that_hears_of_blocks_waits_for_engines_that_were_not_sta
 
 async def test_a_policy_that_is_replaced_hears_of_no_blocks_any_more(front: Front, autojump_clock: MockClock) -> None:
     node = front(text=FILE.replace(MODEL, f'{MODEL}policy = "kv"\n'))
-    index = node.assembly.reloadable.policies["tiny"].index
-    assert index.on_stored is not None
+    index, routing = node.assembly.reloadable.policies["tiny"].index, node.assembly.reloadable.routings["tiny"]
+    heard = [index.on_stored]
     await node.reload(('policy = "kv"', 'policy = "random_two"'))
-    assert index.on_stored is None
+    heard.append(index.on_stored)
     await node.reload()
-    policy = node.assembly.reloadable.routings["tiny"].policy
-    assert isinstance(policy, KvPolicy)
-    assert index.on_stored == policy.recent.told
+    assert isinstance(routing.policy, KvPolicy)
+    assert heard[0] is not None
+    assert [heard[1], index.on_stored] == [None, routing.policy.recent.told]
 
 
 async def test_the_limits_of_admission_gateway_and_requests_change_at_once(

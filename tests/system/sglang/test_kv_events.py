@@ -21,12 +21,12 @@ from actors.routing.prefix_index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
 from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import Generate, Sampling, Started
+from protocol.messages import FinishReason, Generate, Sampling, Started
 from supervisor.engines.sglang import spawn
 from supervisor.engines.simulated.event_batches import EventBatches
 from supervisor.engines.simulated.event_sockets import publish
 from supervisor.links.endpoint import Endpoint
-from tests.contracts.engine import complete
+from tests.contracts.engine import complete, new_id
 from tests.rig.fake_engine import running_engine
 from tests.system.sglang.conftest import MakeEngine
 
@@ -217,3 +217,26 @@ async def test_the_events_of_a_simulated_engine_are_decoded_by_the_same_classes(
             await simulated.submit(Generate("a", wanted, Sampling(1))).result()
             await hear(output, wanted)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_the_token_that_stops_an_answer_is_cached_if_the_engine_computes_ahead(
+    make_engine: MakeEngine, *, ahead: bool
+) -> None:
+    """Of an answer that reaches its length the last token never is; both end a page here."""
+    async with make_engine(slots=4, kv_tokens_max=4096, settings={"disable_overlap_schedule": not ahead}) as engine:
+        assert engine.info.computes_ahead == ahead
+        greedy, cached = Sampling(PAGE // 2, temperature=0.0), dict[FinishReason, int]()
+        for seed in range(100):
+            wanted = Generate(new_id(), prompt(seed, 2 * PAGE + PAGE // 2), greedy)
+            answer, ended = await complete(engine, wanted)
+            if ended.reason is FinishReason.STOP or answer[-1] in answer[:-1]:
+                continue
+            for sampling in (greedy, evolve(greedy, tokens_max=PAGE, stop_token_ids=(answer[-1],))):
+                salted = evolve(wanted, id=new_id(), sampling=sampling, cache_salt=new_id())
+                _, ended = await complete(engine, salted)
+                again = evolve(salted, id=new_id(), tokens=[*wanted.tokens, *answer, 1], sampling=Sampling(1))
+                _, found = await complete(engine, again)
+                cached[ended.reason] = found.usage.cached_tokens
+            break
+        assert cached == {FinishReason.LENGTH: 2 * PAGE, FinishReason.STOP: (3 if ahead else 2) * PAGE}

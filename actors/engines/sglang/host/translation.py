@@ -144,4 +144,5 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         media=media,
         metrics=arguments.enable_metrics,
         data_parallel=arguments.dp_size,
+        computes_ahead=not arguments.disable_overlap_schedule,
     )
