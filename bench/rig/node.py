@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ READY_WITHIN_S = 120.0
 POLL_S = 0.005
 LISTENING_PORT_MIN = 12_000
 PORTS_MIN = 5_000  # from which free ones are drawn
+_given = deque[int](maxlen=PORTS_MIN // 4)  # the latest ports, which those they were given to may not listen on yet
 PR_SET_PDEATHSIG = 1
 CHECKER = "espalier::grammars"
 CHILD_OF = {"node": "zygote", "zygote": "host", "host": "scheduler"}
@@ -73,7 +75,10 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports that no process uses now, and that the kernel gives to no outgoing connection."""
+    """Return so many different ports that no process uses now, and that the kernel gives to no outgoing connection.
+
+    None of them has been returned lately.
+    """
     ports, chance = list[int](), SystemRandom()  # the seeds of tests must not choose the same for each of them
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with ExitStack() as stack:
@@ -82,7 +87,9 @@ def free_ports(count: int) -> list[int]:
             probe = stack.enter_context(socket.socket())
             with suppress(OSError):  # it is in use
                 probe.bind(("127.0.0.1", port))
-                ports.append(int(probe.getsockname()[1]))
+                if (number := int(probe.getsockname()[1])) not in _given:
+                    ports.append(number)
+    _given.extend(ports)
     return ports
 
 

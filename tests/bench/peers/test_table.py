@@ -16,6 +16,7 @@ from bench.peers.install import LISTS, environment_names
 from bench.peers.mock_model import VOCABULARY_SIZE, mock_model
 from bench.peers.peer import ROOT, Peer, Setup
 from bench.peers.table import COUNTERPARTS, OURS, RIVALS, SERVERS
+from bench.rig.node import free_port
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang.children import spec_of
 from supervisor.engines.simulated.section import SimulatedSection
@@ -28,7 +29,7 @@ each_of_ours = pytest.mark.parametrize("peer", OURS.values(), ids=OURS)
 
 @pytest.fixture
 def setup(tmp_path: Path) -> Setup:
-    return Setup(folder=tmp_path, port=18999, slots=48, environments=tmp_path / "environments")
+    return Setup(folder=tmp_path, port=free_port(), slots=48, environments=tmp_path / "environments")
 
 
 def flags(words: tuple[str, ...]) -> dict[str, str]:
