@@ -33,5 +33,5 @@ def flags(setup: Setup) -> tuple[str, ...]:
         "chunked-prefill-size": PREFILL_CHUNK,
         "log-level": "warning",
     }
-    switches = ("--disable-cuda-graph", "--sleep-on-idle", "--skip-server-warmup")
+    switches = ("--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle", "--skip-server-warmup")
     return (*(word for name, value in values.items() for word in (f"--{name}", str(value))), *switches)

@@ -32,4 +32,19 @@ BUGS: Bugs = {
         ),
         Bug("a node without weights refuses one that has some", "names.discard(WEIGHTS)", "pass"),
     ),
+    "actors/engines/sglang/host/cpu/espalier_cpu_attention.py": (
+        Bug("a piece of a prompt does not see what is cached", "keys[:, :, :seen]", "keys[:, :, prefix:seen]"),
+        Bug("a token sees those that come after it", ".tril_(seen - rows)", ""),
+        Bug(
+            "a sliding window is one token too short",
+            ".triu_(seen - rows - window)",
+            ".triu_(seen - rows - window + 1)",
+        ),
+        Bug(
+            "the mask grows with the square of a prompt",
+            "rows_max = max(new, 1) if whole else ROWS_MAX",
+            "rows_max = max(new, 1)",
+        ),
+        Bug("a request gets the answer of another", "        begin += new\n", ""),
+    ),
 }

@@ -176,6 +176,7 @@ SUITES = {  # the quickest first
     "engines": [
         "tests/actors/engines/sglang/test_boot_message.py",
         "tests/actors/engines/sglang/test_adapter.py",
+        "tests/actors/engines/sglang/host/cpu",
         "tests/protocol/test_model_folder.py",
     ],
     "grammars": [

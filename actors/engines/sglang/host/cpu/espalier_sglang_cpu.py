@@ -41,7 +41,10 @@ def prepare() -> None:
 
 
 def activate() -> None:
-    """Give SGLang ordinary memory where it asks for pinned memory; it calls this in each of its processes."""
+    """Give SGLang ordinary memory where it asks for pinned memory, and attention that leaves out what is cached.
+
+    It calls this in each of its processes.
+    """
     if torch.cuda.is_available() or getattr(torch, "_espalier_cpu", False):
         return
     torch._espalier_cpu = True
@@ -50,6 +53,7 @@ def activate() -> None:
         setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.cuda.Event = torch.cpu.Event = _Event
     _disable_host_indices()
+    _attend_new()
 
 
 class _Event:
@@ -84,6 +88,13 @@ def _disable_host_indices():
         return kv_class
 
     HookRegistry.register("sglang.srt.disaggregation.utils.get_kv_class", without_host_indices, HookType.AFTER)
+
+
+def _attend_new():
+    from espalier_cpu_attention import EXTEND, attend_new
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(EXTEND, attend_new, HookType.AROUND)
 
 
 def _unpinned(make):

@@ -1,4 +1,4 @@
-"""The host's own parts, with SGLang imported and no engine: liveness, failures, warm-up, the scheduler's outputs."""
+"""The host's own parts, with SGLang imported and no engine: liveness, failures, warm-up, outputs, attention on a CPU."""
 
 from __future__ import annotations
 
@@ -302,8 +302,55 @@ async def main():
 asyncio.run(main())
 """
 
+ATTENTION = """
+import espalier_cpu_attention, torch
+from sglang.srt.layers.attention import torch_native_backend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.plugins import load_plugins
+
+torch.manual_seed(1)
+heads, kv_heads, size, places = 4, 2, 16, 2048
+keys, values = (torch.randn((places, kv_heads, size)).bfloat16() for _ in range(2))
+prefixes, new = torch.tensor([900, 0, 64]), torch.tensor([3, 40, 300])
+query = torch.randn((int(new.sum()), heads * size)).bfloat16()
+table = torch.randperm(places, dtype=torch.int32).view(2, -1).repeat(2, 1)
+batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 0, 1]), seq_lens=prefixes + new, extend_prefix_lens=prefixes,
+                        extend_seq_lens=new, encoder_lens=None, out_cache_loc=None)
+backend = object.__new__(torch_native_backend.TorchNativeAttnBackend)
+backend.token_to_kv_pool = SimpleNamespace(get_key_buffer=lambda layer: keys, get_value_buffer=lambda layer: values)
+backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
+layer = SimpleNamespace(qk_head_dim=size, v_head_dim=size, tp_q_head_num=heads, tp_k_head_num=kv_heads, scaling=0.25,
+                        layer_id=0, is_cross_attention=False, attn_type=AttentionType.DECODER)
+computed = []
+
+def counting(module):
+    compute = module.scaled_dot_product_attention
+    def counted(query, *rest, **named):
+        computed.append(query.shape[-2])
+        return compute(query, *rest, **named)
+    module.scaled_dot_product_attention = counted
+
+counting(torch_native_backend)
+counting(espalier_cpu_attention)
+
+def attend(window):
+    layer.sliding_window_size = window
+    computed.clear()
+    return backend.forward_extend(query, None, None, layer, batch), list(computed)
+
+windows = (-1, 70)
+whole = [attend(window) for window in windows]
+load_plugins()
+for window, (expected, rows) in zip(windows, whole):
+    assert rows == [903, 40, 364], rows
+    found, rows = attend(window)
+    assert rows == [3, 40, 256, 44], rows
+    torch.testing.assert_close(found, expected)
+"""
+
 
 PARTS = {
+    "attention": HEAD + ATTENTION,
     "outputs": HEAD + OUTPUTS,
     "c8_liveness": HEAD + LIVENESS,
     "b11_failing": HEAD + FAILING,
