@@ -33,18 +33,21 @@ BUGS: Bugs = {
         Bug("a node without weights refuses one that has some", "names.discard(WEIGHTS)", "pass"),
     ),
     "actors/engines/sglang/host/cpu/espalier_cpu_attention.py": (
-        Bug("a piece of a prompt does not see what is cached", "keys[:, :, :seen]", "keys[:, :, prefix:seen]"),
+        Bug(
+            "a piece of a prompt does not see what is cached",
+            "slice(0 if window is None",
+            "slice(prefix if window is None",
+        ),
         Bug("a token sees those that come after it", ".tril_(seen - rows)", ""),
         Bug(
             "a sliding window is one token too short",
             ".triu_(seen - rows - window)",
             ".triu_(seen - rows - window + 1)",
         ),
-        Bug(
-            "the mask grows with the square of a prompt",
-            "rows_max = max(new, 1) if whole else ROWS_MAX",
-            "rows_max = max(new, 1)",
-        ),
+        Bug("the mask grows with the square of a prompt", "ROWS_MAX = 256", "ROWS_MAX = 10**9"),
         Bug("a request gets the answer of another", "        begin += new\n", ""),
+        Bug("a model's own scale is not used", '"scale": scaling}', '"scale": None}'),
+        Bug("text reads the places of an encoder", "if encoder_lens is not None or is_cross", "if is_cross"),
+        Bug("cached positions take the place of new ones", "[len(cached) :]", "[: len(query)]"),
     ),
 }

@@ -56,7 +56,7 @@ CPU_ARGUMENTS: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
-    "disable_overlap_schedule": True,  # a step ends when it returns: run ahead, each token would wait for one more
+    "disable_overlap_schedule": True,  # a step has ended when it returns; run ahead, each token is sent a step later
     "chunked_prefill_size": CPU_PREFILL_CHUNK,
     "mem_fraction_static": 0.1,
 }

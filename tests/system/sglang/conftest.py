@@ -21,7 +21,7 @@ from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang import shared_memory
 from actors.engines.sglang.spec import SglangSpec
-from bench.rig.node import MODEL, ROOT, Node, node, short_folder
+from bench.rig.node import MODEL, ROOT, SGLANG, Node, node, short_folder
 from protocol.cluster import Leg
 from supervisor.engines.sglang import spawn
 from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine
@@ -31,6 +31,8 @@ from supervisor.processes.process import GracePeriods, Ladder
 from supervisor.supervision.registration import Registration
 
 STARTED_WITHIN_S = 300.0
+RUNS_AHEAD = "settings.disable_overlap_schedule = false\n"
+"""A line for an engine whose scheduler runs a step ahead, as it does by default on a GPU."""
 
 MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
 MakeEncoder = Callable[..., AbstractAsyncContextManager[Encoder]]  # with changes to its spec
@@ -38,7 +40,7 @@ MakeEncoder = Callable[..., AbstractAsyncContextManager[Encoder]]  # with change
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Node]:
-    with short_folder() as folder, node(folder) as running:
+    with short_folder() as folder, node(folder, engine=SGLANG + RUNS_AHEAD) as running:
         yield running
 
 

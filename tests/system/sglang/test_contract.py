@@ -19,8 +19,11 @@ pytestmark = pytest.mark.engine
 STORM = 200
 
 
-async def test_sglang_keeps_the_contract(make_engine: MakeEngine) -> None:
-    async with make_engine() as engine:
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_sglang_keeps_the_contract(make_engine: MakeEngine, *, ahead: bool) -> None:
+    """On a CPU its scheduler does not run a step ahead by default, on a GPU it does."""
+    async with make_engine(settings={"disable_overlap_schedule": False} if ahead else {}) as engine:
+        assert engine.info.computes_ahead is ahead
 
         @asynccontextmanager
         async def same() -> AsyncIterator[Engine]:

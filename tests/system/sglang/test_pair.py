@@ -11,6 +11,7 @@ import pytest
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, check_exit, nodes, running_launcher, wait_ready
+from tests.system.sglang.conftest import RUNS_AHEAD
 from tests.system.sglang.greedy import all_completed, prompts
 
 pytestmark = [
@@ -27,10 +28,12 @@ PROMPTS = prompts(64, longest=300, seed=5)
 EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 
 
-@pytest.fixture
-def pair() -> Iterator[Node]:
-    """The example of a pair, at ports of its own."""
-    text = EXAMPLE.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
+@pytest.fixture(params=["", RUNS_AHEAD], ids=["in step", "ahead"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """The example of a pair, at ports of its own, with schedulers as on a CPU and as on a GPU."""
+    text = EXAMPLE.replace('device = "cpu"\n', f'device = "cpu"\n{request.param}').replace(
+        'path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"'
+    )
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
     text += "[cluster]\nsilent_s = 10.0\nstalled_s = 60.0\n"  # what a busy machine does is no loss
     with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
@@ -53,6 +56,7 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     check_exit(pair)
 
 
+@pytest.mark.parametrize("pair", [""], indirect=True)
 def test_kill_9_of_the_launcher_leaves_no_engine(pair: Node) -> None:
     chat = Chat(pair.port, chat_body("Tell me a long story", 400))
     answer = BackgroundReader(chat.read)

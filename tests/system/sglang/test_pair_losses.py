@@ -24,6 +24,7 @@ from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import Cluster, cluster
 from bench.rig.node import short_folder, wait_until
 from bench.rig.polling import DECODE, PREFILL
+from tests.system.sglang.conftest import RUNS_AHEAD
 
 pytestmark = [
     pytest.mark.engine,
@@ -43,7 +44,8 @@ OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 @pytest.fixture(scope="module")
 def started() -> Iterator[Cluster]:
     planned = plan("sglang", narrow=False, transfer_s=HELD_S)
-    engines = {leg: text.replace(HOLD, HOLD + KEEP) for leg, text in planned.engines.items()}
+    ahead = RUNS_AHEAD.removeprefix("settings.")  # each ends in that table
+    engines = {leg: text.replace(HOLD, HOLD + KEEP) + ahead for leg, text in planned.engines.items()}
     silence = f"silent_s = {SILENT_S}\nstalled_s = {STALLED_S}\n"
     with short_folder() as folder, cluster(folder, replace(planned, engines=engines, cluster=silence)) as target:
         yield target

@@ -5,7 +5,7 @@ at the end of the prompt, and are counted here. A scheduler that runs one step a
 counts each token one step late, and at first the prompt's last token; here the same tokens are counted as it would have
 counted by then. When another prompt is computed between two of its steps, it counts one token twice and misses another,
 so that with penalties an answer depends on the other requests of its batch, resumed or not: `disable_overlap_schedule`
-makes it exact. Written for SGLang 0.5.23; called in the scheduler's process.
+(the default on a CPU) makes it exact. Written for SGLang 0.5.23; called in the scheduler's process.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 SGLang's `torch_native` backend computes the attention of every position of a sequence, also of those that are cached or
 that an earlier piece of the prompt has computed, and drops all but the new ones. So a prompt that is found in the cache
 takes a good part of the time of one that is not, and each further piece of a prompt takes longer. Here only the new
-positions are computed, against all keys, with the same results. Written for SGLang 0.5.23.
+positions are computed, against all keys, with the same results but for rounding. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 EXTEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
 ROWS_MAX = 256  # positions at a time: each has a row of the mask, as long as the sequence so far
+PREFIX_SHARE_MAX = 0.5  # of the new tokens: so short a prefix is computed again, since a plain triangle needs no mask
 
 
 def attend_new(
@@ -53,34 +54,40 @@ def attend_new(
             sliding_window_size=sliding_window_size,
         )
     window = None if sliding_window_size is None or sliding_window_size < 0 else sliding_window_size
+    options = {"enable_gqa": enable_gqa, "scale": scaling}
     begin = 0
-    for request, prefix, new in zip(
-        req_pool_indices.tolist(), extend_prefix_lens.tolist(), extend_seq_lens.tolist(), strict=True
+    for request, length, new in zip(
+        req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True
     ):
-        places, those = req_to_token[request, : prefix + new], slice(begin, begin + new)
+        own, places = slice(begin, begin + new), req_to_token[request, :length]
         keys, values = (_heads_first(cache[places].to(query.dtype)) for cache in (k_cache, v_cache))
-        options = {"enable_gqa": enable_gqa, "scale": scaling}
-        _attend_one(query[those], output[those], keys, values, prefix, window, options)
+        if window is None and length - new <= new * PREFIX_SHARE_MAX:
+            _attend_all(query[own], output[own], keys, values, options)
+        else:
+            _attend_masked(query[own], output[own], keys, values, window, options)
         begin += new
     return output
 
 
-def _attend_one(query, output, keys, values, prefix, window, options):
-    """Fill the `output` of one request, whose new tokens come after `prefix` others."""
-    whole, new = not prefix and window is None, len(query)  # the plain triangle needs no mask, and so no pieces
-    rows_max = max(new, 1) if whole else ROWS_MAX
-    for first in range(0, new, rows_max):
-        rows = min(new - first, rows_max)
-        seen = prefix + first + rows
+def _attend_all(query, output, keys, values, options):
+    """Fill the `output` of the last positions by computing all of them, the others of queries that are zero."""
+    cached = query.new_zeros((keys.shape[2] - len(query), *query.shape[1:]))
+    queries = _heads_first(torch.cat((cached, query)))
+    attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, **options)
+    output[:] = attended.squeeze(0).movedim(1, 0)[len(cached) :]
+
+
+def _attend_masked(query, output, keys, values, window, options):
+    """Fill the `output` of the last positions, some at a time, with a mask over the keys that the last of them sees."""
+    prefix = keys.shape[2] - len(query)
+    for first in range(0, len(query), ROWS_MAX):
+        rows = slice(first, min(first + ROWS_MAX, len(query)))
+        seen = slice(0 if window is None else max(0, prefix + first - window), prefix + rows.stop)
+        mask = _mask(rows.stop - first, seen.stop - seen.start, window)
         attended = scaled_dot_product_attention(
-            _heads_first(query[first : first + rows]),
-            keys[:, :, :seen],
-            values[:, :, :seen],
-            attn_mask=None if whole else _mask(rows, seen, window),
-            is_causal=whole,
-            **options,
+            _heads_first(query[rows]), keys[:, :, seen], values[:, :, seen], attn_mask=mask, **options
         )
-        output[first : first + rows] = attended.squeeze(0).movedim(1, 0)
+        output[rows] = attended.squeeze(0).movedim(1, 0)
 
 
 def _heads_first(vectors):
@@ -89,6 +96,6 @@ def _heads_first(vectors):
 
 
 def _mask(rows, seen, window):
-    """Return which of the `seen` positions each of their last `rows` sees."""
+    """Return which of `seen` positions each of their last `rows` sees."""
     mask = torch.ones((rows, seen), dtype=torch.bool).tril_(seen - rows)
     return mask if window is None else mask.triu_(seen - rows - window)

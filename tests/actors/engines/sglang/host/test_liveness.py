@@ -311,7 +311,7 @@ from sglang.srt.plugins import load_plugins
 torch.manual_seed(1)
 heads, kv_heads, size, places = 4, 2, 16, 2048
 keys, values = (torch.randn((places, kv_heads, size)).bfloat16() for _ in range(2))
-prefixes, new = torch.tensor([900, 0, 64]), torch.tensor([3, 40, 300])
+prefixes, new = torch.tensor([900, 0, 200]), torch.tensor([3, 40, 300])
 query = torch.randn((int(new.sum()), heads * size)).bfloat16()
 table = torch.randperm(places, dtype=torch.int32).view(2, -1).repeat(2, 1)
 batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 0, 1]), seq_lens=prefixes + new, extend_prefix_lens=prefixes,
@@ -319,7 +319,7 @@ batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 0, 1]), seq_lens=prefi
 backend = object.__new__(torch_native_backend.TorchNativeAttnBackend)
 backend.token_to_kv_pool = SimpleNamespace(get_key_buffer=lambda layer: keys, get_value_buffer=lambda layer: values)
 backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
-layer = SimpleNamespace(qk_head_dim=size, v_head_dim=size, tp_q_head_num=heads, tp_k_head_num=kv_heads, scaling=0.25,
+layer = SimpleNamespace(qk_head_dim=size, v_head_dim=size, tp_q_head_num=heads, tp_k_head_num=kv_heads, scaling=0.37,
                         layer_id=0, is_cross_attention=False, attn_type=AttentionType.DECODER)
 computed = []
 
@@ -342,7 +342,7 @@ windows = (-1, 70)
 whole = [attend(window) for window in windows]
 load_plugins()
 for window, (expected, rows) in zip(windows, whole):
-    assert rows == [903, 40, 364], rows
+    assert rows == [903, 40, 500], rows
     found, rows = attend(window)
     assert rows == [3, 40, 256, 44], rows
     torch.testing.assert_close(found, expected)
