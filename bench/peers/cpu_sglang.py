@@ -1,4 +1,7 @@
-"""SGLang's flags, and the variables by which it runs on a CPU: the same for every peer that has its engine."""
+"""SGLang's flags, and the variables by which it runs on a CPU: the same for every peer that has its engine.
+
+What our engine host changes of SGLang on a CPU, the attention of cached tokens among it, these peers have, too.
+"""
 
 from __future__ import annotations
 
