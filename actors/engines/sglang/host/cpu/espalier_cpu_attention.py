@@ -2,8 +2,9 @@
 
 SGLang's `torch_native` backend computes the attention of every position of a sequence, also of those that are cached or
 that an earlier piece of the prompt has computed, and drops all but the new ones. So a prompt that is found in the cache
-takes a good part of the time of one that is not, and each further piece of a prompt takes longer. Here only the new
-positions are computed, against all keys, with the same results but for rounding. Written for SGLang 0.5.23.
+takes a good part of the time of one that is not, and each further piece of a prompt takes longer. Here the new
+positions alone are computed, against all keys, unless few are cached beside them; the results are the same but for
+rounding. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
