@@ -122,6 +122,11 @@ class Cluster(System):
 
     # The end -----------------------------------------------------------------------------
 
+    def drain(self) -> None:
+        grace = self.node.runtime.grace
+        self.links.drains_within(min(self.drain_s, grace.shortened_s) if grace.shortened else self.drain_s)
+        System.drain(self)
+
     async def crash(self) -> None:
         """End as a killed process does: every connection is cut without a `Bye`."""
         self.plan.net.listening.pop(str(self.links.listen), None)

@@ -17,8 +17,9 @@ from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
+from tests.rig.small_system import LONG_S
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, OfCluster, linked, others_up, together
-from tests.system.simulator.cluster_faults import UNDER_A_TENSOR, ClusterFaults
+from tests.system.simulator.cluster_faults import CLUSTER_DELAYS, UNDER_A_TENSOR, ClusterFaults
 from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS as CLUSTER_SINGLE_FAULTS
 from tests.system.simulator.faults import OF_NODES
 from tests.system.simulator.frozen_legs import FrozenLeg
@@ -110,6 +111,13 @@ class ClusterRun(OfCluster, Run):
         self._small_limits()
         self._expect_falls()
         self._excuse_lags()
+
+    def _excuse_lags(self) -> None:
+        """Let routers lag while a node stands still, too: by its old blocks it is chosen again once it is linked."""
+        super()._excuse_lags()
+        if (plan := self.system.prefixes) is not None:
+            late, after_s = plan.caches.late, 2 * SECTION.retry_max_s + plan.caches.lag_s
+            plan.caches.late = lambda: late() or self.faults.releases.lately(CLUSTER_DELAYS, after_s)
 
     def observer(self) -> Noting:
         """Return what observes the routing of a gateway."""
@@ -219,6 +227,11 @@ class ClusterRun(OfCluster, Run):
             node_slot.encoder_costs = encoder_costs(rng)
         return here
 
+    @property
+    def settled_s(self) -> float:
+        """How long after the last fault every node has released everything; a last canary may wait in a slow engine."""
+        return SETTLED_S if self.system.canary is None else LONG_S
+
     async def watch_legs(self) -> None:
         """Check that no leg continues for long without the other."""
         rooms, releases = self.cluster.plan.rooms, self.faults.releases
@@ -276,7 +289,7 @@ class ClusterRun(OfCluster, Run):
                 with trio.fail_after(CHAOS_S):
                     await self.chaos()
                 system.end_canaries()
-                await trio.sleep(SETTLED_S)
+                await trio.sleep(self.settled_s)
                 if self.front_ends is None:
                     await self._liveness(system)
             if self.front_ends is not None:

@@ -64,6 +64,11 @@ class SimLinks(Mesh):
         """The network between the nodes."""
         return self.plan.net
 
+    def drains_within(self, drain_s: float) -> None:
+        """Note that a drain begins now and may take so long."""
+        self.drains_until = trio.current_time() + drain_s
+        self.announced_at = trio.current_time() + min(self.section.tell_s, drain_s)
+
     def send_bye(self, detail: str) -> None:
         early = trio.current_time() < self.drains_until
         assert not (early and self.directory.running), "a node that drains leaves before its requests have ended"
@@ -270,8 +275,7 @@ class NodeSlot:
         life, plan = self.life, self.plan
         assert life is not None
         node = bare_node(life.directory, None, life.links, self.drain_s, life.scope)
-        life.links.drains_until = trio.current_time() + self.drain_s
-        life.links.announced_at = trio.current_time() + min(plan.section.tell_s, self.drain_s)
+        life.links.drains_within(self.drain_s)
         drains_until = plan.age_s + self.drain_s
         async with trio.open_nursery() as node.nursery:
             node.drain("the test drains")

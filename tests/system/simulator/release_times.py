@@ -68,6 +68,11 @@ class ReleaseDeadlines:
         """Whether an abort may have been late or lost, so that an engine computed on."""
         return any(period.kind in self.swallows for period in self.periods)
 
+    def lately(self, kinds: frozenset[str], after_s: float) -> bool:
+        """Whether one of these faults lasts, or has ended less than `after_s` ago."""
+        now = trio.current_time()
+        return any(each.kind in kinds and each.begins_at <= now <= each.ends_at + after_s for each in self.periods)
+
     def due(self, left_at: float, cancel_delay_s: float) -> tuple[float, list[str]]:
         """Return by when the slots of a client that left at `left_at` must be free, and the faults that delay it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,6 +12,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.engines.slots import Deadlines
+from actors.kit.groups import first_leaf
 from actors.routing.route import FailoverLimits
 from protocol.errors import EngineStuck
 from supervisor.node.node import BYE_S, FAREWELL_S
@@ -218,7 +219,7 @@ class Run:
             self.system.node.runtime.grace.shorten()  # the second signal
         begun_at = trio.current_time()
         async with trio.open_nursery() as self.system.node.nursery:
-            self.system.node.drain("the test drains")
+            self.system.drain()
             await trio.sleep(0.1)
             await trio.testing.wait_all_tasks_blocked()  # the clock may have jumped
             assert not self.system.gateway.gate.waiting, "waiting requests were not refused"
@@ -260,13 +261,28 @@ class Run:
             self.note("prefixes", caches.expected, caches.reused, caches.evicted, spoiling.original, spoiling.spoiled)
 
     async def traced(self) -> str:
-        """Run the seed and return its trace; an exception gets the trace as a note."""
+        """Run the seed and return its trace; an exception gets the trace as a note.
+
+        Raises what a check inside an actor has found, rather than how clients saw that actor fall.
+        """
         try:
             await self.all()
         except BaseException as error:
             error.add_note("\n".join(map(repr, self.trace)))
+            if (found := self._found_in_actor()) is not None:
+                raise found from error
             raise
         return "\n".join(map(repr, self.trace))
+
+    def _found_in_actor(self) -> AssertionError | None:
+        """Return the first error of a check that runs inside an actor, if one has failed."""
+        events = (event for system in self.checked_systems() for event in system.child_events)
+        errors = (first_leaf(event.error) for event in events if event.error is not None)
+        return next((error for error in errors if isinstance(error, AssertionError)), None)
+
+    def checked_systems(self) -> Sequence[System]:
+        """Return the systems whose routers are checked as they choose."""
+        return (self.system,)
 
 
 async def whole_system(rng: random.Random) -> str:

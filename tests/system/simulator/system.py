@@ -282,6 +282,10 @@ class System(PrefixSystem):
         raw = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         return tls.wrap(raw) if self.tls else raw
 
+    def drain(self) -> None:
+        """Begin to drain and end, as a node does on SIGTERM."""
+        self.node.drain("the test drains")
+
     def heal(self) -> None:
         """Remove all faults, and lengthen every deadline."""
         self.decode.bugs = 0

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from actors.kit.groups import first_leaf
 from tests.system.simulator.cluster_seed import KINDS, run_cluster_seed
 from tests.system.simulator.faults import FAULTS
 from tests.system.simulator.picture_faults import PICTURE_FAULTS
-from tests.system.simulator.prefix_plan import SPOILS
-from tests.system.simulator.release_times import DELAYS, KEEPS
+from tests.system.simulator.prefix_plan import SHARES, SPOILS
+from tests.system.simulator.release_times import DELAYS, KEEPS, ReleaseDeadlines
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
 
@@ -96,6 +97,14 @@ def test_every_answer_by_a_cluster_is_right_or_ends_in_an_allowed_error_and_all_
     except BaseException:
         print(f"seed {seed}: python -m tests.system.hunt --cluster --only {seed}")  # noqa: T201  # pytest shows it
         raise
+
+
+def test_what_a_check_finds_in_an_actor_is_raised_and_not_what_clients_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHARES, "prefixes", 1.0)
+    monkeypatch.setattr(ReleaseDeadlines, "lately", lambda *_: False)  # an excuse that this seed needs
+    with pytest.raises(ExceptionGroup) as caught:
+        run_cluster_seed.__wrapped__(80220)
+    assert str(first_leaf(caught.value)) == "a block is expected that is not there"
 
 
 def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers() -> None:

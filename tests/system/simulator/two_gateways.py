@@ -105,6 +105,9 @@ class TwoGatewaysRun(ClusterRun):
     def gateways(self) -> tuple[Cluster, ...]:
         return (self.cluster, self.second)
 
+    def checked_systems(self) -> Sequence[System]:
+        return self.gateways
+
     @property
     def port(self) -> System:
         return cast("System", Port(self))
@@ -125,7 +128,7 @@ class TwoGatewaysRun(ClusterRun):
                                 chaos.start_soon(self._restart_second, nursery)
                             await self.chaos()
                     self.system.end_canaries()
-                    await trio.sleep(SETTLED_S)
+                    await trio.sleep(self.settled_s)
                     for front in self.gateways:
                         front.heal()
                     await self.system.wait_trusted()
@@ -171,7 +174,7 @@ class TwoGatewaysRun(ClusterRun):
         self.note("gateway drains")
         before = self.second
         async with trio.open_nursery() as before.node.nursery:
-            before.node.drain("the test drains")
+            before.drain()
         await before.over.wait()
         assert not before.gateway.connections, "a connection outlives its gateway"
         await trio.sleep(self.rng.random() * 3)
