@@ -48,6 +48,9 @@ BUGS: Bugs = {
         Bug("a request gets the answer of another", "        begin += new\n", ""),
         Bug("a model's own scale is not used", '"scale": scaling}', '"scale": None}'),
         Bug("text reads the places of an encoder", "if encoder_lens is not None or is_cross", "if is_cross"),
+        Bug("what is behind a window is read", "0 if window is None else max(0, prefix - window)", "0"),
+        Bug("a model with short values gets a mask of all rows", " and keys.shape[-1] == values.shape[-1]", ""),
+        Bug("a long prefix is computed again", "PREFIX_SHARE_MAX = 1 / 16", "PREFIX_SHARE_MAX = 1.0"),
         Bug("cached positions take the place of new ones", "[len(cached) :]", "[: len(query)]"),
     ),
 }

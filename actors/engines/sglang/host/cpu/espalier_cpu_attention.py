@@ -13,8 +13,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 EXTEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
-ROWS_MAX = 256  # positions at a time: each has a row of the mask, as long as the sequence so far
-PREFIX_SHARE_MAX = 0.5  # of the new tokens: so short a prefix is computed again, since a plain triangle needs no mask
+ROWS_MAX = 256  # positions at a time: each has a row of the mask, as long as what the last of them sees
+PREFIX_SHARE_MAX = 1 / 16  # of the new tokens: computing so short a prefix again costs less than masks in large pieces
 
 
 def attend_new(
@@ -40,8 +40,9 @@ def attend_new(
     """Fill `output` with the attention of the new tokens of all requests, and return it.
 
     `query` and `output` have the shape (new tokens of all requests, heads, head size), the caches (places, heads, head
-    size). A sliding window of w lets a position see itself and w positions before it. What is not causal, or has an
-    encoder's part, is left to `sglang_extend`, the function that this one stands in front of.
+    size). A sliding window of w lets a position see itself and w positions before it, and only what a new position sees
+    is read. The lengths of the prefixes are `seq_lens` less `extend_seq_lens`. What is not causal, or has an encoder's
+    part, is left to `sglang_extend`, the function that this one stands in front of.
     """
     if encoder_lens is not None or is_cross_attn or not causal:
         lengths = (req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)
@@ -60,9 +61,12 @@ def attend_new(
     for request, length, new in zip(
         req_pool_indices.tolist(), seq_lens.tolist(), extend_seq_lens.tolist(), strict=True
     ):
-        own, places = slice(begin, begin + new), req_to_token[request, :length]
+        own, prefix = slice(begin, begin + new), length - new
+        places = req_to_token[request, 0 if window is None else max(0, prefix - window) : length]
         keys, values = (_heads_first(cache[places].to(query.dtype)) for cache in (k_cache, v_cache))
-        if window is None and length - new <= new * PREFIX_SHARE_MAX:
+        # Of values that are shorter than keys PyTorch would compute a triangle with a mask of its own, of all rows.
+        triangle = window is None and keys.shape[-1] == values.shape[-1]
+        if triangle and prefix <= new * PREFIX_SHARE_MAX:
             _attend_all(query[own], output[own], keys, values, options)
         else:
             _attend_masked(query[own], output[own], keys, values, window, options)
@@ -79,7 +83,7 @@ def _attend_all(query, output, keys, values, options):
 
 
 def _attend_masked(query, output, keys, values, window, options):
-    """Fill the `output` of the last positions, some at a time, with a mask over the keys that the last of them sees."""
+    """Fill the `output` of the last positions, some at a time, with a mask over the keys that these see."""
     prefix = keys.shape[2] - len(query)
     for first in range(0, len(query), ROWS_MAX):
         rows = slice(first, min(first + ROWS_MAX, len(query)))

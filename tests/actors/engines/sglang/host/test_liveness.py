@@ -311,10 +311,10 @@ from sglang.srt.plugins import load_plugins
 torch.manual_seed(1)
 heads, kv_heads, size, places = 4, 2, 16, 2048
 keys, values = (torch.randn((places, kv_heads, size)).bfloat16() for _ in range(2))
-prefixes, new = torch.tensor([900, 0, 200]), torch.tensor([3, 40, 300])
+prefixes, new = torch.tensor([900, 0, 200, 16]), torch.tensor([3, 40, 300, 300])
 query = torch.randn((int(new.sum()), heads * size)).bfloat16()
 table = torch.randperm(places, dtype=torch.int32).view(2, -1).repeat(2, 1)
-batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 0, 1]), seq_lens=prefixes + new, extend_prefix_lens=prefixes,
+batch = SimpleNamespace(req_pool_indices=torch.tensor([2, 0, 1, 3]), seq_lens=prefixes + new, extend_prefix_lens=prefixes,
                         extend_seq_lens=new, encoder_lens=None, out_cache_loc=None)
 backend = object.__new__(torch_native_backend.TorchNativeAttnBackend)
 backend.token_to_kv_pool = SimpleNamespace(get_key_buffer=lambda layer: keys, get_value_buffer=lambda layer: values)
@@ -338,13 +338,13 @@ def attend(window):
     computed.clear()
     return backend.forward_extend(query, None, None, layer, batch), list(computed)
 
-windows = (-1, 70)
-whole = [attend(window) for window in windows]
+rows_of = {-1: [3, 40, 256, 44, 316], 70: [3, 40, 256, 44, 256, 44]}  # by sliding window
+whole = [attend(window) for window in rows_of]
 load_plugins()
-for window, (expected, rows) in zip(windows, whole):
-    assert rows == [903, 40, 500], rows
+for window, (expected, rows) in zip(rows_of, whole):
+    assert rows == [903, 40, 500, 316], rows
     found, rows = attend(window)
-    assert rows == [3, 40, 256, 44], rows
+    assert rows == rows_of[window], rows
     torch.testing.assert_close(found, expected)
 """
 

@@ -114,13 +114,15 @@ def test_only_new_positions_are_computed_and_few_at_a_time(monkeypatch: pytest.M
 
 def test_what_is_behind_a_sliding_window_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read, compute = list[int](), torch.nn.functional.scaled_dot_product_attention
+    batch = Batch([(900, 3), (0, 300)])
+    batch.table[1, : 900 - 10] = PLACES  # which is none
 
     def counted(query: Any, keys: Any, values: Any, **options: Any) -> Any:
         read.append(keys.shape[2])
         return compute(query, keys, values, **options)
 
     monkeypatch.setattr(ATTENTION, "scaled_dot_product_attention", counted)
-    Batch([(900, 3), (0, 300)]).attended(sliding_window_size=10)
+    batch.attended(sliding_window_size=10)
     assert read == [13, 256, 54]
 
 
@@ -132,8 +134,20 @@ def test_few_cached_tokens_are_computed_again_instead_of_masked(monkeypatch: pyt
         return compute(query, *rest, **options)
 
     monkeypatch.setattr(ATTENTION, "scaled_dot_product_attention", counted)
-    Batch([(64, 128), (65, 128)]).attended()
-    assert computed == [(192, True), (128, False)]
+    Batch([(8, 128), (9, 128)]).attended()
+    assert computed == [(136, True), (128, False)]
+
+
+def test_no_triangle_is_computed_where_pytorch_would_make_a_mask_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, compute = list[int](), torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query: Any, *rest: Any, **options: Any) -> Any:
+        computed.append(query.shape[2])
+        return compute(query, *rest, **options)
+
+    monkeypatch.setattr(ATTENTION, "scaled_dot_product_attention", counted)
+    Batch([(0, 300)], value_size=SIZE // 2).attended()
+    assert computed == [256, 44]
 
 
 @pytest.mark.parametrize(
