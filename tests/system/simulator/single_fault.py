@@ -15,8 +15,10 @@ from typing import ClassVar
 import trio
 from attrs import define
 
+from actors.routing.candidates import Candidates, Choice
 from actors.routing.outliers import Ejection
 from protocol.errors import InternalError
+from protocol.messages import Generate
 from tests.rig.fake_engine import Costs, Scheduler
 from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, Reader
@@ -127,7 +129,8 @@ class FailingEngine(SingleFault):
         tries = 2 + log2(1 + lasts_s / limits.ejected_s)
         most = self.pairs * (limits.failures_max + 2 * self.capacity + tries)
         assert scheduler.failed <= most, f"an engine that fails everything got {scheduler.failed} requests"
-        with trio.fail_after(limits.ejected_max_s + 10 * SOON_S):
+        system.routing.policy = self._any  # others may leave idle, and so never probe, one to which they prefer another
+        with trio.fail_after(limits.ejected_max_s + 30 * SOON_S):
             async with trio.open_nursery() as nursery:
                 for client in clients:
                     nursery.start_soon(self._ask_until, client, lambda: not system.routing.outliers)
@@ -152,6 +155,11 @@ class FailingEngine(SingleFault):
     def end(self, scheduler: Scheduler) -> None:
         """Remove the fault."""
         scheduler.fails = None
+
+    def _any(self, _: Generate, candidates: Candidates, /) -> Choice | None:
+        """Return any of the workers."""
+        loads = list(candidates)
+        return Choice(self.rng.choice(loads)) if loads else None
 
     async def _ask_until(self, client: HonestClient, enough: Callable[[], bool]) -> None:
         while not enough():
