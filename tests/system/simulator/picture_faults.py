@@ -22,7 +22,7 @@ LATE = frozenset({"deadline_exceeded"})
 RESUMABLE = frozenset({"engine_lost", "actor_lost", "link_lost", "link_replaced", "draining"})
 PICTURE_ERRORS: dict[str, frozenset[str]] = {
     "encoder crash": LOST,
-    "encoder slow": LATE,
+    "encoder slow": LOST | LATE,  # one that keeps a batch for too long after its end is replaced
     "encoder stuck": LOST | LATE,  # it keeps a batch whose askers have left
     "encoder stalls": LOST | LATE,  # no batch ends
     "encoder start fails": LOST,
@@ -41,7 +41,7 @@ PICTURE_FALLS: dict[str, tuple[type[ActorError], ...]] = {
     "encoder slow": (EngineStuck,),
     "encoder start fails": (StartFailed,),
 }
-AT_ONCE = {"encoder crash": 1}  # encoders that are lost by it; by the others one may be lost again and again
+AT_ONCE = {"encoder crash": 1, "encoder slow": 2}  # encoders that are lost by it; by others one again and again
 MANY = 100
 BACK_WITHIN_S = 3.0
 
