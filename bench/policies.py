@@ -23,9 +23,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.request import Request, urlopen
 
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from bench.rig.node import MODEL, ROOT, Node, free_port, short_folder, start_process, wait_until
 from bench.rig.processes import MARK
@@ -53,6 +54,8 @@ kv_tokens_max = {kv_tokens}
 events.publish = true
 {kind}
 """
+PACE_SHARE = 0.4  # of what engines chosen in turn answer in a closed loop; with it every policy keeps up
+PACE_REQUESTS = 100  # sent to find it
 KINDS = {
     "sglang": 'device = "cpu"',
     "simulated": 'kind = "simulated"\nsimulated.costs = { fixed_s = 0.01, per_prefill_token_s = 0.0002 }',
@@ -61,10 +64,14 @@ KINDS = {
 
 @frozen
 class Load:
-    """One load, as words for `bench load`, and the memory of each engine that makes it worth routing."""
+    """One load, as words for `bench load`, and the memory of each engine that makes it worth routing.
+
+    Of a `paced` load the requests arrive at random, at a rate that is found before it is sent.
+    """
 
     words: tuple[str, ...]
     kv_tokens: int
+    paced: bool = False
 
 
 def loads(folder: Path, scale: float, engines: int = 2) -> dict[str, Load]:
@@ -86,11 +93,9 @@ def loads(folder: Path, scale: float, engines: int = 2) -> dict[str, Load]:
         "2:6",
     )
     turns = ("--turns", "4:6", "--prompt-tokens", "40:80", "--output-tokens", "8:16")
-    # As many a second as engines chosen in turn keep up with on two cores: the more engines, the less those find.
-    rate = str(round(24 / engines, 1))
     return {
         "shared": Load((*shared, "--clients", "4", "--requests", many(200)), 20_000),
-        "paced": Load((*shared, "--rate", rate, "--requests", many(300)), 20_000),
+        "paced": Load((*shared, "--requests", many(300)), 20_000, paced=True),
         "turns": Load((*turns, "--clients", "6", "--requests", many(40)), 7_000),
         "trace": Load(("--trace", str(trace), "--trace-scale", "0.1", "--clients", "6"), 7_000),
     }
@@ -189,6 +194,35 @@ def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int, k
         node.end()
 
 
+def send(running: Cluster, load: Load, seed: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Send a load once, and return what `bench load` has measured."""
+    result = folder / "load.json"
+    words = [*load.words, "--seed", str(seed), "--url", f"http://127.0.0.1:{running.node.port}", "--model", MODEL]
+    subprocess.run(
+        [sys.executable, "-m", "bench", "load", *words, "--json", str(result), "--quiet"],
+        cwd=ROOT,
+        check=True,
+        timeout=LOAD_WITHIN_S,
+        stdout=subprocess.DEVNULL,
+    )
+    document: dict[str, dict[str, Any]] = json.loads(result.read_text())
+    return document
+
+
+def pace(running: Cluster, load: Load, folder: Path) -> Load:
+    """Return a paced load with the rate of arrivals that suits this machine, in requests a second.
+
+    A rate that one machine keeps up with overloads another, and then times to the first token and shares of what is
+    cached tell of waiting and of evictions instead of routing.
+    """
+    closed_loop = evolve(load, words=(*load.words, "--clients", "4", "--requests", str(PACE_REQUESTS)))
+    running.choose("round_robin")
+    answered_s: float = send(running, closed_loop, 0, folder)["rates"]["requests_per_s"]
+    rate = round(PACE_SHARE * answered_s, 2)
+    sys.stderr.write(f"{rate} requests a second arrive: {PACE_SHARE:.0%} of {answered_s:.2f} in a closed loop\n")
+    return evolve(load, words=(*load.words, "--rate", str(rate)))
+
+
 def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figures, folder: Path) -> None:
     """Send a load once, and add what came of it."""
 
@@ -202,17 +236,10 @@ def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figur
             "predicted": running.metric(outcomes),
         }
 
-    before, result = counts(), folder / "load.json"
-    words = [*load.words, "--seed", str(seed), "--url", f"http://127.0.0.1:{running.node.port}", "--model", MODEL]
-    subprocess.run(
-        [sys.executable, "-m", "bench", "load", *words, "--json", str(result), "--quiet"],
-        cwd=ROOT,
-        check=True,
-        timeout=LOAD_WITHIN_S,
-        stdout=subprocess.DEVNULL,
-    )
+    before = counts()
+    document = send(running, load, seed, folder)
     time.sleep(SETTLED_S)
-    after, document = counts(), json.loads(result.read_text())
+    after = counts()
     change = {name: after[name] - before[name] for name in after}
     figures.hit_share.append(change["cached"] / change["input"])
     if policy == "kv":  # others expect nothing
@@ -231,6 +258,8 @@ def compare(
     table = {policy: Figures() for policy in (*policies, REFERENCE)}
     with short_folder() as folder:
         with cluster(folder, kind, engines, load.kv_tokens, slots, kv) as running:
+            if load.paced:
+                load = pace(running, load, folder)
             for number in range(rounds):
                 for policy in policies if number % 2 == 0 else policies[::-1]:
                     running.choose(policy)
