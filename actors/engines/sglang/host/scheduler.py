@@ -6,7 +6,8 @@ as the answers that fill it. Here it ends at once, as a request in the waiting q
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
-published after it. Written for SGLang 0.5.23.
+published after it. With `enable_metrics` it also sends counts of its memory to a socket that nobody reads, where they
+would wait for ever: here it sends none. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
+from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.runtime_context import get_parallel
 
@@ -40,6 +42,7 @@ def prepare() -> None:
     """Change the scheduler of this process; to be called once."""
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
+    SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
     penalties.count_resumed_tokens()
     outputs.send_steps()
     shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
@@ -70,6 +73,11 @@ def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, 
     """Report a decode step as SGLang does, and publish the KV events so far."""
     _sglang_report(reporter, *arguments, **named)
     reporter.scheduler.kv_events_publisher.publish_kv_events()
+
+
+def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:
+    """Send no counts of KV memory: routers have the engine's load from its host."""
+    del publisher
 
 
 def _end(manager: GrammarManager, req: Req, abort: AbortReq) -> None:

@@ -1,4 +1,4 @@
-"""The host's own parts, with SGLang imported and no engine: liveness, failures, warm-up, outputs, attention on a CPU."""
+"""The host's own parts, with SGLang imported and no engine: liveness, failures, warm-up, outputs, metrics, attention on a CPU."""
 
 from __future__ import annotations
 
@@ -348,8 +348,24 @@ for window, (expected, rows) in zip(rows_of, whole):
     torch.testing.assert_close(found, expected)
 """
 
+METRICS = """
+from actors.engines.sglang.host import scheduler
+from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
+
+class Socket:
+    closed = False
+    def send(self, *message, **options):
+        raise AssertionError("nobody reads this")
+
+publisher = object.__new__(SchedulerKvEventsPublisher)
+publisher.enable_kv_cache_events = True
+publisher.send_metrics_from_scheduler = Socket()
+scheduler.prepare()
+publisher.emit_kv_metrics()
+"""
 
 PARTS = {
+    "metrics": HEAD + METRICS,
     "attention": HEAD + ATTENTION,
     "outputs": HEAD + OUTPUTS,
     "c8_liveness": HEAD + LIVENESS,
