@@ -17,6 +17,7 @@ from attrs import define, evolve, field
 from protocol.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
 TAIL_EVENTS_MAX = 8192
+TAIL_HASHES_MAX = 262_144  # of those events together, some 15 MB
 
 _Place: TypeAlias = tuple[int, str, str | None]
 """Blocks of one rank, one medium and one LoRA adapter."""
@@ -30,7 +31,8 @@ class BlockLog:
     number: int = 1  # of the latest event, 1 before the first
     listeners: set[Callable[[], None]] = field(factory=set)  # called after each change
     _blocks: dict[_Place, dict[int, None]] = field(factory=dict)
-    _tail: deque[BlockEvent] = field(factory=lambda: deque[BlockEvent](maxlen=TAIL_EVENTS_MAX))
+    _tail: deque[BlockEvent] = field(factory=deque)
+    _tail_hashes: int = 0
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -43,7 +45,7 @@ class BlockLog:
             for part in _parts(event):
                 changed = True
                 self._apply(part)
-                self._tail.append(part)
+                self._keep(part)
                 self.number += 1
         if changed:
             self.notify()
@@ -74,6 +76,14 @@ class BlockLog:
     def blocks(self) -> list[tuple[_Place, list[int]]]:
         """Return all blocks, those of one prefix in its order."""
         return [(place, list(blocks)) for place, blocks in self._blocks.items() if blocks]
+
+    def _keep(self, event: BlockEvent) -> None:
+        """Add an event to the tail, and drop the oldest ones beyond its limits."""
+        tail = self._tail
+        tail.append(event)
+        self._tail_hashes += len(event.hashes)
+        while len(tail) > TAIL_EVENTS_MAX or self._tail_hashes > TAIL_HASHES_MAX:
+            self._tail_hashes -= len(tail.popleft().hashes)
 
     def _apply(self, event: BlockEvent) -> None:
         if event.change is BlockChange.CLEARED:

@@ -6,8 +6,9 @@ a block, whatever their number; and holders are told apart only where they diffe
 
 A holder is one rank in one life of its cache. What empties a cache (a flush, a restart, a gap in its events) retires
 its bit in no time, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the
-blocks a shard at a time. Blocks are limited in number; the least recently used of a shard goes first. A worker that has
-more than half of a full index makes room out of what it has itself: so it leaves the others half, whatever it claims.
+blocks a few thousand at a time. Blocks are limited in number; the least recently used of a shard goes first. A worker
+that has more than half of a full index makes room out of what it has itself: so it leaves the others half, whatever it
+claims.
 
 What workers tell may be wrong or late, so an overlap is a prediction.
 """
@@ -26,6 +27,7 @@ from protocol.kv_events import GPU, BlockChange, BlockEvent
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
 TOUCHED_ONE_OF = 8  # matches of an index that is more than half full
+TURN_MAX = 4096  # blocks that are touched or swept in one turn of the loop, in some 2 ms
 PASSED_MAX = 2  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
@@ -99,7 +101,10 @@ class PrefixIndex:
     _retired: int = 0  # bits that blocks may still have
     _sweeping: int = 0  # of those, the ones that the present round removes
     _next_shard: int = 0
+    _unswept: list[int] = field(factory=list)  # the blocks that are left of the shard before it
     _matches: int = 0  # since the index is half full
+    _touching: Sequence[int] = ()  # the blocks of a long prompt, of which
+    _untouched: int = 0  # so many are left
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -244,22 +249,33 @@ class PrefixIndex:
 
     @property
     def unswept(self) -> bool:
-        """Whether there are retired bits to remove."""
-        return self._retired != 0
+        """Whether there are retired bits to remove, or blocks of a long prompt to count as used."""
+        return self._retired != 0 or self._untouched != 0
 
     def sweep(self) -> None:
-        """Remove retired bits from one shard; to be called, with pauses, while `unswept`."""
-        if not self._next_shard:
-            self._sweeping = self._retired
-        shard, gone = self._shards[self._next_shard], self._sweeping
-        for number in [number for number, bits in shard.items() if bits & gone]:
-            if left := shard[number] & ~gone:
-                shard[number] = left
-            else:
-                del shard[number]
-                self._blocks -= 1
-        self._next_shard = (self._next_shard + 1) % SHARDS
-        if not self._next_shard:
+        """Do a part of both, of at most a shard; to be called, with pauses, while `unswept`."""
+        if self._untouched:
+            self._touch_next()
+        if self._retired:
+            self._sweep_next()
+
+    def _sweep_next(self) -> None:
+        """Remove retired bits from some blocks of a shard."""
+        if not self._unswept:
+            if not self._next_shard:
+                self._sweeping = self._retired
+            self._unswept = [*self._shards[self._next_shard]]
+            self._next_shard = (self._next_shard + 1) % SHARDS
+        gone, shard = self._sweeping, self._shards[self._next_shard - 1]
+        for number in self._unswept[-TURN_MAX:]:
+            if (bits := shard.get(number, 0)) & gone:  # one may have been dropped meanwhile
+                if left := bits & ~gone:
+                    shard[number] = left
+                else:
+                    del shard[number]
+                    self._blocks -= 1
+        del self._unswept[-TURN_MAX:]
+        if not self._unswept and not self._next_shard:
             self._retired &= ~gone  # of which none is set any more: none was set while it was retired
             workers = ((name, bits & ~gone) for name, bits in self._workers.items())
             self._workers = {name: left for name, left in workers if left}
@@ -284,7 +300,7 @@ class PrefixIndex:
         if count and having:
             groups.append((count, having))
         if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon, and the order does not matter
-            self._touch(hashes[: groups[-1][0]] if groups else ())
+            self._touch(hashes, groups[-1][0] if groups else 0)
         return Match(tuple(groups), self._bits, self._holders)
 
     def _holding(self, number: int) -> int:
@@ -304,14 +320,26 @@ class PrefixIndex:
                 end = middle
         return last
 
-    def _touch(self, hashes: Sequence[int]) -> None:
-        """Count blocks as used now, at one match of eight: what is used often is kept all the same.
+    def _touch(self, hashes: Sequence[int], count: int) -> None:
+        """Count the first blocks of a prompt as used now, at one match of eight: what is used often is kept even so.
 
-        Which ones looks like chance: of prompts that come in turns some would never be among every eighth.
+        Which ones looks like chance: of prompts that come in turns some would never be among every eighth. Those of a
+        long prompt are counted a part at a time, by `sweep`, and of one such prompt at a time.
         """
         self._matches += 1
-        if hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0:
-            for number in reversed(hashes):
-                shard = self._shards[number & 255]
-                if number in shard:  # one in between may have been dropped
-                    shard.move_to_end(number)
+        if self._untouched or hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF:
+            return
+        self._touching, self._untouched = hashes, count
+        if count <= TURN_MAX:
+            self._touch_next()
+
+    def _touch_next(self) -> None:
+        """Count some blocks as used now, the last ones first: of a prompt the beginning is to be dropped last."""
+        end = self._untouched
+        self._untouched = max(0, end - TURN_MAX)
+        for number in reversed(self._touching[self._untouched : end]):
+            shard = self._shards[number & 255]
+            if number in shard:  # one in between may have been dropped
+                shard.move_to_end(number)
+        if not self._untouched:
+            self._touching = ()

@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 
 RECENT_S = 0.5
 RECENT_MAX = 4096
+ROW_MAX = 8192  # blocks of one row: more would hold up the loop, and their events come soon
 
 
 @frozen
@@ -61,8 +62,12 @@ class RecentBlocks:
         return len(self._rows)
 
     def add(self, bit: int, hashes: Sequence[int]) -> None:
-        """Add blocks of a holder, the first of which it has not told of; beyond `RECENT_MAX` the oldest row goes."""
+        """Add blocks of a holder, the first of which it has not told of; beyond `RECENT_MAX` the oldest row goes.
+
+        Those behind the first `ROW_MAX` are left out.
+        """
         self._drop_old()
+        hashes = hashes[:ROW_MAX]
         self.told(bit, hashes)  # rows keep what they have besides
         self._put(bit, _Row(self.now() + RECENT_S, hashes))
         if len(self._rows) > RECENT_MAX:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.block_log import TAIL_EVENTS_MAX, BlockLog, BlockReader
+from actors.engines.block_log import TAIL_EVENTS_MAX, TAIL_HASHES_MAX, BlockLog, BlockReader
 from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, check_block_events
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -131,6 +131,17 @@ def test_the_memory_of_a_log_does_not_grow_with_what_nobody_reads() -> None:
     assert len(list(log.changes(log.number - TAIL_EVENTS_MAX) or ())) == TAIL_EVENTS_MAX
     assert log.changes(log.number - TAIL_EVENTS_MAX - 1) is None
     assert log.changes(log.number + 1) is None, "of another life, or a lie"
+
+
+def test_nor_do_few_events_of_many_blocks_take_more() -> None:
+    log, size = BlockLog("life"), REPLY_HASHES_MAX
+    for number in range(4 * TAIL_HASHES_MAX // size):
+        log.apply([BlockEvent(REMOVED, 0, tuple(range(size * number, size * (number + 1))))])
+    kept = TAIL_HASHES_MAX // size
+    assert len(list(log.changes(log.number - kept) or ())) == kept
+    assert log.changes(log.number - kept - 1) is None
+    log.apply([BlockEvent(REMOVED, 0, (1,))] * 10)
+    assert len(list(log.changes(log.number - 10) or ())) == 10
 
 
 def test_a_removal_that_names_no_adapter_removes_the_blocks_of_any() -> None:

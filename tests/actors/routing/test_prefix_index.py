@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.routing.prefix_index import PASSED_MAX, SHARDS, PrefixIndex
+from actors.routing.prefix_index import PASSED_MAX, SHARDS, TURN_MAX, PrefixIndex
 from protocol.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -226,6 +226,41 @@ def test_a_thousand_workers_are_told_apart() -> None:
     assert [match.blocks(f"w{number}") for number in range(1000)] == [1 + number % 7 for number in range(1000)]
     assert len(match.groups) == 7
     assert [match.blocks(*holder) for holder in match.longest(8)] == [7] * 8
+
+
+def test_a_long_prompt_counts_as_used_in_parts_its_beginning_last() -> None:
+    index, numbers = PrefixIndex(20 * TURN_MAX), iter(random.Random(2).sample(range(2**40), 200_000))
+    prompt = tuple(islice(numbers, 3 * TURN_MAX + 5))
+    index.apply("a", [stored(*prompt)])
+    for _ in range(80):
+        for _ in range(TOUCHED_WITHIN):
+            index.match(prompt)
+        assert index.unswept == (index.statistics().blocks > 10 * TURN_MAX)
+        parts = 0
+        while index.unswept:
+            index.sweep()
+            parts += 1
+        assert parts in {0, 4}
+        index.apply("b", [stored(*islice(numbers, 2000))])
+    assert index.statistics().dropped > 10 * TURN_MAX
+    assert index.match(prompt).blocks("a") == len(prompt)
+
+
+def test_a_sweep_looks_at_a_limited_number_of_blocks_and_bears_what_changes_meanwhile() -> None:
+    index, size = PrefixIndex(10**7), 2 * TURN_MAX + 9
+    blocks = [SHARDS * place for place in range(size)]  # of one shard
+    index.apply("a", [stored(*blocks)])
+    index.apply("b", [stored(*blocks[:5])])
+    index.forget("a")
+    left = list[int]()
+    for _ in range(3):
+        index.sweep()
+        left.append(index.statistics().blocks)
+        index.apply("b", [(stored if len(left) == 1 else removed)(*blocks[5:8])])  # which the first part had
+    assert left == [size - TURN_MAX + 5, size - 2 * TURN_MAX + 5 + 3, 5]
+    while index.unswept:
+        index.sweep()
+    assert index.statistics().blocks == index.count("b") == 5
 
 
 @pytest.mark.parametrize("chains", range(1, 17))

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from attrs import define
 
-from actors.routing.recent_blocks import RECENT_MAX, RECENT_S, RecentBlocks
+from actors.routing.recent_blocks import RECENT_MAX, RECENT_S, ROW_MAX, RecentBlocks
 
 
 @define
@@ -93,6 +93,14 @@ def test_what_is_computed_again_is_kept_for_another_moment() -> None:
     clock.now_s += RECENT_S / 2
     assert recent.extend(1, [1, 2, 3, 9], 1) == 2
     assert len(recent) == 1
+
+
+def test_of_a_long_row_the_beginning_is_kept() -> None:
+    recent, row = RecentBlocks(Clock()), list(range(3 * ROW_MAX))
+    recent.add(1, row)
+    assert recent.extend(1, row, 0) == ROW_MAX
+    recent.told(1, row[: ROW_MAX // 2])
+    assert recent.extend(1, row, ROW_MAX // 2) == ROW_MAX
 
 
 def test_rows_have_the_blocks_that_were_added_and_not_told_of_since() -> None:
