@@ -229,15 +229,23 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
         yield Mistake(f"cluster.{tls[0]}", "means nothing without tls_certificate, tls_key and tls_authority together")
     if section.verifies_node_names:
         yield from _certificate_name_mistakes(cluster)
-    slots, gateways = Counter[str](), {*cluster.gateway_nodes}
+    yield from _stream_mistakes(cluster)
+    yield from _link_time_mistakes(section)
+
+
+def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
+    """Yield the nodes to which links have too few streams: one for each slot, and one for the blocks of each engine."""
+    slots, watched, gateways = Counter[str](), Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots * engine.data_parallel
+        watched[engine.node] += engine.publishes(cluster)
     for name in cluster.node:
-        if (len(gateways) > 1 or name not in gateways) and slots[name] > section.streams_max:
-            yield Mistake(
-                "cluster.streams_max", f"is {section.streams_max}, and node {name} has {slots[name]} slots to ask for"
-            )
-    yield from _link_time_mistakes(section)
+        needed = slots[name] + watched[name]
+        if (len(gateways) > 1 or name not in gateways) and needed > cluster.cluster.streams_max:
+            what = f"{slots[name]} slots to ask for"
+            if watched[name]:
+                what += f" and the blocks of {watched[name]} engines to hear of"
+            yield Mistake("cluster.streams_max", f"is {cluster.cluster.streams_max}, and node {name} has {what}")
 
 
 def _certificate_name_mistakes(cluster: Cluster) -> Iterator[Mistake]:

@@ -55,7 +55,8 @@ class _Listener:
 
 
 def collisions(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield a mistake for each listener whose address is taken by one before it."""
+    """Yield a mistake for each listener whose address, or that of one of its ranks, is taken by one before it."""
+    known = set[tuple[str, str]]()
     earlier: dict[_Claim, tuple[int, _Listener]] = {}  # the first listener with each claim, and its number
     for number, listener in enumerate(_listeners(cluster)):
         if listener.port == 0:  # the system chooses a free one
@@ -63,7 +64,9 @@ def collisions(cluster: Cluster) -> Iterator[Mistake]:
         others = [earlier[claim] for claim in listener.obstacles if claim in earlier]
         if others:
             _, other = min(others, key=itemgetter(0))
-            yield Mistake(listener.key, f"is where {other.about}")
+            if (listener.key, other.about) not in known:  # of another rank
+                known.add((listener.key, other.about))
+                yield Mistake(listener.key, f"is where {other.about}")
         for claim in listener.claims:
             earlier.setdefault(claim, (number, listener))
 
@@ -88,7 +91,8 @@ def _listeners(cluster: Cluster) -> Iterator[_Listener]:
             continue
         for key, at in engine.events.endpoints.items():
             own = join(join("engine", segment(name)), f"events.{key}")
-            yield _listener(own, f"engine {name} publishes its events", host, at.host, at.port)
+            for rank in range(engine.data_parallel):
+                yield _listener(own, f"engine {name} publishes its events", host, at.host, at.port + rank)
 
 
 def _listener(key: str, about: str, machine: str, host: str, port: int) -> _Listener:

@@ -286,18 +286,10 @@ class EngineSection:
                 )
         elif [*given] == ["replay"]:
             yield Mistake(f"{path}.events.replay", "means nothing without listen")
-        yield from self._event_port_mistakes(path)
-
-    def _event_port_mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what keeps each rank from having ports of its own for its events."""
-        listen, replay, ranks = self.events.listen, self.events.replay, self.data_parallel
-        both = None if listen is None or replay is None or listen.host != replay.host else (listen.port, replay.port)
-        if ranks > 1 and both is not None and abs(both[0] - both[1]) < ranks:
-            yield Mistake(
-                f"{path}.events.replay", f"is too near to listen: each of {ranks} ranks has a port behind both"
-            )
-        for key, endpoint in self.events.endpoints.items():
-            if (last := endpoint.port + ranks - 1) > PORT_MAX:
+        elif given and self.events.publish is False:
+            yield Mistake(f"{path}.events.publish", "is false, and events.listen publishes them")
+        for key, endpoint in given.items():
+            if (last := endpoint.port + self.data_parallel - 1) > PORT_MAX:
                 yield Mistake(f"{path}.events.{key}", f"leaves no port for each rank: the last would be {last}")
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:

@@ -110,6 +110,9 @@ class SglangSection(EngineSection):
         yield from self._rank_mistakes(cluster, path)
         yield from self._vision_mistakes(cluster, path)
         yield from self.event_mistakes(path)
+        for key, endpoint in self.events.endpoints.items():
+            if ":" in endpoint.host:
+                yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")
         for key, value in self.settings.items():
             if (why := setting_rules.setting_mistake(key, value)) is not None:
                 yield Mistake(join(f"{path}.settings", segment(key)), why)

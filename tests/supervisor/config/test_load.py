@@ -482,6 +482,14 @@ def test_an_encoder_may_join_a_cluster_whose_engines_stand_in_other_files(writte
             'device = "cpu"\nleg = "decode"\nevents.listen = "127.0.0.1:5557"',
             "events.listen: is for engines with a prefix cache",
         ),
+        (
+            'device = "cpu"\nevents.listen = "127.0.0.1:5557"\nevents.publish = false',
+            "events.publish: is false, and events.listen publishes them",
+        ),
+        (
+            'device = "cpu"\nevents.listen = "[::1]:5557"',
+            "events.listen: is [::1]:5557, and SGLang publishes at IPv4 addresses only",
+        ),
     ],
 )
 def test_events_are_for_engines_that_have_some(tmp_path: Path, lines: str, sentence: str) -> None:
@@ -510,7 +518,12 @@ def test_events_are_for_engines_that_have_some(tmp_path: Path, lines: str, sente
         (
             'device = "cpu"\nevents.listen = "127.0.0.1:5557"\nevents.replay = "127.0.0.1:5558"',
             11,
-            "is too near to listen",
+            "events.replay: is where engine one publishes its events",
+        ),
+        (
+            'device = "cpu"\nevents.listen = "0.0.0.0:5557"\nevents.replay = "127.0.0.1:5556"',
+            11,
+            "events.replay: is where engine one publishes its events",
         ),
     ],
 )
@@ -599,6 +612,7 @@ def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_s
     assert publishes("least_loaded", 'events.listen = "127.0.0.1:5557"')
 
 
+RANKED = engine("one").replace('kind = "simulated"', 'device = "cpu"\ndata_parallel = 4')
 EVENTS = 'events = { listen = "127.0.0.1:5557", replay = "127.0.0.1:5558" }\n'
 
 
@@ -626,6 +640,17 @@ def test_simulated_engines_publish_their_events_each_at_addresses_of_its_own(wri
         (
             engine("one") + EVENTS.replace("5558", "5557"),
             ["engine.one.events.replay: is where engine one publishes its events"],
+        ),
+        (
+            RANKED + EVENTS.replace("5557", "7998").replace("5558", "7000"),
+            ["engine.one.events.listen: is where the gateway is"],
+        ),
+        (
+            RANKED
+            + EVENTS.replace("5558", "7100")
+            + engine("two")
+            + EVENTS.replace("5557", "5560").replace("5558", "5561"),
+            ["engine.two.events.listen: is where engine one publishes its events"],
         ),
     ],
 )

@@ -84,6 +84,18 @@ def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool
     assert message == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
 
 
+@pytest.mark.parametrize(("streams", "wrong"), [(16, True), (17, False)])
+def test_a_link_has_streams_for_what_engines_tell_of_their_blocks(streams: int, wrong: bool, written: Written) -> None:
+    by_prefix = text("a:7401", "two", "b:7401").replace("[model.tiny]", '[model.tiny]\npolicy = "kv"')
+    path = written(by_prefix + f"[cluster]\nstreams_max = {streams}\n")
+    if not wrong:
+        read_cluster(path)
+        return
+    ((_, message),) = mistakes(path)
+    what = "16 slots to ask for and the blocks of 1 engines to hear of"
+    assert message == f"cluster.streams_max: is {streams}, and node back has {what}"
+
+
 # What may cross -----------------------------------------------------------------------------
 
 
