@@ -249,7 +249,11 @@ class LocalWorker:
 
     def reroute_queued(self) -> None:
         """Fail what waits in the inbox, if a sibling can serve it."""
-        if self.directory.has_sibling(self):
+        if not self.directory.has_sibling(self):
+            return
+        if self.engine.live is not None and not self.engine.in_service:
+            self.inbox.turn_away(NotReady(f"engine {self.engine_name} {self.engine.status_text}"))
+        else:
             self.inbox.turn_away(ActorLost(f"the engine {self.engine_name} is gone"))
 
     def _count(self, asker: str | None, requests: int, tokens: int) -> None:

@@ -112,6 +112,7 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
         if not registration.in_service:
             for each in slots.live or ():
                 each.cancel_probe("the engine is out of service")
+            workers[0].reroute_queued()  # what waits need not wait here
 
     registration: Registration[Engine] = Registration(on_change)
     workers = [
