@@ -1,9 +1,10 @@
-"""Upper bounds of the cost of a request, known before it is admitted: pure functions of the request.
+"""The cost of a request, known before it is admitted: pure functions of the request.
 
-All limits and queues weigh requests by these: admission and a key's concurrency (generations), the queues that are fair
-between owners (the tokens of each generation), the memory of answers that are kept until they are whole (bytes). Each
-bound follows from the request's own fields, so that a request is refused, with the name of the field, before anything
-has been spent on it.
+All limits and queues weigh requests by these: admission and a key's concurrency (generations), the memory of answers
+that are kept until they are whole (bytes), the queues that are fair between owners and the KV memory of engines (the
+tokens of each generation). Each follows from the request's own fields, so that a request is refused, with the name of
+the field, before anything has been spent on it. The first two are upper bounds. The last is an estimate: most clients
+give no `max_tokens`, and what they may have then, all that the model can hold, says nothing of what they will have.
 
 Images and videos need no bounds of their own here. Their tokens are a part of the prompt, which `total_max` bounds with
 the answer; the bytes by which a client sends them are reserved with its body as they come; what they become when they
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from protocol.cluster import Leg
 from protocol.media import Encode
 from protocol.messages import Generate
 from protocol.text_messages import Respond
@@ -23,6 +25,9 @@ TOKEN_BYTES = 8
 
 LOGPROB_BYTES = 80
 """Memory of one log probability of a gathered answer, as a part of its JSON document."""
+
+ANSWER_TOKENS_MAX = 4096
+"""The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
 
 ESCAPES = 2
 """The factor by which a text may grow as the inside of a JSON string in UTF-8; only control characters, which are rare,
@@ -75,8 +80,21 @@ def multiplying_field(request: Respond) -> str:
 
 
 def generation_tokens(generate: Generate) -> int:
-    """Return the most tokens that one generation takes in an engine: those of its prompt and of its answer."""
-    return len(generate.tokens) + max(0, generate.sampling.tokens_max)  # which another node may have made negative
+    """Return the tokens that one generation may take in an engine: those of its prompt and of its answer."""
+    return kv_tokens(generate, Leg.BOTH, 0)
+
+
+def kv_tokens(generate: Generate, leg: Leg, cached: int) -> int:
+    """Return the tokens of KV memory that a generation may come to need, where `cached` of its prompt are there.
+
+    They are the others of its prompt and, but for a prefill, those of its answer. What is cached counts for nobody:
+    several may share it, and an engine drops it for those who need memory once nobody does.
+    """
+    prompt = len(generate.tokens)
+    needed = prompt - min(max(0, cached), prompt)  # which another node may have made anything
+    if leg is not Leg.PREFILL:
+        needed += max(0, min(generate.sampling.tokens_max, ANSWER_TOKENS_MAX))  # so may this
+    return needed
 
 
 def encoding_tokens(encode: Encode) -> int:

@@ -13,21 +13,13 @@ from attrs import define, field
 
 from actors.kit.pending_prefill import PendingPrefill
 from protocol.cluster import Leg
+from protocol.cost import kv_tokens
 from protocol.messages import EngineInfo, Generate
-
-ANSWER_TOKENS_MAX = 4096
-"""The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
 
 
 def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:
-    """Return the tokens of KV memory that a request may come to need, in whole pages.
-
-    They are those of its prompt that are not expected in the cache, and, but for a prefill, those of its answer.
-    """
-    prompt = len(request.tokens)
-    needed = prompt - min(max(0, request.cached_tokens), prompt)  # which another node may have made anything
-    if leg is not Leg.PREFILL:
-        needed += max(0, min(request.sampling.tokens_max, ANSWER_TOKENS_MAX))  # another node may have made it negative
+    """Return the tokens of KV memory that a request may come to need (`kv_tokens`), in whole pages."""
+    needed = kv_tokens(request, leg, request.cached_tokens)
     return -(-needed // page_size) * page_size
 
 

@@ -110,8 +110,8 @@ class KvPolicy:
             uncached = len(request.tokens) - overlap
             cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
         if load.leg is not Leg.PREFILL:
-            cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request))
-        if not load.fits(request):  # it would wait there for memory, behind all who have it
+            cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request, cached))
+        if not load.fits(request, cached):  # it would wait there for memory, behind all who have it
             cost += load.kv_tokens_max
         return Choice(load, overlap, cached, cost, prompt.blind)
 
@@ -240,11 +240,11 @@ def _find_holder(candidates: Candidates, engine: str, rank: int) -> Load | None:
     return candidates.find(f"{engine}{RANK_MARK}{rank}")
 
 
-def _kv_share(load: Load, request: Generate) -> float:
+def _kv_share(load: Load, request: Generate, cached: int) -> float:
     """Return the share of a worker's KV memory that its requests and this one may come to need; 0 if not known."""
     if not load.kv_tokens_max:
         return 0.0
-    return min(1.0, (load.kv_tokens + load.tokens_of(request)) / load.kv_tokens_max)
+    return min(1.0, load.kv_tokens_with(request, cached) / load.kv_tokens_max)
 
 
 def _draw(weights: Sequence[float], drawn: float) -> int:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from protocol.cluster import Leg
+from protocol.cost import kv_tokens
 from protocol.messages import Generate
 
 PROMPTS_AHEAD = 4
@@ -18,11 +19,12 @@ PROMPTS_AHEAD = 4
 class Load:
     """The load of a worker: `busy` requests on `slots` places, and the tokens that they hold.
 
-    `tokens` are all that its requests may come to, by which policies compare workers; `kv_tokens` are those that its KV
-    memory holds or has promised, of `kv_tokens_max` (0: not known). `pending` counts the prompt tokens that this node
-    gave it and that have no first token yet. With a `pending_max` above 0 it gets further prompts only while fewer are
-    pending; a longer single prompt is allowed. A prefill has `shared_max` instead: the decodes that it computes prompts
-    for each have an equal share of it. No two workers of one pool have the same `name`.
+    `tokens` are those that its requests may come to need beside what is cached (`protocol.cost.kv_tokens`), by which
+    policies compare workers; `kv_tokens` are those that its KV memory holds or has promised, of `kv_tokens_max` (0: not
+    known). `pending` counts the prompt tokens that this node gave it and that have no first token yet. With a
+    `pending_max` above 0 it gets further prompts only while fewer are pending; a longer single prompt is allowed. A
+    prefill has `shared_max` instead: the decodes that it computes prompts for each have an equal share of it. No two
+    workers of one pool have the same `name`.
 
     `own` of the requests are this node's, `unstarted` of those have no first token. `routers` nodes ask the worker, and
     this one has `place` among them, from 0. For `reserved` of the busy it was chosen, and has not been asked yet.
@@ -65,14 +67,16 @@ class Load:
         """Whether some of its requests may have to wait: they are more than its slots, or than its memory holds."""
         return self.busy > self.slots or (self.kv_tokens_max > 0 and self.kv_tokens > self.kv_tokens_max)
 
-    def fits(self, request: Generate) -> bool:
-        """Whether its KV memory has room for all tokens that a request may come to there, as far as is known."""
-        return self.kv_tokens_max == 0 or self.kv_tokens + self.tokens_of(request) <= self.kv_tokens_max
+    def fits(self, request: Generate, cached: int = 0) -> bool:
+        """Whether its KV memory has room for what a request may come to need there, as far as is known.
 
-    def tokens_of(self, request: Generate) -> int:
-        """Return the most tokens of a request that it holds: those of the prompt if it is a prefill, else all."""
-        prompt = len(request.tokens)
-        return prompt if self.leg is Leg.PREFILL else prompt + request.sampling.tokens_max
+        `cached` tokens of its prompt are in its cache.
+        """
+        return self.kv_tokens_max == 0 or self.kv_tokens_with(request, cached) <= self.kv_tokens_max
+
+    def kv_tokens_with(self, request: Generate, cached: int = 0) -> int:
+        """Return the tokens that its KV memory would hold or have promised if it had one more request."""
+        return self.kv_tokens + kv_tokens(request, self.leg, cached)
 
 
 def has_room(load: Load) -> bool:

@@ -29,7 +29,7 @@ from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
 from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad, engine_and_rank
-from protocol.cost import encoding_tokens, generation_tokens
+from protocol.cost import encoding_tokens, kv_tokens
 from protocol.errors import ActorLost, LinkLost, NotReady
 from protocol.kind import Message
 from protocol.media import Encode, Encoded
@@ -75,11 +75,11 @@ def _prefill_bounds(offer: Offer) -> tuple[int, int]:
     return (0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)
 
 
-def _tokens(request: Work) -> tuple[int, int]:
-    """Return the tokens of a request that are to be computed before its first reply, and all that it may come to."""
+def _tokens(request: Work, leg: Leg) -> tuple[int, int]:
+    """Return the tokens of a request that a leg computes before its first reply, and those that it may hold."""
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
-    return request.uncached_tokens, generation_tokens(request)
+    return request.uncached_tokens, kv_tokens(request, leg, request.cached_tokens)
 
 
 def _of_rank(request: Work, rank: int) -> Work:
@@ -211,7 +211,7 @@ class LocalWorker:
         if self.engine.current is None and self.directory.has_sibling(self):
             raise NotReady(f"engine {self.engine_name} is starting")
         request = _of_rank(request, self.rank)
-        first, tokens = _tokens(request)
+        first, tokens = _tokens(request, self.leg)
         pending = self.pending if asker is None else self.queued_by.setdefault(asker, PendingPrefill())
         pending.add(request.id, first)
         self._count(asker, 1, tokens)
@@ -358,7 +358,7 @@ class RemoteWorker:
     @asynccontextmanager
     async def _ask(self, request: Work, credit: int) -> AsyncIterator[AnyReplies]:
         link, request = self._link(), _of_rank(request, self.rank)
-        first, tokens = _tokens(request)
+        first, tokens = _tokens(request, self.leg)
         self.pending.add(request.id, first)
         self._count(1, tokens)
         try:

@@ -28,20 +28,20 @@ BUGS: Bugs = {
         Bug("a rank behind the last is asked", "if not 0 <= request.rank < ranks:", "if request.rank < 0:"),
     ),
     "actors/engines/kv_admission.py": (
-        Bug("the answer needs no memory", "if leg is not Leg.PREFILL:", "if False:"),
-        Bug("a prefill needs memory for the answer", "if leg is not Leg.PREFILL:", "if True:"),
-        Bug("what is cached needs memory", "prompt - min(max(0, request.cached_tokens), prompt)", "prompt"),
-        Bug(
-            "a peer's cached tokens are believed", "min(max(0, request.cached_tokens), prompt)", "request.cached_tokens"
-        ),
-        Bug(
-            "long answers count in full",
-            "min(request.sampling.tokens_max, ANSWER_TOKENS_MAX)",
-            "request.sampling.tokens_max",
-        ),
+        Bug("what is cached needs memory", "leg, request.cached_tokens)", "leg, 0)"),
         Bug("parts of pages are free", "-(-needed // page_size) * page_size", "needed"),
         Bug("memory is never given back", "            self.held.discard(key)\n", ""),
         Bug("memory that is given back is not looked at", "            recheck()\n", ""),
+    ),
+    "protocol/cost.py": (
+        Bug("the answer needs no memory", "if leg is not Leg.PREFILL:", "if False:"),
+        Bug("a prefill needs memory for the answer", "if leg is not Leg.PREFILL:", "if True:"),
+        Bug("a peer's cached tokens are believed", "min(max(0, cached), prompt)", "cached"),
+        Bug(
+            "long answers count in full",
+            "min(generate.sampling.tokens_max, ANSWER_TOKENS_MAX)",
+            "generate.sampling.tokens_max",
+        ),
     ),
     "actors/engines/slots.py": (
         Bug(

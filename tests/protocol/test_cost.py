@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from protocol.cost import LOGPROB_BYTES, TOKEN_BYTES, cost, generation_tokens, generations_of, multiplying_field
+from protocol.cluster import Leg
+from protocol.cost import (
+    ANSWER_TOKENS_MAX,
+    LOGPROB_BYTES,
+    TOKEN_BYTES,
+    cost,
+    generation_tokens,
+    generations_of,
+    kv_tokens,
+    multiplying_field,
+)
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Respond, Role, Turn
 
@@ -51,3 +61,22 @@ def test_only_gathered_answers_take_memory() -> None:
 def test_the_tokens_of_a_generation_are_those_of_its_prompt_and_answer() -> None:
     assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(7))) == 10
     assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(-7))) == 3
+    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(10**9))) == 3 + ANSWER_TOKENS_MAX
+
+
+@pytest.mark.parametrize(
+    ("leg", "cached", "tokens"),
+    [
+        (Leg.BOTH, 0, 110),
+        (Leg.DECODE, 0, 110),
+        (Leg.PREFILL, 0, 100),
+        (Leg.BOTH, 90, 20),
+        (Leg.PREFILL, 90, 10),
+        (Leg.BOTH, 10**9, 10),
+        (Leg.BOTH, -(10**9), 110),
+    ],
+)
+def test_what_is_cached_needs_no_memory_nor_does_a_prefill_need_any_for_the_answer(
+    leg: Leg, cached: int, tokens: int
+) -> None:
+    assert kv_tokens(Generate("0" * 32, [1] * 100, Sampling(10)), leg, cached) == tokens

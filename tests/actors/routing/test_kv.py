@@ -96,8 +96,22 @@ def test_running_requests_and_kv_memory_count() -> None:
 
 
 def test_a_worker_without_memory_for_the_request_is_the_last() -> None:
-    full = evolve(B, kv_tokens=9_900, kv_tokens_max=10_000)
+    full = evolve(B, kv_tokens=9_990, kv_tokens_max=10_000)
     assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, full)[0] == "a"
+
+
+def test_what_a_worker_has_in_its_cache_needs_no_more_memory_there() -> None:
+    nearly_full = evolve(B, kv_tokens=9_900, kv_tokens_max=10_000)
+    assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, nearly_full)[0] == "b"
+
+
+def test_requests_without_a_limit_for_their_answers_go_where_their_beginning_is() -> None:
+    asked = wanted()
+    unlimited = evolve(asked, sampling=evolve(asked.sampling, tokens_max=131_072))
+    has = evolve(B, busy=3, tokens=3 * 4_200, kv_tokens=3 * 4_200, kv_tokens_max=400_000)
+    has_not = evolve(has, name="a", busy=2)
+    made = policy({"b": PROMPT * 40}, uncached_weight=4.0, load_tokens=256.0)
+    assert chosen(made, unlimited, has_not, has)[0] == "b"
 
 
 def test_a_choice_is_blind_while_a_worker_has_not_told_what_it_has() -> None:

@@ -13,7 +13,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer, OfferLoad, check_state
+from protocol.cluster import Leg, NodeState, Offer, OfferLoad, check_state
+from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import ActorLost, BadRequest, NotReady
 from protocol.messages import EngineInfo, Generate
 from protocol.peer import Peer
@@ -92,8 +93,19 @@ async def test_requests_for_absurdly_many_tokens_leave_a_possible_load(autojump_
         for _ in range(2):
             nursery.start_soon(ask, remote, 2**62, 1)
         await trio.sleep(0.5)
-        assert check_state(far.state()).offers[0].tokens == COUNT_MAX
+        assert check_state(far.state()).offers[0].tokens == 2 * (4 + ANSWER_TOKENS_MAX)
         nursery.cancel_scope.cancel()
+
+
+async def test_a_request_counts_for_what_it_may_hold_where_it_is(autojump_clock: MockClock) -> None:
+    directory = Directory("here")
+    request = generate("r", prompt=100, tokens_max=10)
+    for leg, cached, tokens in ((Leg.BOTH, 0, 110), (Leg.BOTH, 64, 46), (Leg.PREFILL, 0, 100), (Leg.PREFILL, 64, 36)):
+        worker = add_worker(directory, f"{leg}-{cached}")
+        worker.idle_offer = evolve(worker.idle_offer, leg=leg)
+        with trio.move_on_after(1), worker.engine.publish(SimpleNamespace(info=INFO)):
+            async with worker.ask(evolve(request, cached_tokens=cached), 1):
+                assert (worker.load.kv_tokens, worker.load.tokens) == (tokens, tokens)
 
 
 # Going elsewhere --------------------------------------------------------------------------
@@ -115,6 +127,18 @@ async def test_requests_that_wait_at_a_worker_that_is_gone_go_to_a_sibling_if_th
             assert failed == [ActorLost] * 4 * has_sibling
             assert worker.inbox.waiting == ((0, 0) if has_sibling else (2, 2))
     assert worker.busy == worker.tokens == 0
+
+
+async def test_requests_that_wait_at_an_engine_out_of_service_are_told_why(autojump_clock: MockClock) -> None:
+    directory, _ = linked_directory()
+    worker = add_worker(directory)
+    directory.merge_state("far", NodeState((ONE,)))
+    with worker.engine.publish(SimpleNamespace(info=INFO)):
+        async with queued_requests(worker, 3) as failed:
+            with worker.engine.out_of_service("its weights are replaced"):
+                worker.reroute_queued()
+                await wait_all_tasks_blocked()
+            assert failed == [NotReady] * 3
 
 
 async def test_requests_that_wait_for_an_engine_go_to_a_sibling_as_soon_as_there_is_one(
