@@ -87,8 +87,7 @@ def generation_tokens(generate: Generate) -> int:
 def kv_tokens(generate: Generate, leg: Leg, cached: int) -> int:
     """Return the tokens of KV memory that a generation may come to need, where `cached` of its prompt are there.
 
-    They are the others of its prompt and, but for a prefill, those of its answer. What is cached counts for nobody:
-    several may share it, and an engine drops it for those who need memory once nobody does.
+    They are the others of its prompt and, but for a prefill, those of its answer.
     """
     prompt = len(generate.tokens)
     needed = prompt - min(max(0, cached), prompt)  # which another node may have made anything

@@ -17,7 +17,7 @@ from attrs import define, evolve, field
 from protocol.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
 TAIL_EVENTS_MAX = 8192
-TAIL_HASHES_MAX = 262_144  # of those events together, some 15 MB
+TAIL_HASHES_MAX = 262_144  # of those events together, some 15 MB, or as many as there are blocks
 
 _Place: TypeAlias = tuple[int, str, str | None]
 """Blocks of one rank, one medium and one LoRA adapter."""
@@ -78,11 +78,15 @@ class BlockLog:
         return [(place, list(blocks)) for place, blocks in self._blocks.items() if blocks]
 
     def _keep(self, event: BlockEvent) -> None:
-        """Add an event to the tail, and drop the oldest ones beyond its limits."""
+        """Add an event to the tail, and drop the oldest ones beyond its limits.
+
+        A reader of all blocks goes on with what has changed meanwhile: in that time as many may have come anew.
+        """
         tail = self._tail
         tail.append(event)
         self._tail_hashes += len(event.hashes)
-        while len(tail) > TAIL_EVENTS_MAX or self._tail_hashes > TAIL_HASHES_MAX:
+        hashes_max = max(TAIL_HASHES_MAX, len(self))
+        while len(tail) > TAIL_EVENTS_MAX or self._tail_hashes > hashes_max:
             self._tail_hashes -= len(tail.popleft().hashes)
 
     def _apply(self, event: BlockEvent) -> None:

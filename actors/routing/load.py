@@ -19,12 +19,12 @@ PROMPTS_AHEAD = 4
 class Load:
     """The load of a worker: `busy` requests on `slots` places, and the tokens that they hold.
 
-    `tokens` are those that its requests may come to need beside what is cached (`protocol.cost.kv_tokens`), by which
-    policies compare workers; `kv_tokens` are those that its KV memory holds or has promised, of `kv_tokens_max` (0: not
-    known). `pending` counts the prompt tokens that this node gave it and that have no first token yet. With a
-    `pending_max` above 0 it gets further prompts only while fewer are pending; a longer single prompt is allowed. A
-    prefill has `shared_max` instead: the decodes that it computes prompts for each have an equal share of it. No two
-    workers of one pool have the same `name`.
+    `tokens` are those that its requests may come to hold (`protocol.cost.kv_tokens`); policies compare workers by them.
+    `kv_tokens` are those that its KV memory holds or has promised, of `kv_tokens_max` (0: not known). `pending` counts
+    the prompt tokens that this node gave it and that have no first token yet. With a `pending_max` above 0 it gets
+    further prompts only while fewer are pending; a longer single prompt is allowed. A prefill has `shared_max` instead:
+    the decodes that it computes prompts for each have an equal share of it. No two workers of one pool have the same
+    `name`.
 
     `own` of the requests are this node's, `unstarted` of those have no first token. `routers` nodes ask the worker, and
     this one has `place` among them, from 0. For `reserved` of the busy it was chosen, and has not been asked yet.

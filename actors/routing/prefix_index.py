@@ -249,18 +249,11 @@ class PrefixIndex:
 
     @property
     def unswept(self) -> bool:
-        """Whether there are retired bits to remove, or blocks of a long prompt to count as used."""
-        return self._retired != 0 or self._untouched != 0
+        """Whether there are retired bits to remove."""
+        return self._retired != 0
 
     def sweep(self) -> None:
-        """Do a part of both, of at most a shard; to be called, with pauses, while `unswept`."""
-        if self._untouched:
-            self._touch_next()
-        if self._retired:
-            self._sweep_next()
-
-    def _sweep_next(self) -> None:
-        """Remove retired bits from some blocks of a shard."""
+        """Remove retired bits from some blocks of a shard; to be called, with pauses, while `unswept`."""
         if not self._unswept:
             if not self._next_shard:
                 self._sweeping = self._retired
@@ -324,22 +317,24 @@ class PrefixIndex:
         """Count the first blocks of a prompt as used now, at one match of eight: what is used often is kept even so.
 
         Which ones looks like chance: of prompts that come in turns some would never be among every eighth. Those of a
-        long prompt are counted a part at a time, by `sweep`, and of one such prompt at a time.
+        long prompt are counted a part at each of the matches that follow, and of one such prompt at a time.
         """
         self._matches += 1
-        if self._untouched or hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF:
-            return
-        self._touching, self._untouched = hashes, count
-        if count <= TURN_MAX:
-            self._touch_next()
+        if hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0:
+            if count <= TURN_MAX:
+                self._touch_part(hashes, 0, count)
+            elif not self._untouched:
+                self._touching, self._untouched = hashes, count
+        if self._untouched:
+            end = self._untouched
+            self._untouched = max(0, end - TURN_MAX)
+            self._touch_part(self._touching, self._untouched, end)
+            if not self._untouched:
+                self._touching = ()
 
-    def _touch_next(self) -> None:
+    def _touch_part(self, hashes: Sequence[int], start: int, end: int) -> None:
         """Count some blocks as used now, the last ones first: of a prompt the beginning is to be dropped last."""
-        end = self._untouched
-        self._untouched = max(0, end - TURN_MAX)
-        for number in reversed(self._touching[self._untouched : end]):
+        for number in reversed(hashes[start:end]):
             shard = self._shards[number & 255]
             if number in shard:  # one in between may have been dropped
                 shard.move_to_end(number)
-        if not self._untouched:
-            self._touching = ()

@@ -76,10 +76,13 @@ def _prefill_bounds(offer: Offer) -> tuple[int, int]:
 
 
 def _tokens(request: Work, leg: Leg) -> tuple[int, int]:
-    """Return the tokens of a request that a leg computes before its first reply, and those that it may hold."""
+    """Return the tokens of a request that a leg computes before its first reply, and those that it may hold.
+
+    What is cached is held, too, while the request runs; what several have in common counts for each of them.
+    """
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
-    return request.uncached_tokens, kv_tokens(request, leg, request.cached_tokens)
+    return request.uncached_tokens, kv_tokens(request, leg, 0)
 
 
 def _of_rank(request: Work, rank: int) -> Work:
@@ -158,7 +161,7 @@ class LocalWorker:
 
     @property
     def load(self) -> Load:
-        """Its load; KV memory counts as taken for all tokens that the requests may come to."""
+        """Its load; KV memory counts as taken for the tokens that the requests may hold."""
         last = self.engine.last
         kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
         slots, tokens = self.idle_offer.slots, self.tokens

@@ -238,13 +238,14 @@ def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     slots, watched, gateways = Counter[str](), Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots * engine.data_parallel
-        watched[engine.node] += engine.publishes(cluster)
+        by_prefix = engine.model in cluster.model and cluster.model[engine.model].policy == "kv"
+        watched[engine.node] += by_prefix and engine.leg not in {"decode", "encode"}  # whether or not it publishes
     for name in cluster.node:
         needed = slots[name] + watched[name]
         if (len(gateways) > 1 or name not in gateways) and needed > cluster.cluster.streams_max:
             what = f"{slots[name]} slots to ask for"
             if watched[name]:
-                what += f" and the blocks of {watched[name]} engines to hear of"
+                what += f" and {watched[name]} of its engines to watch"
             yield Mistake("cluster.streams_max", f"is {cluster.cluster.streams_max}, and node {name} has {what}")
 
 

@@ -125,11 +125,20 @@ BUGS: Bugs = {
     "actors/routing/prefix_index.py": (
         Bug(
             "of prompts in turns some never count as used",
-            "hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF",
-            "self._matches % TOUCHED_ONE_OF",
+            "hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0",
+            "self._matches % TOUCHED_ONE_OF == 0",
         ),
-        Bug("a long prompt holds up the loop", "if count <= TURN_MAX:", "while self._untouched:"),
-        Bug("the end of a long prompt never counts as used", "max(0, end - TURN_MAX)", "0"),
+        Bug("a long prompt holds up the loop", "max(0, end - TURN_MAX)", "0"),
+        Bug(
+            "the beginning of a long prompt never counts as used",
+            "            if not self._untouched:\n",
+            "            if self._untouched:\n",
+        ),
+        Bug(
+            "while a long prompt is counted, no other is",
+            "if count <= TURN_MAX:",
+            "if not self._untouched and count <= TURN_MAX:",
+        ),
         Bug("a sweep leaves a part of a shard", "for number in self._unswept[-TURN_MAX:]:", "for number in ():"),
         Bug("a bit is used again before it was removed", "taken = self._used | self._retired", "taken = self._used"),
         Bug(

@@ -144,6 +144,23 @@ def test_nor_do_few_events_of_many_blocks_take_more() -> None:
     assert len(list(log.changes(log.number - 10) or ())) == 10
 
 
+def test_a_reader_of_very_many_blocks_is_not_overtaken_while_it_reads() -> None:
+    log, copy, size = BlockLog("life"), Copy(), REPLY_HASHES_MAX
+    for part in range(3 * TAIL_HASHES_MAX // size):
+        log.apply([BlockEvent(STORED, 0, tuple(range(size * part, size * (part + 1))))])
+    reader, resets = BlockReader(log), 0
+    for part in range(2 * 3 * TAIL_HASHES_MAX // size):  # as fast as the engine replaces them
+        if (message := reader.read()) is not None:
+            resets += message.reset
+            copy.apply(message)
+        if part < 3 * TAIL_HASHES_MAX // size:
+            old = tuple(range(size * part, size * (part + 1)))
+            log.apply([BlockEvent(REMOVED, 0, old), BlockEvent(STORED, 0, tuple(number + 2**40 for number in old))])
+    copy.read(reader)
+    assert resets <= 2
+    assert known(copy) == truth(log)
+
+
 def test_a_removal_that_names_no_adapter_removes_the_blocks_of_any() -> None:
     log = BlockLog("life")
     log.apply([BlockEvent(STORED, 0, (1, 2), lora="poet"), BlockEvent(REMOVED, 0, (1,))])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.routing import prefix_index
 from actors.routing.prefix_index import PASSED_MAX, SHARDS, TURN_MAX, PrefixIndex
 from protocol.kv_events import BlockChange, BlockEvent
 
@@ -228,22 +229,36 @@ def test_a_thousand_workers_are_told_apart() -> None:
     assert [match.blocks(*holder) for holder in match.longest(8)] == [7] * 8
 
 
-def test_a_long_prompt_counts_as_used_in_parts_its_beginning_last() -> None:
-    index, numbers = PrefixIndex(20 * TURN_MAX), iter(random.Random(2).sample(range(2**40), 200_000))
-    prompt = tuple(islice(numbers, 3 * TURN_MAX + 5))
-    index.apply("a", [stored(*prompt)])
-    for _ in range(80):
-        for _ in range(TOUCHED_WITHIN):
-            index.match(prompt)
-        assert index.unswept == (index.statistics().blocks > 10 * TURN_MAX)
-        parts = 0
-        while index.unswept:
-            index.sweep()
-            parts += 1
-        assert parts in {0, 4}
-        index.apply("b", [stored(*islice(numbers, 2000))])
+def test_prompts_in_use_are_kept_however_long_they_are() -> None:
+    index, numbers = PrefixIndex(20 * TURN_MAX), iter(random.Random(2).sample(range(2**40), 400_000))
+    prompts = [tuple(islice(numbers, length)) for length in (3 * TURN_MAX + 5, TURN_MAX + 1, TURN_MAX, 40)]
+    for prompt in prompts:
+        index.apply("a", [stored(*prompt)])
+    for _ in range(120):
+        for _ in range(TOUCHED_WITHIN // 4):
+            for prompt in prompts:
+                index.match(prompt)
+        index.apply("b", [stored(*islice(numbers, 3000))])
     assert index.statistics().dropped > 10 * TURN_MAX
-    assert index.match(prompt).blocks("a") == len(prompt)
+    assert [index.match(prompt).blocks("a") for prompt in prompts] == [len(prompt) for prompt in prompts]
+
+
+def test_a_match_moves_a_limited_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = list[int]()
+
+    class Shard(OrderedDict[int, int]):
+        def move_to_end(self, key: int, last: bool = True) -> None:
+            moved.append(key)
+            super().move_to_end(key, last)
+
+    monkeypatch.setattr(prefix_index, "OrderedDict", Shard)
+    index, prompt = PrefixIndex(20 * TURN_MAX), tuple(range(15 * TURN_MAX))
+    index.apply("a", [stored(*prompt)])
+    moved.clear()
+    for turn in range(1, TOUCHED_WITHIN + 1):
+        index.match(prompt)
+        assert len(moved) <= turn * TURN_MAX
+    assert {*moved} == {*prompt}
 
 
 def test_a_sweep_looks_at_a_limited_number_of_blocks_and_bears_what_changes_meanwhile() -> None:

@@ -92,7 +92,7 @@ def test_a_link_has_streams_for_what_engines_tell_of_their_blocks(streams: int, 
         read_cluster(path)
         return
     ((_, message),) = mistakes(path)
-    what = "16 slots to ask for and the blocks of 1 engines to hear of"
+    what = "16 slots to ask for and 1 of its engines to watch"
     assert message == f"cluster.streams_max: is {streams}, and node back has {what}"
 
 
