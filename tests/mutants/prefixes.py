@@ -134,11 +134,6 @@ BUGS: Bugs = {
             "            if not self._untouched:\n",
             "            if self._untouched:\n",
         ),
-        Bug(
-            "while a long prompt is counted, no other is",
-            "if count <= TURN_MAX:",
-            "if not self._untouched and count <= TURN_MAX:",
-        ),
         Bug("a sweep leaves a part of a shard", "for number in self._unswept[-TURN_MAX:]:", "for number in ():"),
         Bug("a bit is used again before it was removed", "taken = self._used | self._retired", "taken = self._used"),
         Bug(
