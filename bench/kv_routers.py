@@ -24,7 +24,6 @@ import argparse
 import json
 import statistics
 import struct
-import subprocess
 import sys
 import time
 import zipfile
@@ -40,8 +39,8 @@ from bench.peers.dynamo_mocker import ENVIRONMENT
 from bench.peers.mock_model import mock_model
 from bench.peers.peer import ENVIRONMENTS, MODEL, PAGE_SIZE, Command, Peer, Setup
 from bench.peers.running import Running, started
-from bench.policies import Load, loads
-from bench.rig.node import ROOT, free_port, free_ports, metric, short_folder, wait_until
+from bench.policies import Load, loads, send
+from bench.rig.node import free_port, free_ports, metric, short_folder, wait_until
 from bench.rig.processes import cpu_s, family, process_table
 
 STEP_S = 0.01
@@ -50,7 +49,6 @@ PREFILL_CHUNK = 8192  # more than any prompt here: each is computed in one step
 SLOTS = 8
 ENGINES = 2
 SETTLED_S = 1.5  # after a start or a load
-LOAD_WITHIN_S = 300.0
 TRACE_SPEED = "4"
 SAME = ("--ignore-eos", "--connections-a-client", "new")  # of every load
 
@@ -273,7 +271,7 @@ def measure(router: Router, load: Load, seed: int, environments: Path, figures: 
             measured = Measured(running)
             measured.wait_engines()
             cpu_before_s = measured.cpu_s()
-            document = send(running, load, seed)
+            document = send(running.url, (*load.words, *SAME), seed, running.setup.folder)
             time.sleep(SETTLED_S)
             (cached, every), (spent_us, choices) = measured.prompt_tokens(), measured.decisions()
             cpu_used_s = measured.cpu_s() - cpu_before_s
@@ -289,24 +287,9 @@ def measure(router: Router, load: Load, seed: int, environments: Path, figures: 
     figures.decision_us += [spent_us / choices] if choices else []
 
 
-def send(running: Running, load: Load, seed: int) -> dict[str, Any]:
-    """Return the document of one load."""
-    result = running.setup.folder / "load.json"
-    words = [*load.words, "--seed", str(seed), "--url", running.url, "--model", MODEL, *SAME]
-    subprocess.run(
-        [sys.executable, "-m", "bench", "load", *words, "--json", str(result), "--quiet"],
-        cwd=ROOT,
-        check=True,
-        timeout=LOAD_WITHIN_S,
-        stdout=subprocess.DEVNULL,
-    )
-    document: dict[str, Any] = json.loads(result.read_text())
-    return document
-
-
 def paced(folder: Path, scale: float) -> dict[str, Load]:
     """Return the loads of the policies' bench by name, the trace at the times of its lines."""
-    every = loads(folder, scale)
+    every = {name: load for name, load in loads(folder, scale).items() if not load.paced}
     words = ("--trace", str(folder / "trace.jsonl"), "--trace-scale", "0.1", "--trace-speed", TRACE_SPEED)
     return every | {"trace": Load(words, every["trace"].kv_tokens)}
 

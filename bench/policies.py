@@ -158,6 +158,11 @@ class Cluster:
         urlopen(Request(f"http://127.0.0.1:{self.node.port}/flush_cache", method="POST"), timeout=30).close()
         time.sleep(SETTLED_S)
 
+    @property
+    def url(self) -> str:
+        """Where the node is asked."""
+        return f"http://127.0.0.1:{self.node.port}"
+
     def metric(self, name: str, **labels: str) -> float:
         """Return a metric of the node."""
         return self.node.metric(name, **labels)
@@ -194,18 +199,18 @@ def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int, k
         node.end()
 
 
-def send(running: Cluster, load: Load, seed: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Send a load once, and return what `bench load` has measured."""
+def send(url: str, words: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
+    """Send a load once, given as words for `bench load`, and return the document of what that has measured."""
     result = folder / "load.json"
-    words = [*load.words, "--seed", str(seed), "--url", f"http://127.0.0.1:{running.node.port}", "--model", MODEL]
+    to = ("--seed", str(seed), "--url", url, "--model", MODEL)
     subprocess.run(
-        [sys.executable, "-m", "bench", "load", *words, "--json", str(result), "--quiet"],
+        [sys.executable, "-m", "bench", "load", *words, *to, "--json", str(result), "--quiet"],
         cwd=ROOT,
         check=True,
         timeout=LOAD_WITHIN_S,
         stdout=subprocess.DEVNULL,
     )
-    document: dict[str, dict[str, Any]] = json.loads(result.read_text())
+    document: dict[str, Any] = json.loads(result.read_text())
     return document
 
 
@@ -215,9 +220,9 @@ def pace(running: Cluster, load: Load, folder: Path) -> Load:
     A rate that one machine keeps up with overloads another, and then times to the first token and shares of what is
     cached tell of waiting and of evictions instead of routing.
     """
-    closed_loop = evolve(load, words=(*load.words, "--clients", "4", "--requests", str(PACE_REQUESTS)))
+    closed_loop = (*load.words, "--clients", "4", "--requests", str(PACE_REQUESTS))
     running.choose("round_robin")
-    answered_s: float = send(running, closed_loop, 0, folder)["rates"]["requests_per_s"]
+    answered_s: float = send(running.url, closed_loop, 0, folder)["rates"]["requests_per_s"]
     rate = round(PACE_SHARE * answered_s, 2)
     sys.stderr.write(f"{rate} requests a second arrive: {PACE_SHARE:.0%} of {answered_s:.2f} in a closed loop\n")
     return evolve(load, words=(*load.words, "--rate", str(rate)))
@@ -237,7 +242,7 @@ def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figur
         }
 
     before = counts()
-    document = send(running, load, seed, folder)
+    document = send(running.url, load.words, seed, folder)
     time.sleep(SETTLED_S)
     after = counts()
     change = {name: after[name] - before[name] for name in after}
