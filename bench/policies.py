@@ -160,7 +160,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where the node is asked."""
+        """The URL at which the node is asked."""
         return f"http://127.0.0.1:{self.node.port}"
 
     def metric(self, name: str, **labels: str) -> float:
