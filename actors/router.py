@@ -52,7 +52,7 @@ async def router(
         while True:
             while any(inbox.waiting):  # at first, too: some may have come, and been refused, before this began
                 inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
-                await routing.pool.wait_changed()
+                await routing.wait_changed()
                 await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
             await refused.park()
 

@@ -138,6 +138,10 @@ class OutlierDetector:
         breaker = self._breakers[name]
         return now < breaker.until or breaker.probed_by is not None
 
+    def next_probe_at(self, now: float) -> float:
+        """Return when the next one that is open may be probed; `inf` if none is open."""
+        return min((until for name in self._open_names if (until := self._breakers[name].until) > now), default=inf)
+
     def begin_probe(self, name: str, by: object) -> bool:
         """Begin to probe it, until `end_probe`, unless `by` another already; return whether it is ejected at all."""
         if name not in self._open_names:

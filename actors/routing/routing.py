@@ -180,11 +180,16 @@ class Routing:
         scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
         return self._reserve(request, self._select_of(request, excluded, BeginsNow(request), scope))
 
+    async def wait_changed(self) -> None:
+        """Wait until a worker may have room that had none: its load has changed, or an ejection is over."""
+        with trio.move_on_at(self.outliers.next_probe_at(trio.current_time())):
+            await self.pool.wait_changed()
+
     async def wait_for(self, request: Generate) -> Route:
         """Wait for a route."""
         await trio.lowlevel.checkpoint()
         while (route := self.choose(request)) is None:
-            await self.pool.wait_changed()
+            await self.wait_changed()
             await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
         return route
 
@@ -207,9 +212,9 @@ class Routing:
 
         key = self.levels.group(request), frozenset(both), reach
         with trio.move_on_after(pause_s):
-            return await self.waiting.wait(key, request, choose_other, self.pool.wait_changed)
+            return await self.waiting.wait(key, request, choose_other, self.wait_changed)
         key_of_any = key, frozenset(crashed)
-        return await self.waiting.wait(key_of_any, request, choose_any, self.pool.wait_changed)
+        return await self.waiting.wait(key_of_any, request, choose_any, self.wait_changed)
 
     def diversions(self, route: Route, request: Generate) -> list[tuple[str, str]]:
         """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""
@@ -235,7 +240,7 @@ class Routing:
             return None
         if (decode := self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope))) is None:
             return None
-        now, decodes = trio.current_time(), len(self._workers(Leg.DECODE))
+        now, decodes = trio.current_time(), self._sharing(scope)
 
         def can_meet(prefill: Load, decode: Load) -> bool:
             return self.reservations.has_room(prefill, decode.name, decodes)
@@ -250,6 +255,16 @@ class Routing:
         if not self.outliers or self._has_eligible_pair(excluded, now, scope):
             return None
         return self._find_pair(request, excluded, can_meet, has_room, scope)
+
+    def _sharing(self, scope: Scope) -> int:
+        """Return the number of decodes among which a prefill is shared equally, as those of a scope see it.
+
+        The decodes of one pool share a prefill; several pools have equal shares of it, however many decodes each has.
+        """
+        decodes, names = len(self._workers(Leg.DECODE)), scope.get(Leg.DECODE)
+        if names is None:
+            return decodes
+        return min(decodes, self.levels.pools(Leg.DECODE) * len(self._workers(Leg.DECODE, names)))
 
     def _find_pair(
         self,

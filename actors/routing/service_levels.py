@@ -85,6 +85,10 @@ class ServiceLevels:
         pools = self.legs[leg]
         return pools.orders[pools.pool(leg, request)]
 
+    def pools(self, leg: Leg) -> int:
+        """Return the number of pools of a leg that has pools."""
+        return len(self.legs[leg].workers)
+
     def pool_of(self, worker: str) -> str:
         """Return the pool of a worker, empty if it has none."""
         return self._pools.get(worker, "")

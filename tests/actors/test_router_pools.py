@@ -7,8 +7,11 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.routing.grid import Axis, Grid
 from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits
+from actors.routing.service_levels import LegPools, ServiceLevels
+from protocol.cluster import Leg
 from protocol.errors import InternalError, LinkLost
 from protocol.messages import RoutingHints
 from tests.rig.routed_pools import THREE, aimed, asked, pair_levels, pair_workers, three, whole_levels
@@ -124,6 +127,27 @@ async def test_of_those_that_wait_for_a_pool_the_most_urgent_is_next(autojump_cl
             await trio.sleep(0.01)
         await trio.sleep(100)
         assert asked(rig) == {"quick": ["q0", "q4", "q2", "q1", "q3"], "cheap": ["c0", "c1", "c3", "c2", "c4"]}
+
+
+async def test_pools_of_decodes_have_equal_shares_of_a_prefill_however_many_decodes_each_has(
+    autojump_clock: MockClock,
+) -> None:
+    names = {"quick": frozenset({"d0"}), "slow": frozenset(f"d{number}" for number in range(1, 8))}
+    grid = Grid(Axis(0, 100, 1), Axis(0, 100, 2), (("quick", "slow"),))
+    levels = ServiceLevels({Leg.DECODE: LegPools(grid, names, {"quick": 9, "slow": 0})})
+    decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=16) for number in range(8)]
+    async with routed(Fake("p", leg=Leg.PREFILL, slots=8, bootstrap=("h", 7)), *decodes, levels=levels) as rig:
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                wanted = evolve(generate(f"q{number}"), hints=RoutingHints(itl_target_ms=0))
+                nursery.start_soon(ask, rig, wanted)
+            await trio.sleep(0.1)
+            assert len(asked(rig)["d0"]) == 4, "half of its slots"
+            for number in range(6):
+                nursery.start_soon(ask, rig, generate(f"s{number}"))
+            await trio.sleep(0.1)
+            assert sorted(asked(rig)) == ["d0", "d1", "d2", "d3", "d4", "p"]
+        assert len(rig.worker("p").asked) == 12
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,6 +6,7 @@ from tests.mutants.bug import Bug, Bugs
 
 BUGS: Bugs = {
     "actors/routing/outliers.py": (
+        Bug("the end of an ejection wakes no request", "if (until := self._breakers[name].until) > now", "if False"),
         Bug("nobody is ever ejected", "bool(breaker.blamed(limits)) and self._eject", "False and self._eject"),
         Bug("all may be ejected", "if others_open + 1 > limits.share_max * suspect.peers:", "if False:"),
         Bug(

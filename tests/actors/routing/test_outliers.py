@@ -507,6 +507,22 @@ async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
         assert from_ranked.names == from_all.names
 
 
+async def test_a_request_that_waits_is_given_to_a_worker_when_its_ejection_ends(autojump_clock: MockClock) -> None:
+    limits = FailoverLimits(ejection=Ejection(failures_max=1, ejected_s=30))
+    workers = [Fake("a", [Play(InternalError("a bug"), 0)], slots=1), Fake("b", slots=1)]
+    async with routed(*workers, limits=limits) as rig, trio.open_nursery() as nursery:
+        with pytest.raises(InternalError):
+            await ask(rig, generate("0"))
+        ends_at = trio.current_time() + 30
+        nursery.start_soon(ask, rig, generate("1", tokens_max=100))
+        await trio.sleep(1)
+        nursery.start_soon(ask, rig, generate("2"))
+        await trio.sleep(35)
+        assert [each.id for each in rig.worker("b").asked] == ["1"]
+        assert [each.id for each in rig.worker("a").asked] == ["0", "2"]
+        assert rig.worker("a").times[1] == pytest.approx(ends_at, abs=0.1)
+
+
 async def test_a_lone_worker_is_never_ejected(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as rig:
         assert len(await many(rig, 30)) == 20
