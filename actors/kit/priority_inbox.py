@@ -55,9 +55,9 @@ class PriorityInbox(Generic[Req, Rep, Res]):
 
     A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
     turns: the next is the oldest call of the owner that has been served least, by `weight`, where one that comes anew
-    counts as served as little as the least of those that wait. A call whose asker has left is dropped when it is found,
-    and costs its owner no turn. Owners take turns in each `group` by itself; of the calls that are next in their groups
-    and fit, that of the highest priority is taken, then the oldest.
+    counts as served as little as the least of those that wait. A call whose asker leaves is taken out at once, and
+    costs its owner no turn. Owners take turns in each `group` by itself; of the calls that are next in their groups and
+    fit, that of the highest priority is taken, then the oldest.
     """
 
     size: int
@@ -76,9 +76,9 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         group, owner = self.group(call.request), self.owner(call.request)
         line = self._line_of(group)
         item = _Item(call, line)
-        call.on_left = partial(self.recheck, group)  # the call behind it may fit
         line.catch_up(owner)
         entry = line.add(item, owner, self.priority(call.request))
+        call.on_left = partial(self._remove, entry, group)
         self._outside[entry.number] = item
         self._let_in()
         self.recheck(group)  # even if it waits for room: it may be the next one all the same
@@ -86,8 +86,7 @@ class PriorityInbox(Generic[Req, Rep, Res]):
             await item.inside.wait()
         finally:
             if not item.inside.is_set():
-                del self._outside[entry.number]
-                line.remove(entry)
+                self._remove(entry, group)
 
     async def receive(
         self, fits: Callable[[Req], bool] = _always, group: Hashable | None = None
@@ -100,16 +99,11 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913  # a turn without a wait takes a call out
             for entry in self._heads(group):
-                left = entry.item.call.scope.cancel_called  # its asker knows
-                if not left and not fits(entry.item.call.request):
-                    continue
-                call = self._take(entry)
-                if left:
-                    break  # the next of its group may come before those of others
-                entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))
-                return call
-            else:
-                await self._changed.setdefault(group, trio.lowlevel.ParkingLot()).park()
+                if fits(entry.item.call.request):
+                    call = self._take(entry)
+                    entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))
+                    return call
+            await self._changed.setdefault(group, trio.lowlevel.ParkingLot()).park()
 
     def pass_by(self, request: Req) -> bool:
         """Count a request as taken that never was inside; return False if calls of its group wait, which come first."""
@@ -160,8 +154,14 @@ class PriorityInbox(Generic[Req, Rep, Res]):
         entry.item.line.remove(entry)
         self._outside.pop(entry.number, None)
         entry.item.inside.set()
+        entry.item.call.on_left = None
         self._let_in()
         return entry.item.call
+
+    def _remove(self, entry: Entry[_Item[Req, Rep, Res]], group: Hashable) -> None:
+        """Take a call out whose asker has left; the one behind it may fit."""
+        self._take(entry)
+        self.recheck(group)
 
     def _let_in(self) -> None:
         while self._outside and self.waiting[0] < self.size:

@@ -104,9 +104,9 @@ BUGS: Bugs = {
     "actors/kit/priority_inbox.py": (
         Bug("turns are free", "entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))", "pass"),
         Bug(
-            "one that left has its turn",
-            "                if left:\n                    break",
-            "                if False:\n                    break",
+            "one that left stays",
+            "call.on_left = partial(self._remove, entry, group)",
+            "call.on_left = partial(self.recheck, group)",
         ),
     ),
     "supervisor/gateway/server.py": (

@@ -45,6 +45,16 @@ BUGS: Bugs = {
             "found = list[Names | None](up if reach is Reach.FASTER else islice(up, 1)) or [None]",
             "found = list[Names | None](up) or [None]",
         ),
+        Bug(
+            "a prefill is shared with every decode of other pools",
+            "return min(decodes, self.levels.pools(Leg.DECODE) * len(self._workers(Leg.DECODE, names)))",
+            "return decodes",
+        ),
+        Bug(
+            "a small pool of decodes may use up a prefill",
+            "min(decodes, self.levels.pools(Leg.DECODE) * len(self._workers(Leg.DECODE, names)))",
+            "len(self._workers(Leg.DECODE, names))",
+        ),
         Bug("a pool that is gone is waited for", "if self._is_up(leg, names, gone))", ")"),
         Bug(
             "an ejected pool is up",
@@ -100,8 +110,8 @@ BUGS: Bugs = {
     "actors/kit/priority_inbox.py": (
         Bug(
             "a call that does not fit holds up other groups",
-            "                    continue\n                call =",
-            "                    break\n                call =",
+            "                    return call\n",
+            "                    return call\n                break\n",
         ),
         Bug(
             "a direct call waits behind those of other groups",

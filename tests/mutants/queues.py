@@ -10,13 +10,17 @@ BUGS: Bugs = {
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
     ),
     "actors/kit/priority_inbox.py": (
-        Bug("what does not fit is passed", "if not left and not fits(", "if False and not fits("),
+        Bug("what does not fit is passed", "if fits(entry.item.call.request):", "if True:"),
         Bug(
             "whoever comes while there is no room is not looked at",
             "        self.recheck(group)  # even if",
             "        pass  # even if",
         ),
-        Bug("who leaves the head of the line is waited for", "call.on_left = partial(self.recheck, group)", "pass"),
+        Bug(
+            "who leaves the head of the line is waited for",
+            "        self._take(entry)\n        self.recheck(group)\n",
+            "        self._take(entry)\n",
+        ),
     ),
     "actors/engines/slots.py": (
         Bug(

@@ -110,13 +110,13 @@ BUGS: Bugs = {
         ),
         Bug(
             "whoever stops waiting for room stays in line",
-            "                del self._outside[entry.number]\n                line.remove(entry)\n",
+            "                self._remove(entry, group)\n",
             "                pass\n",
         ),
         Bug(
             "whoever waits for room is never let in",
-            "        entry.item.inside.set()\n        self._let_in()\n",
-            "        entry.item.inside.set()\n",
+            "        entry.item.call.on_left = None\n        self._let_in()\n",
+            "        entry.item.call.on_left = None\n",
             harmless="a receiver takes those who wait for room, too, and the next to come lets them in",
         ),
     ),

@@ -172,7 +172,7 @@ async def test_a_call_whose_asker_has_left_takes_no_turn() -> None:
     left, stays = call("a"), call("b")
     await inbox.send(left)
     await inbox.send(stays)
-    left.scope.cancel()
+    left.leave()
     assert await inbox.receive() is stays
     assert inbox.waiting == (0, 0)
     with trio.move_on_after(0):

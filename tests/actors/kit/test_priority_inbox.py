@@ -76,6 +76,42 @@ async def test_an_asker_that_gives_up_is_removed_at_once(autojump_clock: MockClo
     assert inbox.waiting == (0, 0)
 
 
+async def test_a_call_whose_asker_leaves_is_taken_out_wherever_it_stands(nursery: trio.Nursery) -> None:
+    inbox, refused = new_inbox(2), 0
+
+    def fits(_: Any) -> bool:
+        nonlocal refused
+        refused += 1
+        return False
+
+    first, second = call(0, "first"), call(0, "second")
+    nursery.start_soon(inbox.receive, fits)
+    await inbox.send(first)
+    await inbox.send(second)
+    nursery.start_soon(inbox.send, call(0, "third"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert inbox.waiting == (2, 1)
+    second.leave()
+    assert inbox.waiting == (2, 0), "its room is the third one's"
+    before = refused
+    first.leave()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (inbox.waiting, refused) == ((1, 0), before + 1), "the next one is looked at"
+    assert (await inbox.receive()).request[1] == "third"
+    second.leave()
+    assert inbox.waiting == (0, 0)
+
+
+async def test_a_call_that_was_taken_is_no_more_the_inboxs_when_its_asker_leaves() -> None:
+    inbox = new_inbox()
+    taken = call(0)
+    await inbox.send(taken)
+    await inbox.send(call(0, "next"))
+    assert await inbox.receive() is taken
+    taken.leave()
+    assert inbox.waiting == (1, 0)
+
+
 async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
     inbox, done = new_inbox(2), []
 
