@@ -6,6 +6,7 @@ another node may be wrong: impossible loads are left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -80,12 +81,16 @@ async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
 
 
 async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
-    """Return the load of each worker of the cluster by its name there; one that does not answer in time is left out."""
+    """Return the load of each worker of the cluster by its name there; one that does not answer in time is left out.
+
+    So is the answer of an engine that tells of more ranks than it has.
+    """
     answers = await _ask_all(directory, GetLoad(), LOADS_WITHIN_S)
+    ranks = Counter(f"{worker.node}/{worker.engine_name}" for worker in directory.all_workers())
     return {
         worker: load
         for name, answer in sorted(answers.items())
-        if isinstance(answer, EngineLoad)
+        if isinstance(answer, EngineLoad) and len(answer.by_rank) <= ranks[name]
         for worker, load in _by_worker(name, answer)
         if _is_possible(load)
     }

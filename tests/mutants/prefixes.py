@@ -43,8 +43,8 @@ BUGS: Bugs = {
     "actors/engines/simulated/kv_memory.py": (
         Bug(
             "an eviction is not told",
-            "            self.events.removed(digest)\n        self._own += missing",
-            "        self._own += missing",
+            "        digest, _ = self._idle.popitem(last=False)\n        self.events.removed(digest)\n",
+            "        self._idle.popitem(last=False)\n",
         ),
         Bug("a flush is not told", "            self.events.cleared()\n", "            pass\n"),
     ),

@@ -113,6 +113,7 @@ BUGS: Bugs = {
         Bug("a rank behind the last is offered", "[1] >= engine.data_parallel:", "[1] > engine.data_parallel:"),
     ),
     "supervisor/cluster/engine_control.py": (
+        Bug("a load of more ranks than there are is shown", " and len(answer.by_rank) <= ranks[name]", ""),
         Bug("the load of an engine is told as one", "    ranks = load.by_rank[:RANKS_MAX]", "    ranks = ()"),
     ),
     "supervisor/engines/children.py": (
@@ -145,6 +146,12 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/simulated/batch.py": (
+        Bug("a very long answer is preempted though there is memory", "or self.memory.extend(held.lease)", "or False"),
+        Bug(
+            "a simulated answer without max_tokens takes all memory",
+            "min(self._tokens_max(held), ANSWER_TOKENS_MAX)",
+            "self._tokens_max(held)",
+        ),
         Bug("all blocks are those of the first rank", "CacheEvents(rank=self.rank)", "CacheEvents()"),
     ),
     "supervisor/node/pools.py": (

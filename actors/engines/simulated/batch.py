@@ -2,7 +2,8 @@
 
 A step gives one token to every request that decodes, and computes at most `prefill_chunk` tokens of the prompts that
 are not computed yet, first come, first served; a prompt's last chunk gives the first token. An admitted request has
-pages for its prompt and its longest answer from then on, so what runs never waits for memory, and nothing is preempted.
+pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
+`ANSWER_TOKENS_MAX` tokens takes further pages as it grows, as in SGLang, and is preempted where there are none.
 
 A prefill's answer ends with its first token, which comes when the prompt is computed and the decode of the same
 rendezvous has a slot and pages for it. A decode takes those for a prompt that another engine computes: its first token
@@ -29,7 +30,8 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cluster import Leg
-from protocol.errors import AskerLeft, EngineRefused, RequestError
+from protocol.cost import ANSWER_TOKENS_MAX
+from protocol.errors import AskerLeft, EngineRefused, Preempted, RequestError
 from protocol.kv_events import RankLoad
 from protocol.media import padded_tokens
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
@@ -280,7 +282,8 @@ class Batch:
                 held.sequence = self.speech.answer(held.request, pack_prompt(held.prompt))
             # At least one token is computed, because the first token of the answer comes out of that.
             sharable = held.digests[: (len(tokens) - 1) // size]
-            held.lease = self.memory.take(sharable, -(-(len(tokens) + self._tokens_max(held)) // size))
+            most = len(tokens) + min(self._tokens_max(held), ANSWER_TOKENS_MAX)
+            held.lease = self.memory.take(sharable, -(-most // size))
             if held.lease is None:
                 return
             held.cached = held.computed = len(held.lease.shared) * size
@@ -348,8 +351,7 @@ class Batch:
         number = len(held.output)
         update.emitted.append(request.id)
         update.tokens.append(token)
-        top = request.logprobs
-        place = request.said + number
+        top, place = request.logprobs, request.said + number
         update.logprobs.append(None if top is None else self.speech.logprob(sequence, place, token, top))
         stops = token in sequence.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
         if stops or number == self._tokens_max(held):
@@ -357,6 +359,15 @@ class Batch:
             usage = Usage(len(request.tokens), number, held.cached)
             update.ended.append((request.id, Finished(reason, usage, token if stops else None)))
             self._drop(held)
+        elif number >= ANSWER_TOKENS_MAX and not self._has_page(held):
+            update.failed.append((request.id, Preempted("the engine has no KV memory for more of its answer")))
+            self._drop(held)
+
+    def _has_page(self, held: HeldRequest) -> bool:
+        """Whether a request has a page for its last token, if need be one more than before."""
+        assert held.lease is not None
+        pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
+        return pages <= held.lease.pages or self.memory.extend(held.lease)
 
     def _publish_prompt(self, held: HeldRequest) -> None:
         assert held.digests is not None

@@ -4,8 +4,7 @@ A full page is identified by a digest of its tokens and of all before them, so e
 requests with the same prefix share its pages. The digests are SGLang's (`protocol/block_hashes.py`), so that routers
 and outsiders cannot tell a simulated engine's events from those of a real one. A page that no request references any
 more stays until its place is needed; the least recently used is evicted first, and of one request's pages the last.
-Pages for the prompt and for the longest answer are taken before a request runs, so that one that runs never waits for
-memory.
+Pages for the prompt and for the answer are taken before a request runs; only a very long answer takes more later.
 """
 
 from __future__ import annotations
@@ -24,6 +23,11 @@ class Lease:
 
     shared: list[bytes]
     own: int
+
+    @property
+    def pages(self) -> int:
+        """The number of its pages."""
+        return len(self.shared) + self.own
 
 
 @define(eq=False)
@@ -72,10 +76,19 @@ class KvMemory:
         for digest in cached_digests:
             self._reference(digest)
         for _ in range(missing - self.free):
-            digest, _ = self._idle.popitem(last=False)
-            self.events.removed(digest)
+            self._evict()
         self._own += missing
         return Lease(cached_digests, missing)
+
+    def extend(self, lease: Lease) -> bool:
+        """Add a page to a lease; return False if there is none."""
+        if not self.free:
+            if not self._idle:
+                return False
+            self._evict()
+        self._own += 1
+        lease.own += 1
+        return True
 
     def publish(self, lease: Lease, digest: bytes, tokens: Sequence[int] = ()) -> None:
         """Share the next page of a lease, full of `tokens`; of two equal pages one is freed."""
@@ -106,6 +119,10 @@ class KvMemory:
         else:
             self.events.cleared()
         self._idle.clear()
+
+    def _evict(self) -> None:
+        digest, _ = self._idle.popitem(last=False)
+        self.events.removed(digest)
 
     def _reference(self, digest: bytes) -> None:
         self._idle.pop(digest, None)

@@ -236,6 +236,8 @@ async def test_an_engine_is_asked_once_for_its_load_which_is_told_by_rank(autoju
     loads = await engine_control.cluster_loads(directory)
     assert loads == {"here/e#0": EngineLoad(1, 0, 16), "here/e#1": EngineLoad(2, 1, 32)}
     assert len(asked) == 1
+    load = EngineLoad(3, 0, 3, (RankCounts(1, 0, 1),) * 3)
+    assert await engine_control.cluster_loads(directory) == {}, "it has two ranks"
 
 
 class _Every(dict[object, object]):

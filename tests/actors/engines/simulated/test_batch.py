@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import trio
@@ -12,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+import actors.engines.simulated.batch as batch_module
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
-from protocol.errors import AskerLeft, EngineLost, RequestError
+from protocol.cost import ANSWER_TOKENS_MAX
+from protocol.errors import AskerLeft, EngineLost, Preempted, RequestError
 from protocol.messages import EngineLoad, Started, Tokens
 from tests.rig.simulated_engines import COSTS, batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
@@ -143,6 +146,26 @@ async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock: Moc
         assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
 
 
+async def test_answers_that_grow_very_long_are_continued_while_there_is_memory_for_one_more_page(
+    autojump_clock: MockClock,
+) -> None:
+    """As in SGLang, an answer counts as one of 4,096 tokens at most until it is longer."""
+    size = 3 * ANSWER_TOKENS_MAX // 2
+    async with running(spec(kv_tokens_max=size * 2 - 4, context_max=2 * size)) as engine:
+        answers = [engine.submit(generate(name, prompt=4, tokens_max=size)) for name in "ab"]
+        ends: list[int | RequestError] = []
+        for answer in answers:
+            try:
+                ends.append((await finished(answer)).usage.completion_tokens)
+            except RequestError as error:
+                ends.append(error)
+        assert ends[0] == size
+        assert isinstance(ends[1], Preempted)
+        assert (await engine.load()).running == 0
+        again = engine.submit(generate("c", prompt=4, tokens_max=2 * size - 12))
+        assert (await finished(again)).usage.completion_tokens == 2 * size - 12, "one alone always has memory"
+
+
 async def test_no_request_overtakes_one_that_waits_for_memory(autojump_clock: MockClock) -> None:
     async with running(spec(kv_tokens_max=48)) as engine:
         first, _, small = (
@@ -158,20 +181,28 @@ requests = st.tuples(
 )
 
 
+@pytest.mark.parametrize("answer_max", [2, ANSWER_TOKENS_MAX])
 @given(st.lists(requests, min_size=1, max_size=12), st.sampled_from([1, 4, 16]), st.integers(1, 20), st.booleans())
 def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(
-    asked: list[Any], page_size: int, chunk: int, cache: bool
+    answer_max: int, asked: list[Any], page_size: int, chunk: int, cache: bool
 ) -> None:
+    with patch.object(batch_module, "ANSWER_TOKENS_MAX", answer_max):
+        check_all_ends(asked, page_size, chunk, cache)
+
+
+def check_all_ends(asked: list[Any], page_size: int, chunk: int, cache: bool) -> None:
     engine = batch(kv_tokens_max=64, page_size=page_size, prefill_chunk=chunk, prefix_cache=cache, slots=3)
     moves = [(at_s, number, "submit") for number, (*_, at_s) in enumerate(asked)]
     moves += [(at_s + after, number, "abort") for number, (*_, after, at_s) in enumerate(asked) if after is not None]
     tokens: dict[str, int] = {}
     over: list[str] = []
+    preempted: set[str] = set()
 
     def note(update: BatchUpdate) -> None:
         for name in update.emitted:
             tokens[name] = tokens.get(name, 0) + 1
         over.extend(name for name, _ in (*update.ended, *update.failed))
+        preempted.update(name for name, error in update.failed if isinstance(error, Preempted))
 
     for at_s, number, what in sorted(moves):
         while engine.next_at() <= at_s:
@@ -192,7 +223,7 @@ def test_whatever_is_asked_everything_ends_and_all_memory_comes_home(
     assert engine.load() == EngineLoad(0, 0, 0)
     assert engine.memory.free + engine.memory.idle == engine.memory.pages_max
     for number, (_, tokens_max, _, after, _) in enumerate(asked):
-        assert tokens.get(str(number), 0) == tokens_max or after is not None
+        assert tokens.get(str(number), 0) == tokens_max or after is not None or str(number) in preempted
 
 
 # Aborts -----------------------------------------------------------------------------------

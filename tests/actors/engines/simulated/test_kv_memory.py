@@ -48,7 +48,7 @@ def test_a_chain_goes_on_where_it_was_left() -> None:
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.
 few = st.builds(lambda length, end: [0] * length + end, st.integers(2, 8), st.lists(st.integers(0, 1), max_size=2))
 ask = st.tuples(st.just("take"), few, st.integers(0, 3))
-other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "flush"]), st.integers(0, 20))
+other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "flush", "extend"]), st.integers(0, 20))
 
 
 @settings(max_examples=300)
@@ -79,6 +79,11 @@ def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, m
                     check(memory, held, published)
             case ["release", place] if held:
                 memory.release(held.pop(place % len(held))[0])
+            case ["extend", place] if held:
+                lease, prompt_digests, wanted = held[place % len(held)]
+                there_is = memory.free + memory.idle > 0
+                assert memory.extend(lease) is there_is
+                held[place % len(held)] = lease, prompt_digests, wanted + there_is
             case ["flush", _]:
                 memory.flush()
         check(memory, held, published)
