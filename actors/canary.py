@@ -112,13 +112,18 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
     try:
         async with probing(slots, request) as generation:
             if not await _is_over(generation, within_s):
-                report(LATE)
-                raise EngineStuck(f"its canary got no whole answer within {within_s:g} s")
+                outcome = LATE
+                raise EngineStuck(  # noqa: TRY301  # the probe is left at once by it
+                    f"its canary got no whole answer within {within_s:g} s"
+                )
             await _check_whole(generation)
             outcome = ANSWERED
         report(outcome)
     except EngineLost as error:
         raise EngineDied("the engine is lost") from error
+    except EngineStuck:  # late, or its slot is kept until the engine is at fault
+        report(LATE if outcome == LATE else FAILED)
+        raise
     except RequestError as error:
         report(FAILED)
         raise EngineStuck(f"its canary failed: {error.code}: {error.detail}") from error

@@ -332,6 +332,7 @@ async def test_an_engine_that_keeps_a_canary_beyond_all_patience_is_replaced(aut
         await trio.sleep(1)
         assert str(error_of(system)).startswith("1 requests kept their slots for 5")
         assert system.slots.probe is None
+        assert [outcome for _, outcome in system.observer.outcomes] == [FAILED]
 
 
 async def test_a_request_that_waits_for_a_slot_of_a_canary_may_leave(autojump_clock: MockClock) -> None:

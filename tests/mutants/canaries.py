@@ -13,6 +13,11 @@ BUGS: Bugs = {
             '        raise EngineStuck(f"its canary failed: {error.code}: {error.detail}") from error\n',
             "        return\n",
         ),
+        Bug(
+            "a canary whose slot is kept is in no count",
+            "        report(LATE if outcome == LATE else FAILED)\n",
+            "        if outcome == LATE:\n            report(LATE)\n",
+        ),
         Bug("a canary asks a busy engine", "if since is None or not slots.in_service()", "if not slots.in_service()"),
         Bug("a canary asks an engine out of service", " or not slots.in_service() else", " else"),
         Bug("canaries share a cache", "cache_salt=salt,", 'cache_salt="canary",'),
