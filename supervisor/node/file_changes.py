@@ -13,6 +13,7 @@ from typing import cast
 import attrs
 from attrs import evolve, frozen
 
+from supervisor.config.pools import PoolSection
 from supervisor.config.schema import Cluster, NodeSection
 from supervisor.links.endpoint import Endpoint
 
@@ -81,6 +82,8 @@ def _of_address(change: Change) -> Change:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, PoolSection):
+        return f"{_shown(value.engines)} (priority {value.priority})"
     if isinstance(value, tuple | frozenset):
         return ", ".join(map(str, value)) or "nothing"
     return "nothing" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 from attrs import define, field
 
+from actors.routing.load import Load
 from actors.routing.service_levels import LegPools, ServiceLevels
 from protocol.cluster import Leg, PoolState, rank_name
 from supervisor.cluster.directory import Directory
@@ -57,13 +58,16 @@ class PoolView:
         return tuple(state for model in self.levels for state in self._states(model))
 
     def _states(self, model: str) -> Iterator[PoolState]:
-        waiting = self._waiting(model)
-        for leg, pools in self.levels[model].legs.items():
+        waiting, levels = self._waiting(model), self.levels[model]
+        for leg, pools in levels.legs.items():
+            loads: dict[str, list[Load]] = {name: [] for name in pools.workers}
+            for worker in self.directory.ranked(model, leg):  # each once, however many pools there are
+                if pool := levels.pool_of(worker.full_name):
+                    loads[pool].append(worker.load)
             for name, names in pools.workers.items():
-                loads = [worker.load for worker in self.directory.ranked(model, leg, names)]
-                busy, slots = sum(load.busy for load in loads), sum(load.slots for load in loads)
-                numbers = len(names), len(loads), busy, slots, waiting.get(name, 0)
-                yield PoolState(name, model, leg, pools.priorities[name], *numbers)
+                up = loads[name]
+                numbers = len(names), len(up), sum(load.busy for load in up), sum(load.slots for load in up)
+                yield PoolState(name, model, leg, pools.priorities[name], *numbers, waiting.get(name, 0))
 
     def _waiting(self, model: str) -> Mapping[str, int]:
         """Return the number of requests of a model that wait, by pool; one waits for a pool of each of its legs."""
@@ -83,7 +87,7 @@ class PoolView:
 
     def _engines(self, state: PoolState) -> list[dict[str, object]]:
         names = self.levels[state.model].legs[state.leg].workers[state.name]
-        ranked = self.directory.ranked(state.model, state.leg, names)
+        ranked = self.directory.ranked(state.model, state.leg)
         engines = list[dict[str, object]]()
         for name in sorted(names):
             worker = ranked.get(name)

@@ -40,6 +40,7 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
+ROUTERS_KEYS = (*RELOADABLE, "grid", "ttft_target_ms", "itl_target_ms")  # of models; nodes without a gateway read none
 SILENCE_KEYS = ("heartbeat_s", "silent_s", "stalled_s")
 GREETING_KEYS = ("handshake_s", "handshakes_max", "tls_names")
 ANNOUNCEMENT_KEYS = ("tell_s", "announcements_max")
@@ -260,7 +261,8 @@ class Reloader:
             case ("engine", name, *_):
                 versions = (self.loaded.cluster.engine.get(name), new.engine.get(name))
                 return False if any(engine is not None and self.name in engine.nodes for engine in versions) else None
-        return False
+        concerns_gateways = change.path[0] == "pool"
+        return None if concerns_gateways and self.assembly.gateway is None else False
 
     def _apply_to_gateway(self, keys: tuple[str, ...], read: _FileContents) -> bool | None:
         gateway, section = self.assembly.gateway, read.cluster.gateway
@@ -340,7 +342,7 @@ class Reloader:
         if self.assembly.gateway is None:
             engines = (*self.loaded.cluster.engines_on(self.name).values(), *new.engines_on(self.name).values())
             is_served_here = any(engine.model == name for engine in engines)
-            return False if is_served_here and not (keys and keys[0] in RELOADABLE) else None
+            return False if is_served_here and not (keys and keys[0] in ROUTERS_KEYS) else None
         if routing is None or section is None or not keys or keys[0] not in RELOADABLE:
             return False
         if keys[0] == "policy":  # else it keeps what it remembers

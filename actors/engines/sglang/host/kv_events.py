@@ -125,6 +125,7 @@ class KvEventReceiver:
             self._forget()
             self._next = number
         self._apply(number, payload)
+        await asyncio.sleep(0)  # the next one may have come already: it is then received without a wait
 
     def _apply(self, number: int, payload: bytes) -> None:
         if number == self._next:  # else it has come before
@@ -151,6 +152,7 @@ class KvEventReceiver:
                         self._forget()
                         self._next = first
                     self._apply(first, payload)
+                    await asyncio.sleep(0)  # as in `_received`
         finally:
             dealer.close(linger=0)
 
