@@ -257,7 +257,8 @@ class EjectionState:
 class PoolState:
     """A pool of engines, as a gateway sees it: how many can be asked (`up`), and the requests and slots of those.
 
-    An engine counts as often as it has data-parallel ranks. `waiting` requests wait at this gateway until one of them has room.
+    An engine counts as often as it has data-parallel ranks. `waiting` requests wait at this gateway until one of them
+    has room.
     """
 
     name: str

@@ -112,7 +112,7 @@ class PoolView:
         gateway.pools, controls.pools = self.document, self.states
         gauges = {
             "workers_up": ("Workers of the pool that can be asked", "up"),
-            "busy": ("Requests at workers of the pool", "busy"),
+            "busy": ("Requests at workers of the pool, also those that wait there", "busy"),
             "slots": ("Slots of the workers of the pool that can be asked", "slots"),
             "waiting": ("Requests that wait for the pool at this gateway", "waiting"),
         }

@@ -148,9 +148,19 @@ BUGS: Bugs = {
     "actors/engines/simulated/batch.py": (
         Bug("a very long answer is preempted though there is memory", "or self.memory.extend(held.lease)", "or False"),
         Bug(
+            "a preempted request begins twice",
+            "            if held.given:\n                self._emit(held, update)\n                continue\n",
+            "",
+        ),
+        Bug(
+            "a preempted request waits behind all others",
+            "                self.waiting.move_to_end(shortest.request.id, last=False)\n",
+            "",
+        ),
+        Bug(
             "a simulated answer without max_tokens takes all memory",
-            "min(self._tokens_max(held), ANSWER_TOKENS_MAX)",
-            "self._tokens_max(held)",
+            "min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)",
+            "self._tokens_max(held) - held.given",
         ),
         Bug("all blocks are those of the first rank", "CacheEvents(rank=self.rank)", "CacheEvents()"),
     ),

@@ -15,7 +15,7 @@ BUGS: Bugs = {
     "actors/engines/simulated/batch.py": (
         Bug(
             "an engine finds what another tenant has computed",
-            "before = root_digest(held.request.cache_salt)\n                held.digests",
+            "before = root_digest(request.cache_salt)\n                held.digests",
             'before = b""\n                held.digests',
         ),
     ),

@@ -71,6 +71,7 @@ async def read(generation: Generation) -> tuple[list[int], Finished, list[Tokens
     replies = [reply async for reply in generation]
     assert isinstance(replies[0], Started)
     tokens = [reply for reply in replies if isinstance(reply, Tokens)]
+    assert len(tokens) == len(replies) - 1, "it begins once"
     return [token for reply in tokens for token in reply.ids], await finished(generation), tokens
 
 

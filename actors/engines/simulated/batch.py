@@ -3,7 +3,8 @@
 A step gives one token to every request that decodes, and computes at most `prefill_chunk` tokens of the prompts that
 are not computed yet, first come, first served; a prompt's last chunk gives the first token. An admitted request has
 pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
-`ANSWER_TOKENS_MAX` tokens takes further pages as it grows, as in SGLang, and is preempted where there are none.
+`ANSWER_TOKENS_MAX` tokens takes further pages as it grows. Where there are none, the shortest answers are preempted, as
+by SGLang: they give up slots and pages, are the first to get some again, and compute anew what they had.
 
 A prefill's answer ends with its first token, which comes when the prompt is computed and the decode of the same
 rendezvous has a slot and pages for it. A decode takes those for a prompt that another engine computes: its first token
@@ -24,14 +25,15 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.kv_memory import KvMemory, Lease
-from actors.engines.simulated.output import OutputGenerator, OutputSequence, pack_prompt
+from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.kv_memory import KvMemory
+from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cluster import Leg
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineRefused, Preempted, RequestError
+from protocol.errors import AskerLeft, EngineRefused, RequestError
 from protocol.kv_events import RankLoad
 from protocol.media import padded_tokens
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
@@ -47,34 +49,6 @@ class BatchUpdate:
     logprobs: list[Logprob | None] = Factory(list)
     ended: list[tuple[str, Finished]] = Factory(list)
     failed: list[tuple[str, RequestError]] = Factory(list)
-
-
-@define(eq=False)
-class HeldRequest:
-    """One request, from its submission until nothing is held for it."""
-
-    request: Generate
-    prompt: list[int] = Factory(list)  # its tokens, those of its images and videos in place of their placeholders
-    digests: list[bytes] | None = None  # of the prompt's full pages, computed when it is first considered
-    sequence: OutputSequence | None = None
-    lease: Lease | None = None
-    cached: int = 0
-    computed: int = 0  # tokens of the prompt
-    output: list[int] = Factory(list)
-    ready_at: float = inf  # when a prompt of another engine has arrived, or can be handed to that one
-    free_at: float = inf  # set by an abort
-    stuck: bool = False
-
-    @property
-    def room(self) -> int:
-        """The room of its rendezvous, which a prefill and a decode share."""
-        assert self.request.rendezvous is not None
-        return self.request.rendezvous.room
-
-    @property
-    def kv_tokens(self) -> int:
-        """The number of tokens in its pages; the last one of the answer is not there yet."""
-        return self.computed + max(len(self.output) - 1, 0)
 
 
 @frozen
@@ -104,6 +78,7 @@ class Batch:
     waiting: OrderedDict[str, HeldRequest] = field(init=False, factory=OrderedDict)
     running: dict[str, HeldRequest] = field(init=False, factory=dict)
     _leaving: dict[str, HeldRequest] = field(init=False, factory=dict)
+    _growing: dict[str, HeldRequest] = field(init=False, factory=dict)  # those that run beyond what they had pages for
     # Those that run, and whose prompts are being transferred: to a decode, or from a prefill.
     _transferring: dict[str, HeldRequest] = field(init=False, factory=dict)
     _step: _Step | None = field(init=False, default=None)
@@ -244,6 +219,7 @@ class Batch:
     def _plan(self, due: float, now: float) -> None:
         """Begin a step at `due`, so that no time is lost between steps; at `now` if it would be over already."""
         self._step = None
+        self._grow()
         self._admit(now)
         decoding: list[HeldRequest] = []
         pieces: list[tuple[HeldRequest, int]] = []
@@ -251,10 +227,10 @@ class Batch:
         for held in self.running.values():
             if held.free_at < inf:
                 continue
-            if held.output:
+            if len(held.output) > held.given:
                 decoding.append(held)
             elif room and held.request.id not in self._transferring:
-                size = min(room, len(held.request.tokens) - held.computed)
+                size = min(room, len(held.prompt) - held.computed)
                 pieces.append((held, size))
                 room -= size
         if not decoding and not pieces:
@@ -273,27 +249,46 @@ class Batch:
         """Give slots and pages to the requests that wait, in their order: a smaller one does not overtake."""
         while self.waiting and len(self.running) < self.spec.slots:
             request_id, held = next(iter(self.waiting.items()))
-            tokens, size = held.request.tokens, self.spec.page_size
-            if held.digests is None:
-                media = held.request.media
+            request, size = held.request, self.spec.page_size
+            if held.sequence is None:
+                media, tokens = request.media, request.tokens
                 held.prompt = padded_tokens(tokens, media, self.spec.media) if media else tokens
-                before = root_digest(held.request.cache_salt)
+                held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
+            if held.digests is None:
+                before = root_digest(request.cache_salt)
                 held.digests = block_digests(before, pack_tokens(held.prompt), size) if self._caches else []
-                held.sequence = self.speech.answer(held.request, pack_prompt(held.prompt))
-            # At least one token is computed, because the first token of the answer comes out of that.
-            sharable = held.digests[: (len(tokens) - 1) // size]
-            most = len(tokens) + min(self._tokens_max(held), ANSWER_TOKENS_MAX)
+            # At least one token is computed, because the next token of the answer comes out of that.
+            sharable = held.digests[: (len(held.prompt) - 1) // size]
+            most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
             held.lease = self.memory.take(sharable, -(-most // size))
             if held.lease is None:
                 return
-            held.cached = held.computed = len(held.lease.shared) * size
-            self._prompt_tokens += len(tokens)
-            self._cached_tokens += held.cached
+            held.computed = len(held.lease.shared) * size
+            held.cached = held.cached if held.given else held.computed
+            self._prompt_tokens += len(held.prompt)
+            self._cached_tokens += held.computed
             self.running[request_id] = self.waiting.pop(request_id)
-            if self.spec.leg is Leg.DECODE:
-                held.ready_at = now + self._prefill_and_transfer_s(len(tokens))
+            if self.spec.leg is Leg.DECODE and not held.given:
+                held.ready_at = now + self._prefill_and_transfer_s(len(request.tokens))
                 self._transferring[request_id] = held
                 self.rendezvous_rooms.accept(held.room)
+
+    def _grow(self) -> None:
+        """Give pages to very long answers, if need be those of the shortest that are decoded."""
+        for held in tuple(self._growing.values()):
+            while held.request.id in self._growing and held.free_at == inf and not self._has_page(held):
+                decoding = (each for each in self.running.values() if each.answered and each.free_at == inf)
+                shortest = min(decoding, key=lambda each: len(each.output))
+                self._release_pages(shortest)
+                shortest.preempt()
+                self.waiting[shortest.request.id] = self.running.pop(shortest.request.id)
+                self.waiting.move_to_end(shortest.request.id, last=False)
+
+    def _has_page(self, held: HeldRequest) -> bool:
+        """Whether a request has a page for its last token, if need be one more than before."""
+        assert held.lease is not None
+        pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
+        return pages <= held.lease.pages or self.memory.extend(held.lease)
 
     @property
     def _caches(self) -> bool:
@@ -318,7 +313,10 @@ class Batch:
                 continue
             held.computed += size
             self._publish_prompt(held)
-            if held.computed < len(held.request.tokens):
+            if held.computed < len(held.prompt):
+                continue
+            if held.given:
+                self._emit(held, update)
                 continue
             if self.spec.leg is Leg.PREFILL and self.rendezvous_rooms.wait(held.room, partial(self._accepted, held)):
                 self._transferring[held.request.id] = held
@@ -359,15 +357,8 @@ class Batch:
             usage = Usage(len(request.tokens), number, held.cached)
             update.ended.append((request.id, Finished(reason, usage, token if stops else None)))
             self._drop(held)
-        elif number >= ANSWER_TOKENS_MAX and not self._has_page(held):
-            update.failed.append((request.id, Preempted("the engine has no KV memory for more of its answer")))
-            self._drop(held)
-
-    def _has_page(self, held: HeldRequest) -> bool:
-        """Whether a request has a page for its last token, if need be one more than before."""
-        assert held.lease is not None
-        pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
-        return pages <= held.lease.pages or self.memory.extend(held.lease)
+        elif number - held.given >= ANSWER_TOKENS_MAX:
+            self._growing[request.id] = held
 
     def _publish_prompt(self, held: HeldRequest) -> None:
         assert held.digests is not None
@@ -379,15 +370,20 @@ class Batch:
             self.memory.publish(held.lease, digest, held.prompt[place * size : (place + 1) * size])
 
     def _drop(self, held: HeldRequest) -> None:
-        """Release a request; its pages, those of its answer too, stay cached for a request that continues it."""
+        """Release a request."""
         self._leave(held)
         self.waiting.pop(held.request.id, None)
-        if self.running.pop(held.request.id, None) is None or held.lease is None:
-            return
-        self._transferring.pop(held.request.id, None)
+        if self.running.pop(held.request.id, None) is not None:
+            self._transferring.pop(held.request.id, None)
+            self._release_pages(held)
+
+    def _release_pages(self, held: HeldRequest) -> None:
+        """Release pages; they stay cached, those of the answer too, for a request that continues it."""
+        assert held.lease is not None
+        self._growing.pop(held.request.id, None)
         if self._caches and held.output:
             shared, size = held.lease.shared, self.spec.page_size
-            rest = (held.prompt[len(shared) * size :] + held.output)[: held.kv_tokens - len(shared) * size]
+            rest = (held.prompt[len(shared) * size :] + held.answered)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root_digest(held.request.cache_salt)
             for place, digest in enumerate(block_digests(before, pack_tokens(rest), size)):
                 self.memory.publish(held.lease, digest, rest[place * size : (place + 1) * size])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import trio
 from attrs import define, field, frozen
 
-from actors.engines.simulated.batch import HeldRequest
 from actors.engines.simulated.cache_events import CacheEvents
+from actors.engines.simulated.held_request import HeldRequest
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.kv import KvPolicy
 from actors.routing.prefix_index import PrefixIndex

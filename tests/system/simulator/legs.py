@@ -8,7 +8,8 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.engines.simulated.batch import BatchUpdate, HeldRequest
+from actors.engines.simulated.batch import BatchUpdate
+from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.cluster import Leg
 from protocol.errors import RequestError

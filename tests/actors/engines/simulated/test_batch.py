@@ -16,9 +16,10 @@ from trio.testing import MockClock
 import actors.engines.simulated.batch as batch_module
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
+from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineLost, Preempted, RequestError
+from protocol.errors import AskerLeft, EngineLost, RequestError
 from protocol.messages import EngineLoad, Started, Tokens
 from tests.rig.simulated_engines import COSTS, batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
@@ -146,24 +147,36 @@ async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock: Moc
         assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
 
 
-async def test_answers_that_grow_very_long_are_continued_while_there_is_memory_for_one_more_page(
-    autojump_clock: MockClock,
+async def counts(engine: SimulatedEngine) -> tuple[int, int]:
+    """Return the numbers of requests that run, and that wait."""
+    load = await engine.load()
+    return load.running, load.waiting
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+async def test_very_long_answers_are_preempted_where_memory_is_short_and_all_come_whole(
+    prefix_cache: bool, autojump_clock: MockClock
 ) -> None:
     """As in SGLang, an answer counts as one of 4,096 tokens at most until it is longer."""
-    size = 3 * ANSWER_TOKENS_MAX // 2
-    async with running(spec(kv_tokens_max=size * 2 - 4, context_max=2 * size)) as engine:
-        answers = [engine.submit(generate(name, prompt=4, tokens_max=size)) for name in "ab"]
-        ends: list[int | RequestError] = []
-        for answer in answers:
-            try:
-                ends.append((await finished(answer)).usage.completion_tokens)
-            except RequestError as error:
-                ends.append(error)
-        assert ends[0] == size
-        assert isinstance(ends[1], Preempted)
-        assert (await engine.load()).running == 0
-        again = engine.submit(generate("c", prompt=4, tokens_max=2 * size - 12))
-        assert (await finished(again)).usage.completion_tokens == 2 * size - 12, "one alone always has memory"
+    size, prompt_s = 3 * ANSWER_TOKENS_MAX // 2, 0.25 * 4
+    asked = [generate(name, prompt=4, tokens_max=size - 100 * number) for number, name in enumerate("abc")]
+    asked.append(generate("d", prompt=4, tokens_max=10))
+    costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, per_kv_token_s=0.0)
+    keys: dict[str, Any] = {"context_max": 2 * size, "prefix_cache": prefix_cache, "slots": 3, "costs": costs}
+    alone = []
+    async with running(spec(kv_tokens_max=100_000, **keys)) as engine:
+        for each in asked:
+            began_at = trio.current_time()
+            alone.append((await read(engine.submit(each)))[:2])
+            assert trio.current_time() == began_at + prompt_s + each.sampling.tokens_max, "nothing is computed twice"
+    async with running(spec(kv_tokens_max=2 * size + 100, **keys)) as engine:
+        answers = [engine.submit(each) for each in asked]
+        await trio.sleep(100)
+        assert await counts(engine) == (3, 1)
+        await trio.sleep(ANSWER_TOKENS_MAX)
+        assert await counts(engine) == (2, 2), "the third one was preempted, and comes before the fourth"
+        assert [(await read(answer))[:2] for answer in answers] == alone, "also what was cached for them"
+        assert await engine.load() == EngineLoad(0, 0, 0)
 
 
 async def test_no_request_overtakes_one_that_waits_for_memory(autojump_clock: MockClock) -> None:
@@ -196,13 +209,11 @@ def check_all_ends(asked: list[Any], page_size: int, chunk: int, cache: bool) ->
     moves += [(at_s + after, number, "abort") for number, (*_, after, at_s) in enumerate(asked) if after is not None]
     tokens: dict[str, int] = {}
     over: list[str] = []
-    preempted: set[str] = set()
 
     def note(update: BatchUpdate) -> None:
         for name in update.emitted:
             tokens[name] = tokens.get(name, 0) + 1
         over.extend(name for name, _ in (*update.ended, *update.failed))
-        preempted.update(name for name, error in update.failed if isinstance(error, Preempted))
 
     for at_s, number, what in sorted(moves):
         while engine.next_at() <= at_s:
@@ -223,7 +234,7 @@ def check_all_ends(asked: list[Any], page_size: int, chunk: int, cache: bool) ->
     assert engine.load() == EngineLoad(0, 0, 0)
     assert engine.memory.free + engine.memory.idle == engine.memory.pages_max
     for number, (_, tokens_max, _, after, _) in enumerate(asked):
-        assert tokens.get(str(number), 0) == tokens_max or after is not None or str(number) in preempted
+        assert tokens.get(str(number), 0) == tokens_max or after is not None
 
 
 # Aborts -----------------------------------------------------------------------------------
