@@ -62,8 +62,9 @@ class PoolView:
         for leg, pools in levels.legs.items():
             loads: dict[str, list[Load]] = {name: [] for name in pools.workers}
             for worker in self.directory.ranked(model, leg):  # each once, however many pools there are
-                if pool := levels.pool_of(worker.full_name):
-                    loads[pool].append(worker.load)
+                # A node with another file may have a worker of that name for another leg, which is in none of these.
+                if (of_pool := loads.get(levels.pool_of(worker.full_name))) is not None:
+                    of_pool.append(worker.load)
             for name, names in pools.workers.items():
                 up = loads[name]
                 numbers = len(names), len(up), sum(load.busy for load in up), sum(load.slots for load in up)

@@ -157,6 +157,21 @@ async def test_a_pool_whose_engine_is_not_up_says_so(written: Written) -> None:
     assert (document["pools"][0]["up"], document["pools"][0]["slots"]) == (0, 0)
 
 
+async def test_a_worker_of_another_leg_than_its_pool_is_in_none(written: Written, autojump_clock: MockClock) -> None:
+    async with running(written, PAIRS) as (assembly, _):
+        assert assembly.gateway is not None
+        worker = assembly.directory.local["d0"]
+        worker.idle_offer = evolve(worker.idle_offer, leg=Leg.PREFILL)  # as a node with another file may offer it
+        assembly.directory.notify()
+        document: Any = assembly.gateway.pools()
+        assert {pool["name"]: pool["up"] for pool in document["pools"]} == {
+            "quick": 2,
+            "cheap": 1,
+            "short": 0,
+            "long": 1,
+        }
+
+
 def test_a_pool_is_ranked_by_the_loads_of_this_moment(written: Written) -> None:
     async def main() -> None:
         async with running(written, PAIRS) as (assembly, _):
