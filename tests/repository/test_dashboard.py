@@ -21,6 +21,7 @@ from supervisor.telemetry.metrics import Metrics
 from supervisor.threads.queued_writer import QueuedWriter
 from tests.rig.assembly import built_assembly
 from tests.rig.links import idle_link
+from tests.rig.pools import one_cell, pool
 
 ROOT = Path(__file__).parents[2]
 BOARD = json.loads((ROOT / "examples" / "grafana" / "espalier.json").read_text())
@@ -42,17 +43,7 @@ model = "tiny"
 kind = "simulated"
 kv_tokens_max = 4096
 simulated.media = {{ image_token = 5 }}
-[pool.quick]
-engines = ["tiny-0"]
-[model.tiny.grid.both]
-input_tokens_min = 0
-input_tokens_max = 1
-input_resolution = 1
-ttft_min_ms = 0
-ttft_max_ms = 1
-ttft_resolution = 1
-pools = [["quick"]]
-[engine.eyes]
+{pool("quick", "tiny-0")}{one_cell("quick")}[engine.eyes]
 node = "back"
 model = "tiny"
 kind = "simulated"

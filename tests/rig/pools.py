@@ -37,6 +37,13 @@ def pool(name: str, *engines: str, priority: int | None = None) -> str:
     return f"[pool.{name}]\nengines = [{names}]\n" + ("" if priority is None else f"priority = {priority}\n")
 
 
+def one_cell(name: str) -> str:
+    """Return the section of a grid for engines that compute both legs, which maps all requests to one pool."""
+    lengths = "input_tokens_min = 0\ninput_tokens_max = 100\ninput_resolution = 1\n"
+    targets = "ttft_min_ms = 0\nttft_max_ms = 100\nttft_resolution = 1\n"
+    return f'[model.tiny.grid.both]\n{lengths}{targets}pools = [["{name}"]]\n'
+
+
 PAIRS = (
     MODEL
     + PREFILL_GRID

@@ -25,6 +25,7 @@ from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
+from tests.rig.pools import one_cell, pool
 from tests.rig.tasks import append_result
 from tests.supervisor.config.test_load import ROOT, Written
 
@@ -250,19 +251,7 @@ async def test_each_rank_of_a_prefill_meets_each_rank_of_a_decode(written: Writt
 
 
 async def test_a_pool_has_all_ranks_of_its_engines(written: Written, autojump_clock: MockClock) -> None:
-    pools = """
-[pool.all]
-engines = ["e"]
-[model.tiny.grid.both]
-input_tokens_min = 0
-input_tokens_max = 100
-input_resolution = 1
-ttft_min_ms = 0
-ttft_max_ms = 100
-ttft_resolution = 1
-pools = [["all"]]
-"""
-    async with running(written, FILE + pools) as (assembly, _):
+    async with running(written, FILE + pool("all", "e") + one_cell("all")) as (assembly, _):
         status: Any = await assembly.controls._status()  # noqa: SLF001
         assert [(pool.engines, pool.up, pool.slots) for pool in status.pools] == [(2, 2, 4)]
         assert assembly.gateway is not None

@@ -31,6 +31,7 @@ from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, TINY, engine
 from tests.rig.files import read_inline
 from tests.rig.links import idle_link
+from tests.rig.pools import one_cell, pool
 
 FILE = f"""
 [node.front]
@@ -452,25 +453,12 @@ async def test_a_changed_engine_is_reported_by_its_node_alone_without_its_values
 async def test_pools_and_grids_take_a_restart_of_gateways_and_concern_no_other_node(
     front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    pool = """
-[pool.all]
-engines = ["tiny-1"]
-priority = 5
-
-[model.tiny.grid.both]
-input_tokens_min = 0
-input_tokens_max = 100
-input_resolution = 1
-ttft_min_ms = 0
-ttft_max_ms = 100
-ttft_resolution = 1
-pools = [["all"]]
-"""
-    assert set((await front().reload(text=FILE + pool)).not_changed) == {
+    text = FILE + pool("all", "tiny-1", priority=5) + one_cell("all")
+    assert set((await front().reload(text=text)).not_changed) == {
         "pool.all stays nothing until this node is started again, though the file says tiny-1 (priority 5)",
         "model tiny stays as it is until this node is started again, though the file has another grid.both",
     }
-    assert (await Node(tmp_path, "one").reload(text=FILE + pool)).not_changed == ()
+    assert (await Node(tmp_path, "one").reload(text=text)).not_changed == ()
 
 
 async def test_a_node_that_is_no_longer_in_the_file_reports_that(
