@@ -55,13 +55,11 @@ async def _serve(
     requests: trio.Nursery,
 ) -> None:
     """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
-    rank, memory = slots.rank, slots.memory
-    group = None if alone else rank
+    memory, group = slots.memory, None if alone else slots.rank
     recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
-        is_own = request.rank == rank and slots.in_service()
-        return is_own and pending.fits(request.uncached_tokens) and memory.fits(request)
+        return slots.in_service() and pending.fits(request.uncached_tokens) and memory.fits(request)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):

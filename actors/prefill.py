@@ -51,12 +51,11 @@ async def _serve(
     requests: trio.Nursery,
 ) -> None:
     """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
-    rank, memory = slots.rank, slots.memory
-    group = None if alone else rank
+    memory, group = slots.memory, None if alone else slots.rank
     recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
-        return request.rank == rank and slots.in_service() and memory.fits(request)
+        return slots.in_service() and memory.fits(request)
 
     while True:
         await slots.free.acquire()

@@ -51,11 +51,12 @@ BUGS: Bugs = {
         ),
     ),
     "actors/decode.py": (
-        Bug("a rank takes the calls of others", "is_own = request.rank == rank and", "is_own ="),
+        Bug("a rank takes the calls of others", "receive(fits, group)", "receive(fits)"),
         Bug("a decode asks for no memory", " and memory.fits(request)", ""),
         Bug("only the first rank is served", "for slots in ranks[1:]:", "for slots in ranks[:0]:"),
     ),
     "actors/prefill.py": (
+        Bug("a rank of a prefill takes the calls of others", "receive(fits, group)", "receive(fits)"),
         Bug("a prefill asks for no memory", " and memory.fits(request)", ""),
         Bug("only the first rank of a prefill is served", "for slots in ranks[1:]:", "for slots in ranks[:0]:"),
     ),
