@@ -62,7 +62,7 @@ BUGS: Bugs = {
             "        self.free",
         ),
     ),
-    "actors/decode.py": (Bug("an engine out of service gets requests", " and slots.in_service()\n", "\n"),),
+    "actors/decode.py": (Bug("an engine out of service gets requests", "slots.in_service() and ", ""),),
     "supervisor/engines/children.py": (
         Bug("requests wait for ever after an engine was out of service", "        inbox.recheck()", "        pass"),
         Bug(
