@@ -6,6 +6,10 @@ import json
 
 import trio
 
+from actors.routing.candidates import Candidates, Choice
+from actors.routing.least_loaded import least_loaded
+from actors.routing.outliers import OutlierDetector
+from protocol.messages import Generate
 from tests.rig.gateway import head, post
 from tests.system.simulator import judge
 from tests.system.simulator.clients import Reader, chat
@@ -21,6 +25,13 @@ def _request(system: System, number: int, tokens: int = 20) -> PlannedRequest:
     if pictures:
         content = (*(Picture(f"probe-{number}-{which}", 4, 2 + 2 * which) for which in range(pictures)), text)
     return PlannedRequest(turns=(("user", content),), tokens_max=tokens)
+
+
+def choose_ejected(outliers: OutlierDetector, request: Generate, candidates: Candidates, /) -> Choice | None:
+    """Return a worker that may be probed, if there is one; else the least loaded."""
+    ejected = {ejection.name for ejection in outliers.ejected(trio.current_time())}
+    probed = next((load for load in candidates if load.name in ejected), None)
+    return least_loaded(request, candidates) if probed is None else Choice(probed)
 
 
 def _none_allowed(_: str) -> bool:

@@ -313,6 +313,9 @@ class System(PrefixSystem):
 
     async def readmit_workers(self) -> None:
         """Send requests until every ejected worker has been probed and is used again."""
+        from tests.system.simulator.probes import choose_ejected
+
+        self.routing.policy = partial(choose_ejected, self.routing.outliers)  # `kv` may prefer others, with its prefix
         for _ in range(READMIT_ROUNDS):
             if not any("+" not in ejection.name for ejection in self.routing.outliers.ejected(trio.current_time())):
                 return
