@@ -169,12 +169,12 @@ class Cluster(System):
 
     async def check_serves(self) -> None:
         """Check that all slots for answers can be taken at once."""
+        self.routing.levels = ServiceLevels()  # equal requests are all of one pool
         await self.readmit_workers()
         self.routing.policy = least_loaded  # `kv` lets requests wait for a worker that has their beginnings
         for encoding in self.encoding_up:
             await encoding.check_serves()
         slots = dict.fromkeys(Leg, 0)
-        self.routing.levels = ServiceLevels()  # equal requests are all of one pool
         if self.sighted:
             self.plan.rooms.transfer_s = (
                 0.0  # prompts with pictures are longer, so that a prefill takes fewer at a time
