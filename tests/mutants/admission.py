@@ -70,7 +70,7 @@ BUGS: Bugs = {
         Bug(
             "the memory of requests that waited is not given back",
             "        for memory in (*(each.memory for each in self._waiting), *(",
-            "        for memory in (*(",
+            "        for memory in (*(), *(",
         ),
     ),
     "supervisor/sockets/unauthenticated.py": (

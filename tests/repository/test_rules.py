@@ -329,3 +329,10 @@ def test_every_planted_bug_replaces_text_that_is_once_in_its_file() -> None:
     texts = {path: (ROOT / path).read_text() for path, _, _ in MUTANTS}
     stale = [f"{path}: {bug.name}" for path, bug, _ in MUTANTS if texts[path].count(bug.old) != 1]
     assert not stale
+
+
+def test_every_planted_bug_is_code_that_compiles() -> None:
+    # else whatever imports it "notices", and its test may have noticed nothing for long
+    for path, bug, _ in MUTANTS:
+        if path.endswith(".py"):
+            compile((ROOT / path).read_text().replace(bug.old, bug.new), f"{path}: {bug.name}", "exec")
