@@ -143,6 +143,7 @@ SUITES = {  # the quickest first
         "tests/actors/routing/test_failover.py",
         "tests/actors/routing/test_outliers.py",
         "tests/actors/routing/test_rebalancing.py",
+        "tests/actors/routing/test_waiting.py",
     ],
     "examples": [
         "tests/actors/kit/test_calls.py",

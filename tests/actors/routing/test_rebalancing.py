@@ -129,20 +129,22 @@ async def test_a_round_of_moves_tries_the_oldest_and_the_smallest_in_vain(autoju
         nursery.cancel_scope.cancel()
 
 
-async def test_a_request_that_may_not_go_to_the_only_idle_worker_keeps_no_other_from_moving(
+async def test_requests_that_may_not_go_to_the_only_idle_worker_keep_no_other_from_moving(
     autojump_clock: MockClock,
 ) -> None:
-    a, c = Memory("a", [SILENT] * 9, slots=16, more=1), Memory("c", [Play(EngineLost("died"), 0)], kv=10)
+    a, c = Memory("a", [SILENT] * 9, slots=16, more=8), Memory("c", [Play(EngineLost("died"), 0)] * 2, kv=10)
     async with routed(a, c) as rig, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, rig, generate("crashed at c"))
+        for crashed in ("oldest", "next"):  # one would not do: a round tries two that may go to the same workers
+            nursery.start_soon(ask, rig, generate(crashed))
         await trio.sleep(1.5)
+        assert [len(each.asked) for each in (a, c)] == [2, 2], "both crashed at c"
         c.slots = 0
         for number in range(5):
             nursery.start_soon(ask, rig, generate(f"{number}"))
         await wait_all_tasks_blocked()
         a.kv, c.slots, c.kv = 120, 8, 10
         await trio.sleep(20)
-        assert [len(each.asked) for each in (a, c)] == [6, 6]
+        assert [len(each.asked) for each in (a, c)] == [7, 7]
         nursery.cancel_scope.cancel()
 
 

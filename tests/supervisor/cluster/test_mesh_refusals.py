@@ -77,6 +77,22 @@ async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refu
     assert sum("two processes call themselves back" in reason for reason in reasons()) == 2, "one for each end"
 
 
+async def test_a_second_process_is_told_of_the_name_conflict_by_a_node_that_has_dialed_the_first(
+    reasons: Reasons,
+) -> None:
+    ahead, backs = Node("ahead"), [Node("back"), Node("back")]
+    async with linked_nodes(ahead, *backs, know=False) as nursery:
+        for number, back in enumerate(backs):
+            back.links.incarnation = Incarnation(f"run-{number}", 1_700_000_000 + number)
+        ahead.knows(backs[0])
+        await until(lambda: backs[0].linked == {"ahead"})
+        nursery.start_soon(ahead.links.keep_linked, None, backs[1].endpoint)  # as an address to join at
+        await until(lambda: "ahead" in backs[1].directory.name_conflicts)
+        assert await ahead.ask(backs[0]) == [0, 1, 2]
+        assert backs[1].linked == set()
+    assert sum("two processes call themselves back" in reason for reason in reasons()) == 2, "one for each end"
+
+
 async def test_another_version_is_refused(reasons: Reasons) -> None:
     b = Node("b")
 
