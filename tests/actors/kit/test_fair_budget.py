@@ -69,7 +69,7 @@ async def test_the_owner_that_holds_least_is_next(autojump_clock: MockClock) -> 
 
 
 async def test_an_owner_has_no_more_than_its_part_unless_by_one_call(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 10, owner_max=6), list[str]()
+    budget, begun = FairBudget("memory", 16, owner_max=6), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, budget, 4, "alice", 1.0, begun, "first")
         nursery.start_soon(hold, budget, 3, "alice", 1.0, begun, "second")

@@ -1,4 +1,4 @@
-"""Of the drains and restarts of a node the last one counts, and a restart that cannot succeed drains nothing."""
+"""A drain has its order; of drains and restarts of a node the last counts, and one that cannot succeed drains nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import trio
 from trio.testing import MockClock
 
 from protocol.errors import NotReady, StartFailed
-from supervisor.node.node import HARD_EXIT_S, Node
+from supervisor.node.node import BYE_S, HARD_EXIT_S, Node
 from supervisor.processes import reaper, run_folder
+from supervisor.processes.process import GracePeriods
+
+TELL_S, DRAIN_S = 0.5, 10.0
 
 
 class Launched:
@@ -83,3 +86,36 @@ async def test_a_drain_while_a_restart_is_checked_leaves_the_node_down() -> None
     with pytest.raises(NotReady, match="is to stay down"):
         await front.node.drain_for_operator(True)
     assert front.decisions == [False]
+
+
+@pytest.mark.parametrize(("busy_s", "said_at"), [(0.0, TELL_S), (3.0, TELL_S + 3.0), (99.0, DRAIN_S)])
+async def test_a_node_tells_others_that_it_drains_and_leaves_with_a_word_once_it_is_idle(
+    busy_s: float, said_at: float, autojump_clock: MockClock
+) -> None:
+    order = list[tuple[str, float]]()
+
+    def note(what: str) -> None:
+        order.append((what, trio.current_time()))
+
+    async def wait_idle() -> None:
+        note("waits for its workers")
+        await trio.sleep(busy_s)
+
+    directory: Any = SimpleNamespace(name="back", draining=False, running=0, wait_idle=wait_idle)
+    directory.drain = lambda: note("announces")
+    links = SimpleNamespace(section=SimpleNamespace(tell_s=TELL_S), send_bye=note)
+    assembly: Any = SimpleNamespace(directory=directory, gateway=None, links=links)
+    runtime: Any = SimpleNamespace(grace=GracePeriods())
+    unused: Any = None
+    async with trio.open_nursery() as nursery:
+        node = Node(unused, assembly, runtime, unused, DRAIN_S, nursery=nursery)
+        with node._tree:  # noqa: SLF001  # what the end of the drain cancels
+            node.drain("the test drains")
+            await trio.sleep_forever()
+        note("ends")
+    assert order == [
+        ("announces", 0.0),
+        ("waits for its workers", TELL_S),
+        ("node back shuts down", said_at),
+        ("ends", said_at + BYE_S),
+    ]

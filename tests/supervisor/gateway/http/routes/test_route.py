@@ -71,6 +71,17 @@ async def test_choices_of_one_stream_are_interleaved_and_each_ends_once(rather_s
         assert [choice["index"] for choice in whole.json["choices"]] == [0, 1]
 
 
+async def test_a_choice_that_goes_on_when_the_others_have_ended_keeps_its_tokens(rather_slow: MockClock) -> None:
+    async with gateway_client() as (_, client):
+        alone = (await client.ask(text("n=6"))).json["choices"][0]["text"]
+        for _ in range(20):  # which of them is first in a turn is chance
+            reply = await client.ask(text(["n=2 s=1", "n=6 s=1"], stream=True))
+            texts = ["", ""]
+            for each in (choice for chunk in reply.chunks for choice in chunk["choices"]):
+                texts[each["index"]] += each["text"]
+            assert texts == ["The oak", alone]
+
+
 @pytest.mark.parametrize("ask", [text, response])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_of_any_route_is_aborted_when_its_client_leaves(
