@@ -29,6 +29,9 @@ LOGPROB_BYTES = 80
 ANSWER_TOKENS_MAX = 4096
 """The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
 
+SHARED_MIN = 32
+"""The tokens of a prompt for which it waits if another computes them: fewer cost less than a step (SGLang's `lpm`)."""
+
 ESCAPES = 2
 """The factor by which a text may grow as the inside of a JSON string in UTF-8; only control characters, which are rare,
 grow by more."""

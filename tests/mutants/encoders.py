@@ -79,8 +79,8 @@ BUGS: Bugs = {
             "if item.tokens < 1:",
         ),
     ),
-    "actors/engines/simulated/batch.py": (
-        Bug("images behind one text share a prefix", "if media else tokens", "if False else tokens"),
+    "actors/engines/simulated/held_request.py": (
+        Bug("images behind one text share a prefix", "if items else tokens", "if False else tokens"),
     ),
     "protocol/cluster.py": (
         Bug("a whole engine stands in for an encoder", "{Leg.BOTH, Leg.ENCODE} else", "{Leg.BOTH} else"),

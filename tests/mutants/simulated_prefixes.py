@@ -12,11 +12,11 @@ BUGS: Bugs = {
             "            if lease.shared:\n                self.events.stored(digest, lease.shared[-1], tokens)\n",
         ),
     ),
-    "actors/engines/simulated/batch.py": (
+    "actors/engines/simulated/held_request.py": (
         Bug(
             "an engine finds what another tenant has computed",
-            "before = root_digest(request.cache_salt)\n                held.digests",
-            'before = b""\n                held.digests',
+            "root = root_digest(self.request.cache_salt)\n",
+            'root = b""\n',
         ),
     ),
     "actors/engines/block_log.py": (

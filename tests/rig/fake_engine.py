@@ -25,6 +25,7 @@ from actors.engines.simulated.costs import Costs as Prices
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.kv_memory import Lease
 from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
@@ -95,7 +96,7 @@ class CacheWatch(Protocol):
         """Return where another engine notes the changes of its cache."""
 
     def admitted(self, events: CacheEvents, held: HeldRequest) -> None:
-        """A request has its pages, those that were cached among them."""
+        """A request begins to compute what it has not found in the cache."""
 
 
 @define
@@ -162,6 +163,7 @@ class Scheduler(Batch):
     fails: RequestError | None = None  # every request at its next token, while this is set
     failed: int = 0  # requests that did
     silent: set[str] = Factory(set)  # ids that get no further token, and keep their slots
+    looked_up: dict[str, Lease] = Factory(dict)  # the pages with which requests have begun
     keeps_s: float = 0.0  # how much longer than it should the next slot is kept whose request is aborted
 
     def __attrs_post_init__(self) -> None:
@@ -195,12 +197,15 @@ class Scheduler(Batch):
                 held.free_at += self.keeps_s
                 self.keeps_s = 0.0
 
-    def _admit(self, now: float) -> None:
-        before = set(self.running)
-        super()._admit(now)
-        if (caches := self.live.caches) is not None:
-            for request_id in [each for each in self.running if each not in before]:
-                caches.admitted(self.memory.events, self.running[request_id])
+    def _plan(self, due: float, now: float) -> None:
+        super()._plan(due, now)
+        if (caches := self.live.caches) is None or self._step is None:
+            return
+        for held, _ in self._step.pieces:
+            if not held.has_begun and self.looked_up.get(held.request.id) is not held.lease:
+                assert held.lease is not None
+                self.looked_up[held.request.id] = held.lease
+                caches.admitted(self.memory.events, held)
 
     def next_at(self) -> float:
         self.faults = Faults(stuck=float(self.live.stuck))

@@ -35,7 +35,6 @@ from protocol.cluster import Leg
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, RequestError
 from protocol.kv_events import RankLoad
-from protocol.media import padded_tokens
 from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
 
 
@@ -102,6 +101,8 @@ class Batch:
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
         self.waiting[request.id] = held = HeldRequest(request)
+        self._look_up(held)
+        self.memory.touch(held.reusable(self.spec.page_size))
         if self.spec.leg is Leg.DECODE:
             self.rendezvous_rooms.expect(held.room)
         if self._step is None or self._step.planned_at == now:
@@ -230,6 +231,9 @@ class Batch:
             if len(held.output) > held.given:
                 decoding.append(held)
             elif room and held.request.id not in self._transferring:
+                self._cached_tokens += held.find(self.memory, self.spec.page_size)
+                if held.waits(pieces, self.spec.page_size):
+                    continue
                 size = min(room, len(held.prompt) - held.computed)
                 pieces.append((held, size))
                 room -= size
@@ -251,16 +255,10 @@ class Batch:
             request_id, held = next(iter(self.waiting.items()))
             request, size = held.request, self.spec.page_size
             if held.sequence is None:
-                media, tokens = request.media, request.tokens
-                held.prompt = padded_tokens(tokens, media, self.spec.media) if media else tokens
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
-            if held.digests is None:
-                before = root_digest(request.cache_salt)
-                held.digests = block_digests(before, pack_tokens(held.prompt), size) if self._caches else []
-            # At least one token is computed, because the next token of the answer comes out of that.
-            sharable = held.digests[: (len(held.prompt) - 1) // size]
+            self._look_up(held)
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
-            held.lease = self.memory.take(sharable, -(-most // size))
+            held.lease = self.memory.take(held.reusable(size), -(-most // size))
             if held.lease is None:
                 return
             held.computed = len(held.lease.shared) * size
@@ -272,6 +270,9 @@ class Batch:
                 held.ready_at = now + self._prefill_and_transfer_s(len(request.tokens))
                 self._transferring[request_id] = held
                 self.rendezvous_rooms.accept(held.room)
+
+    def _look_up(self, held: HeldRequest) -> None:
+        held.look_up(self.spec.page_size, self.spec.media, caches=self._caches)
 
     def _grow(self) -> None:
         """Give pages to very long answers, if need be those of the shortest that are decoded."""
@@ -311,6 +312,7 @@ class Batch:
         for held, size in step.pieces:
             if held.free_at < inf:
                 continue
+            held.has_begun = True
             held.computed += size
             self._publish_prompt(held)
             if held.computed < len(held.prompt):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from attrs import Factory, define
 
-from actors.engines.simulated.kv_memory import Lease
+from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
+from protocol.block_hashes import block_digests, pack_tokens, root_digest
+from protocol.cost import SHARED_MIN
+from protocol.media import MediaInfo, padded_tokens
 from protocol.messages import Generate
 
 
@@ -18,11 +22,12 @@ class HeldRequest:
     request: Generate
     prompt: list[int] = Factory(list)  # its tokens, those of its images and videos in place of their placeholders
     given: int = 0  # tokens of its answer at the end of the prompt: it was preempted, and computes them again
-    digests: list[bytes] | None = None  # of the prompt's full pages, computed when it is first considered
+    digests: list[bytes] | None = None  # of the prompt's full pages, none without a cache
     sequence: OutputSequence | None = None
     lease: Lease | None = None
     cached: int = 0
-    computed: int = 0  # tokens of the prompt
+    computed: int = 0  # tokens of the prompt, those found in the cache included
+    has_begun: bool = False  # to compute: from then on it finds nothing more in the cache
     output: list[int] = Factory(list)
     ready_at: float = inf  # when a prompt of another engine has arrived, or can be handed to that one
     free_at: float = inf  # set by an abort
@@ -44,7 +49,55 @@ class HeldRequest:
         """The tokens of its answer behind its prompt."""
         return self.output[self.given :] if self.given else self.output
 
+    def look_up(self, page_size: int, media: MediaInfo | None, *, caches: bool) -> None:
+        """Compute the digests of its prompt, unless they are there: what it looks for in the cache."""
+        if self.digests is not None:
+            return
+        if not self.prompt:
+            tokens, items = self.request.tokens, self.request.media
+            self.prompt = padded_tokens(tokens, items, media) if items else tokens
+        root = root_digest(self.request.cache_salt)
+        self.digests = block_digests(root, pack_tokens(self.prompt), page_size) if caches else []
+
+    def reusable(self, page_size: int) -> list[bytes]:
+        """Return the digests of what it may find: one token is computed, as the next one comes out of that."""
+        assert self.digests is not None
+        return self.digests[: (len(self.prompt) - 1) // page_size]
+
+    def find(self, memory: KvMemory, page_size: int) -> int:
+        """Share what others have computed of its prompt since it was admitted; return how many tokens that is."""
+        assert self.lease is not None
+        if self.has_begun:
+            return 0
+        before = self.computed
+        for digest in self.reusable(page_size)[len(self.lease.shared) :]:
+            if not memory.share(self.lease, digest):
+                break
+            self.computed += page_size
+        if not self.given:
+            self.cached = self.computed
+        return self.computed - before
+
+    def waits(self, pieces: Iterable[tuple[HeldRequest, int]], page_size: int) -> bool:
+        """Return whether a step computes enough that it would compute, too: then it waits, and finds that.
+
+        The rule is that of the host of a real engine (`sglang/host/shared_prompts.py`).
+        """
+        end = (self.computed + max(SHARED_MIN, page_size)) // page_size
+        digests = self.reusable(page_size)
+        if self.has_begun or end > len(digests):
+            return False
+        last = digests[end - 1]
+        return any(other.computes(end, last, size, page_size) for other, size in pieces)
+
+    def computes(self, end: int, digest: bytes, tokens: int, page_size: int) -> bool:
+        """Return whether its next `tokens` are of the first `end` pages of a prompt, the last of which is known."""
+        if not self.computed < end * page_size <= self.computed + tokens:
+            return False
+        assert self.digests is not None
+        return end <= len(self.digests) and self.digests[end - 1] == digest
+
     def preempt(self) -> None:
         """Become a request that has computed nothing, and whose prompt goes on with what it was answered."""
         self.prompt, self.given = self.prompt + self.answered, len(self.output)
-        self.computed, self.digests, self.lease = 0, None, None
+        self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from attrs import Factory, define, field
 
@@ -57,12 +58,7 @@ class KvMemory:
 
     def cached_prefix(self, digests: Iterable[bytes]) -> int:
         """Return how many pages of a prefix are cached, from its first page on."""
-        count = 0
-        for digest in digests:
-            if digest not in self._references and digest not in self._idle:
-                break
-            count += 1
-        return count
+        return sum(1 for _ in takewhile(self._is_cached, digests))
 
     def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
         """Lease so many pages, those of a cached prefix shared; None while there are too few."""
@@ -90,12 +86,26 @@ class KvMemory:
         lease.own += 1
         return True
 
+    def touch(self, digests: Iterable[bytes]) -> None:
+        """Use a cached prefix: what is used by nobody and was used before is evicted before it."""
+        cached = list(takewhile(self._is_cached, digests))
+        for digest in reversed(cached):
+            if digest in self._idle:
+                self._idle.move_to_end(digest)
+
+    def share(self, lease: Lease, digest: bytes) -> bool:
+        """Let the next page of a lease be the cached one, and free its own; return False if there is none."""
+        if not self._is_cached(digest):
+            return False
+        self.publish(lease, digest)
+        return True
+
     def publish(self, lease: Lease, digest: bytes, tokens: Sequence[int] = ()) -> None:
         """Share the next page of a lease, full of `tokens`; of two equal pages one is freed."""
         assert lease.own > 0, "only a page that is there can be shared"
         lease.own -= 1
         self._own -= 1
-        if digest not in self._references and digest not in self._idle:
+        if not self._is_cached(digest):
             self.events.stored(digest, lease.shared[-1] if lease.shared else None, tokens)
         self._reference(digest)
         lease.shared.append(digest)
@@ -119,6 +129,9 @@ class KvMemory:
         else:
             self.events.cleared()
         self._idle.clear()
+
+    def _is_cached(self, digest: bytes) -> bool:
+        return digest in self._references or digest in self._idle
 
     def _evict(self) -> None:
         digest, _ = self._idle.popitem(last=False)

@@ -21,7 +21,8 @@ from typing import Protocol
 
 from attrs import define, field, frozen
 
-SHARED_MIN = 32  # tokens, as of SGLang's `lpm`; fewer cost less than another step
+from protocol.cost import SHARED_MIN
+
 WAITS_MAX = 2  # without finding more: a scheduler that runs ahead knows the result of a step one step later
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from actors.engines.simulated.held_request import HeldRequest
-from actors.engines.simulated.kv_memory import Lease
+from actors.engines.simulated.kv_memory import KvMemory, Lease
+from protocol.cost import SHARED_MIN
 from tests.rig.simulated_engines import generate
 
 
@@ -20,3 +23,81 @@ def test_a_preempted_request_computes_its_answer_again_as_a_part_of_its_prompt()
     assert (held.kv_tokens, held.answered) == (5, [9])
     held.preempt()
     assert (held.prompt, held.output) == ([1, 2, 3, 7, 8, 9], [7, 8, 9])
+
+
+PAGE = 8
+SAME = list(range(100))
+END = SHARED_MIN  # up to which others have to compute it
+
+
+def held(
+    tokens: list[int] = SAME, *, computed: int = 0, salt: str | None = None, has_begun: bool = False
+) -> HeldRequest:
+    made = HeldRequest(generate("a", tokens, salt=salt), computed=computed, has_begun=has_begun)
+    made.look_up(PAGE, None, caches=True)
+    return made
+
+
+def test_a_prompt_may_find_all_but_its_last_token() -> None:
+    assert [len(held(SAME[:size]).reusable(PAGE)) for size in (1, 8, 9, 16, 17)] == [0, 0, 1, 1, 2]
+    without_cache = HeldRequest(generate("a", SAME))
+    without_cache.look_up(PAGE, None, caches=False)
+    assert not without_cache.reusable(PAGE)
+
+
+@pytest.mark.parametrize(
+    ("request_", "other", "size", "expected"),
+    [
+        (held(), held(), 100, True),
+        (held(), held(), END, True),
+        (held(), held(), END - 1, False),  # the next piece may be shared, this one is too short
+        (held(SAME[: END + 1]), held(), 100, True),
+        (held(SAME[:END]), held(), 100, False),  # it computes the last token itself, so a page less is to be found
+        (held([*SAME[: END - 1], 7, *SAME]), held(), 100, False),
+        (held([7, *SAME]), held(), 100, False),
+        (held(salt="a"), held(), 100, False),
+        (held(salt="a"), held(salt="a"), 100, True),
+        (held(computed=64), held(), 100, True),
+        (held(computed=72), held(), 100, False),  # too little is left
+        (held(), held(computed=END), 60, False),  # cached already, but not found
+        (held(), held(computed=END - 1), 60, True),
+        (held(has_begun=True), held(), 100, False),
+        (held(), held(SAME[: END - 1]), 100, False),
+    ],
+)
+def test_a_prompt_waits_for_what_another_computes_and_it_would_find(
+    request_: HeldRequest, other: HeldRequest, size: int, *, expected: bool
+) -> None:
+    assert request_.waits([(other, size)], PAGE) is expected
+    assert not request_.waits([], PAGE)
+
+
+def test_a_prompt_finds_what_others_have_computed_until_it_begins() -> None:
+    memory, first, second = KvMemory(64), held(), held([*SAME[:40], *SAME])
+    for each in (first, second):
+        each.lease = memory.take(each.reusable(PAGE), 20)
+    assert first.lease is not None
+    for digest in first.reusable(PAGE)[:3]:
+        memory.publish(first.lease, digest)
+    assert second.find(memory, PAGE) == 24
+    assert (second.computed, second.cached) == (24, 24)
+    for digest in first.reusable(PAGE)[3:]:
+        memory.publish(first.lease, digest)
+    assert second.find(memory, PAGE) == 16, "no more is the same"
+    assert second.find(memory, PAGE) == 0
+    third = held()
+    third.lease, third.has_begun = memory.take([], 12), True
+    assert third.find(memory, PAGE) == 0
+
+
+def test_what_a_preempted_request_finds_again_was_not_cached_for_it() -> None:
+    memory, first, again = KvMemory(64), held(), held()
+    again.output += [5, 6]
+    again.preempt()
+    again.look_up(PAGE, None, caches=True)
+    for each in (first, again):
+        each.lease = memory.take(each.reusable(PAGE), 14)
+    assert first.lease is not None
+    memory.publish(first.lease, first.reusable(PAGE)[0])
+    assert again.find(memory, PAGE) == PAGE
+    assert (again.computed, again.cached) == (PAGE, 0)

@@ -48,7 +48,8 @@ def test_a_chain_goes_on_where_it_was_left() -> None:
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.
 few = st.builds(lambda length, end: [0] * length + end, st.integers(2, 8), st.lists(st.integers(0, 1), max_size=2))
 ask = st.tuples(st.just("take"), few, st.integers(0, 3))
-other = st.tuples(st.sampled_from(["publish", "publish", "release", "release", "flush", "extend"]), st.integers(0, 20))
+changes = ["publish", "publish", "look up", "look up", "release", "release", "flush", "extend"]
+other = st.tuples(st.sampled_from(changes), st.integers(0, 20))
 
 
 @settings(max_examples=300)
@@ -72,11 +73,9 @@ def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, m
                     assert set(lease.shared) <= published, "only what was computed is shared"
                     held.append((lease, prompt_digests, wanted))
             case ["publish", place] if held:
-                lease, prompt_digests, _ = held[place % len(held)]
-                for digest in prompt_digests[len(lease.shared) :]:
-                    published.add(digest)
-                    memory.publish(lease, digest)
-                    check(memory, held, published)
+                publish(memory, held, published, place)
+            case ["look up", place] if held:
+                look_up(memory, *held[place % len(held)][:2])
             case ["release", place] if held:
                 memory.release(held.pop(place % len(held))[0])
             case ["extend", place] if held:
@@ -93,6 +92,23 @@ def test_pages_are_conserved_and_none_is_taken_from_its_holder(pages_max: int, m
     check(memory, [], published)
     assert memory.free + memory.idle == pages_max
     assert memory.take([], pages_max) is not None, "idle pages give way"
+
+
+def publish(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]], published: set[bytes], place: int) -> None:
+    lease, prompt_digests, _ = held[place % len(held)]
+    for digest in prompt_digests[len(lease.shared) :]:
+        published.add(digest)
+        memory.publish(lease, digest)
+        check(memory, held, published)
+
+
+def look_up(memory: KvMemory, lease: Lease, prompt_digests: list[bytes]) -> None:
+    """Touch a prompt, and share its next page if that is cached."""
+    memory.touch(prompt_digests)
+    if len(lease.shared) < len(prompt_digests):
+        digest = prompt_digests[len(lease.shared)]
+        there = memory.cached_prefix([digest]) == 1
+        assert memory.share(lease, digest) is there
 
 
 def check(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]], published: set[bytes]) -> None:
@@ -128,6 +144,36 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     memory.release(again)
     assert memory.take([], 3) is not None
     assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
+
+
+def test_a_prefix_that_is_touched_is_evicted_after_what_was_used_before_and_its_end_first() -> None:
+    memory = KvMemory(6)
+    first, second, third = (stored(memory, [number] * 4) for number in range(3))
+    memory.touch([*first, digests([7] * 2)[0]])
+    lease = memory.take([], 3)
+    assert lease is not None
+    assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
+    held = memory.take(first[:1], 1)
+    assert held is not None
+    memory.touch(first)  # of which one page is referenced
+    memory.release(held)
+    assert memory.take([], 2) is not None
+    assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, third)] == [1, 0]
+
+
+def test_a_page_that_others_have_computed_meanwhile_takes_the_place_of_an_own_one() -> None:
+    memory = KvMemory(4)
+    prompt_digests = digests([0] * 4)
+    first, second = memory.take(prompt_digests, 2), memory.take(prompt_digests, 2)
+    assert first is not None
+    assert second is not None
+    assert not memory.share(second, prompt_digests[0])
+    memory.publish(first, prompt_digests[0])
+    assert memory.share(second, prompt_digests[0])
+    assert (second.shared, second.own, memory.free, memory.referenced) == (prompt_digests[:1], 1, 1, 1)
+    memory.release(first)
+    assert memory.take([], 2) is not None
+    assert memory.cached_prefix(prompt_digests) == 1, "the second one still holds it"
 
 
 def test_of_one_prefix_the_end_is_evicted_first() -> None:
@@ -170,6 +216,42 @@ async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(
     async with running(spec(page_size=4)) as engine:
         assert (await usage(engine, generate("a", prompt))).cached_tokens == 0
         assert (await usage(engine, generate("b", prompt))).cached_tokens == cached
+
+
+async def test_of_prompts_that_come_together_what_they_share_is_computed_once(autojump_clock: MockClock) -> None:
+    same = [number % 90 for number in range(80)]
+    async with running() as engine:
+        asked = [generate("a", [*same, 97]), generate("b", [*same, 98]), generate("c", [99, *same])]
+        answers = [engine.submit(each) for each in asked]
+        found = [(await read(answer))[1].usage.cached_tokens for answer in answers]
+        assert found == [0, 80, 0]
+        assert trio.current_time() == 4, "the second one has waited for one step"
+
+
+async def test_nobody_waits_for_a_prompt_whose_request_is_aborted(autojump_clock: MockClock) -> None:
+    async with running(spec(prefill_chunk=40)) as engine:
+        same = [number % 90 for number in range(80)]
+        first = engine.submit(generate("a", same))
+        second = engine.submit(generate("b", same, tokens_max=1))
+        await trio.sleep(1.5)  # into the second of its two steps
+        engine.abort("a")
+        with pytest.raises(AskerLeft):
+            await read(first)
+        assert (await read(second))[1].usage.cached_tokens == 40
+        assert trio.current_time() == 3
+
+
+async def test_what_a_waiting_request_is_to_find_is_not_evicted_for_the_one_before_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(spec(slots=1, kv_tokens_max=48)) as engine:
+        oldest, newer = [1] * 16, [2] * 16
+        for name, prompt in (("a", oldest), ("b", newer)):
+            await usage(engine, generate(name, prompt, tokens_max=1))
+        engine.submit(generate("c", [3] * 24, tokens_max=2))
+        waiting = engine.submit(generate("d", [*oldest, 4], tokens_max=1))
+        assert (await read(waiting))[1].usage.cached_tokens == 16
+        assert (await usage(engine, generate("e", newer, tokens_max=1))).cached_tokens < 12, "something was evicted"
 
 
 async def test_a_salt_isolates(autojump_clock: MockClock) -> None:
