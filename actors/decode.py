@@ -33,9 +33,9 @@ async def decode(
     """Serve generations, one in each slot of each of the engine's ranks; what it cannot take yet waits in the inbox.
 
     The prompts in a rank that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no limit),
-    without those that are expected in its cache; a longer prompt is taken when none is pending. Several actors may
-    share one inbox: the one with a free slot takes the next call. Raises `EngineDied` when the engine is lost,
-    `EngineStuck` when it keeps slots whose requests have ended.
+    without those that are expected in its cache; a longer prompt is taken when none is pending, and counts for nothing
+    then. Several actors may share one inbox: the one with a free slot takes the next call. Raises `EngineDied` when the
+    engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
     """
     bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:
@@ -59,7 +59,7 @@ async def _serve(
     recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
-        return slots.in_service() and pending.fits(request.uncached_tokens) and memory.fits(request)
+        return slots.in_service() and pending.fits_behind_longer(request.uncached_tokens) and memory.fits(request)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
         if pending.discard(call):

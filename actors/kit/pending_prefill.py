@@ -3,6 +3,9 @@
 An engine computes prompts first come, first served, whichever client they are of. So one client with hundreds of long
 prompts makes all others wait for as many of them as are inside the engine. Outside, prompts can be overtaken: inboxes
 let owners take turns. An engine is therefore given as many prompt tokens as keep it busy, and no more.
+
+Behind a longer prompt, which is given alone, as many others may follow at once: they wait for it anyway, and inside the
+engine nothing evicts from its cache what they are to find there.
 """
 
 from __future__ import annotations
@@ -28,6 +31,11 @@ class PendingPrefill:
     def fits(self, size: int) -> bool:
         """Whether a prompt of `size` tokens may be added; a first one may, however long it is."""
         return not self.tokens or not self.tokens_max or self.tokens + size <= self.tokens_max
+
+    def fits_behind_longer(self, size: int) -> bool:
+        """Whether it fits, or would if the prompts of more than `tokens_max` tokens were not there."""
+        shorter = sum(each for each in self._sizes.values() if each <= self.tokens_max)
+        return self.fits(size) or shorter + size <= self.tokens_max
 
     def add(self, key: Hashable, size: int) -> None:
         """Add a prompt of `size` tokens."""

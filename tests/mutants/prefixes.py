@@ -40,7 +40,32 @@ BUGS: Bugs = {
             "for rank in (0,)",
         ),
     ),
+    "actors/engines/simulated/held_request.py": (
+        Bug(
+            "each of a burst of prompts computes what all share",
+            "        return any(other.computes(",
+            "        return False and any(other.computes(",
+        ),
+        Bug(
+            "a prompt that has begun finds what others compute",
+            "        if self.has_begun:\n            return 0\n",
+            "",
+        ),
+        Bug(
+            "what a preempted request finds again counts as cached",
+            "        if not self.given:\n            self.cached = self.computed\n",
+            "        self.cached = self.computed\n",
+        ),
+    ),
+    "actors/engines/simulated/batch.py": (
+        Bug(
+            "what a waiting request is to find is evicted first",
+            "        self.memory.touch(held.reusable(self.spec.page_size))\n",
+            "",
+        ),
+    ),
     "actors/engines/simulated/kv_memory.py": (
+        Bug("of a prefix that is touched the beginning is evicted first", "in reversed(cached):", "in cached:"),
         Bug(
             "an eviction is not told",
             "        digest, _ = self._idle.popitem(last=False)\n        self.events.removed(digest)\n",
@@ -223,6 +248,10 @@ BUGS: Bugs = {
         ),
         Bug("what is told of is expected all the same", "        self.index.on_stored = self.recent.told\n", ""),
     ),
+    "actors/engines/sglang/host/waiting_prefixes.py": (
+        Bug("nobody touches what a request is to find", "        if evicts_oldest():\n", "        if False:\n"),
+        Bug("a touch does harm", "        if evicts_oldest():\n", "        if True:\n"),
+    ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(
             "each of a burst of prompts computes the same beginning",
@@ -355,8 +384,8 @@ BUGS: Bugs = {
     "actors/decode.py": (
         Bug(
             "prompts in the cache wait for each other",
-            "pending.fits(request.uncached_tokens)",
-            "pending.fits(len(request.tokens))",
+            "pending.fits_behind_longer(request.uncached_tokens)",
+            "pending.fits_behind_longer(len(request.tokens))",
         ),
     ),
 }

@@ -8,6 +8,7 @@ BUGS: Bugs = {
     "actors/kit/pending_prefill.py": (
         Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
+        Bug("any number of prompts follow a longer one", "if each <= self.tokens_max)", "if False)"),
     ),
     "actors/kit/priority_inbox.py": (
         Bug("what does not fit is passed", "if fits(entry.item.call.request):", "if True:"),
@@ -42,6 +43,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/decode.py": (
+        Bug(
+            "a short prompt waits outside, where its prefix is evicted for the long one before it",
+            "pending.fits_behind_longer(",
+            "pending.fits(",
+        ),
         Bug("nobody looks again when a prompt has begun", "            recheck()", "            pass"),
     ),
     "actors/routing/load.py": (

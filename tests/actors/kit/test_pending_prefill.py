@@ -195,9 +195,9 @@ async def ask(address: AnyAddress, request: Generate, leave_s: float = 1e3) -> N
             await replies.result()
 
 
-async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one_alone(autojump_clock: MockClock) -> None:
+async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one(autojump_clock: MockClock) -> None:
     async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
-        for name, size in (("a", 4), ("b", 6), ("c", 1), ("d", 40), ("e", 4)):
+        for name, size in (("a", 4), ("b", 6), ("c", 1), ("d", 40)):
             nursery.start_soon(ask, address, wanted(name, size))
             await wait_all_tasks_blocked()
         assert engine.log == ["submit a", "submit b"]
@@ -205,8 +205,18 @@ async def test_an_engine_has_no_more_prompts_than_it_may_and_a_longer_one_alone(
         assert engine.log == ["submit a", "submit b", "submit c"], "the next one is not passed by what would fit"
         await trio.sleep(1)
         assert engine.log[3:] == ["ended a", "ended b", "submit d"]
+
+
+async def test_behind_a_longer_prompt_are_as_many_others_as_there_may_be_without_it(autojump_clock: MockClock) -> None:
+    async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
+        for name, size in (("a", 40), ("b", 4), ("c", 6), ("d", 1), ("e", 30)):
+            nursery.start_soon(ask, address, wanted(name, size))
+            await wait_all_tasks_blocked()
+        assert engine.log == ["submit a", "submit b", "submit c"]
+        await trio.sleep(1.5)  # all have begun
+        assert engine.log[3:] == ["submit d"]
         await trio.sleep(1)
-        assert engine.log[6:] == ["ended c", "submit e"]
+        assert engine.log[4:] == ["ended a", "ended b", "ended c", "submit e"], "it is alone again"
 
 
 ENDS = {
@@ -295,6 +305,9 @@ def test_room_that_is_given_back_twice_is_one_room() -> None:
     assert (pending.tokens, pending.fits(10), pending.fits(11)) == (0, True, True)
     pending.add("c", 1)
     assert (pending.fits(9), pending.fits(10)) == (True, False)
+    pending.add("d", 30)
+    assert [pending.fits_behind_longer(size) for size in (9, 10, 30)] == [True, False, False]
+    assert not pending.fits(1)
 
 
 # At a router ------------------------------------------------------------------------------

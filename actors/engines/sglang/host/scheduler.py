@@ -13,23 +13,29 @@ would wait for ever: here it sends none. Written for SGLang 0.5.23.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Concatenate, ParamSpec, TypeAlias
 
 import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.mem_cache.common import touch_waiting_prefix
+from sglang.srt.runtime_context import get_memory, get_parallel
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers
+from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers, waiting_prefixes
 
 _sglang_abort = GrammarManager.abort_requests
 _sglang_report = SchedulerMetricsReporter.report_decode_stats
+
+P = ParamSpec("P")
+Plan: TypeAlias = Callable[Concatenate[Scheduler, P], NextBatchPlan]
 
 
 def run(*arguments: object, **named: object) -> None:
@@ -42,10 +48,14 @@ def prepare() -> None:
     """Change the scheduler of this process; to be called once."""
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
+    Scheduler.get_next_batch_to_run = publishing(Scheduler.get_next_batch_to_run)
+    prefill_plan = publishing(Scheduler.get_next_disagg_prefill_batch_to_run)
+    Scheduler.get_next_disagg_prefill_batch_to_run = prefill_plan
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
     penalties.count_resumed_tokens()
     outputs.send_steps()
     shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
+    waiting_prefixes.touch_on_arrival(Scheduler, touch_waiting_prefix, _evicts_oldest)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():
@@ -55,6 +65,11 @@ def prepare() -> None:
 def _stages() -> int:
     """Return the number of stages of the engine's pipeline."""
     return int(get_parallel().pp_size)
+
+
+def _evicts_oldest() -> bool:
+    """Return whether the prefix cache evicts what was used least recently."""
+    return str(get_memory().radix_eviction_policy).lower() == "lru"
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:
@@ -73,6 +88,17 @@ def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, 
     """Report a decode step as SGLang does, and publish the KV events so far."""
     _sglang_report(reporter, *arguments, **named)
     reporter.scheduler.kv_events_publisher.publish_kv_events()
+
+
+def publishing(plan: Plan[P]) -> Plan[P]:
+    """Return what plans the next step as `plan` does, and then publishes the KV events: of what was evicted for it."""
+
+    def planned(scheduler: Scheduler, /, *arguments: P.args, **named: P.kwargs) -> NextBatchPlan:
+        planned_batch = plan(scheduler, *arguments, **named)
+        scheduler.kv_events_publisher.publish_kv_events()
+        return planned_batch
+
+    return planned
 
 
 def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:
