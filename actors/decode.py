@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import trio
 
-from actors.engines.slots import Slots, generate, raise_when_lost
+from actors.engines.slots import Slots, at_once, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
@@ -55,19 +56,27 @@ async def _serve(
     requests: trio.Nursery,
 ) -> None:
     """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
-    memory, group = slots.memory, None if alone else slots.rank
+    memory, group, ended_at = slots.memory, None if alone else slots.rank, -inf
     recheck = partial(inbox.recheck, group)
 
     def fits(request: Generate) -> bool:
         return slots.in_service() and pending.fits_behind_longer(request.uncached_tokens) and memory.fits(request)
 
+    def behind_longer() -> float:
+        """Return when the longer prompt ended that those with it waited for; now, while it has not."""
+        return trio.current_time() if pending.has_longer else ended_at
+
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
+        nonlocal ended_at
         if pending.discard(call):
+            if pending.is_longer(call.request.uncached_tokens):
+                ended_at = trio.current_time()
             recheck()
 
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
         call = await inbox.receive(fits, group)
+        first_at = behind_longer if pending.has_longer else at_once
         pending.add(call, call.request.uncached_tokens)
         give_back: Callable[[], None] = memory.take(call.request, recheck)
-        requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back)
+        requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back, first_at)

@@ -85,19 +85,27 @@ def _always() -> bool:
     return True
 
 
+def at_once() -> float:
+    """Return a moment before any."""
+    return -inf
+
+
 async def generate(
     call: Call[Generate, Started | Tokens, Finished],
     slots: Slots,
     bugs: BugCounter,
     on_begun: Callable[[], None] = _ignore,
     on_released: Callable[[], None] = _ignore,
+    first_at: Callable[[], float] = at_once,
 ) -> None:
     """Answer one call in a slot that the caller has acquired; release the slot once the engine has.
 
     `on_begun` is called at the first token, and again when the request has ended; `on_released` with the slot.
+    `first_at` returns from when on the engine could compute its prompt: the deadline of its first token counts from
+    there, if that is later than the submission.
     """
     slots.begin_request()
-    pace = _Pace(slots.deadlines)
+    pace = _Pace(slots.deadlines, first_at)
 
     def pass_on(reply: Started | Tokens) -> None:
         slots.last_reply_at = pace.last_at = trio.current_time()
@@ -307,13 +315,14 @@ class _Pace:
     """The deadline of the next reply to one request, and the moment from which it is counted."""
 
     deadlines: Deadlines
+    first_at: Callable[[], float]  # from when on the engine could compute the prompt
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
 
     def until(self) -> float:
         total = self.started_at + self.deadlines.total_s
         if self.last_at is None:
-            return min(total, self.started_at + self.deadlines.first_token_s)
+            return min(total, max(self.started_at, self.first_at()) + self.deadlines.first_token_s)
         return min(total, self.last_at + self.deadlines.gap_s)
 
     @property

@@ -5,12 +5,13 @@ prompts makes all others wait for as many of them as are inside the engine. Outs
 let owners take turns. An engine is therefore given as many prompt tokens as keep it busy, and no more.
 
 Behind a longer prompt, which is given alone, as many others may follow at once: they wait for it anyway, and inside the
-engine nothing evicts from its cache what they are to find there.
+engine what they are to find in its cache is evicted last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import filterfalse
 
 from attrs import define, field
 
@@ -33,9 +34,17 @@ class PendingPrefill:
         return not self.tokens or not self.tokens_max or self.tokens + size <= self.tokens_max
 
     def fits_behind_longer(self, size: int) -> bool:
-        """Whether it fits, or would if the prompts of more than `tokens_max` tokens were not there."""
-        shorter = sum(each for each in self._sizes.values() if each <= self.tokens_max)
-        return self.fits(size) or shorter + size <= self.tokens_max
+        """Whether it fits, or would if the longer prompts were not there."""
+        return self.fits(size) or sum(filterfalse(self.is_longer, self._sizes.values())) + size <= self.tokens_max
+
+    def is_longer(self, size: int) -> bool:
+        """Whether a prompt of `size` tokens is longer than the bound, and only fits alone."""
+        return 0 < self.tokens_max < size
+
+    @property
+    def has_longer(self) -> bool:
+        """Whether such a prompt is pending; those that are added then wait for it."""
+        return any(map(self.is_longer, self._sizes.values()))
 
     def add(self, key: Hashable, size: int) -> None:
         """Add a prompt of `size` tokens."""

@@ -90,7 +90,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "no deadline for the first token",
-            "self.started_at + self.deadlines.first_token_s)",
+            "max(self.started_at, self.first_at()) + self.deadlines.first_token_s)",
             "self.started_at + 1e9)",
         ),
         Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),

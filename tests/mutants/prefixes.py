@@ -42,9 +42,14 @@ BUGS: Bugs = {
     ),
     "actors/engines/simulated/held_request.py": (
         Bug(
+            "of waiting requests the first one's prefix is evicted first",
+            "in reversed([*islice(waiting, TOUCHED_MAX)]):",
+            "in [*islice(waiting, TOUCHED_MAX)]:",
+        ),
+        Bug(
             "each of a burst of prompts computes what all share",
-            "        return any(other.computes(",
-            "        return False and any(other.computes(",
+            " and self.digests[end - 1] in computing\n",
+            " and False\n",
         ),
         Bug(
             "a prompt that has begun finds what others compute",
@@ -59,9 +64,9 @@ BUGS: Bugs = {
     ),
     "actors/engines/simulated/batch.py": (
         Bug(
-            "what a waiting request is to find is evicted first",
-            "        self.memory.touch(held.reusable(self.spec.page_size))\n",
-            "",
+            "what a waiting request is to find is evicted for the prompt before it",
+            "                touch_prefixes(",
+            "                _ = (",
         ),
     ),
     "actors/engines/simulated/kv_memory.py": (
@@ -251,6 +256,12 @@ BUGS: Bugs = {
     "actors/engines/sglang/host/waiting_prefixes.py": (
         Bug("nobody touches what a request is to find", "        if evicts_oldest():\n", "        if False:\n"),
         Bug("a touch does harm", "        if evicts_oldest():\n", "        if True:\n"),
+        Bug(
+            "what is needed first is evicted first",
+            "in reversed(waiting_queue[:TOUCHED_MAX]):",
+            "in waiting_queue[:TOUCHED_MAX]:",
+        ),
+        Bug("each pass touches all that waits", "reversed(waiting_queue[:TOUCHED_MAX])", "reversed(waiting_queue)"),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(

@@ -8,7 +8,11 @@ BUGS: Bugs = {
     "actors/kit/pending_prefill.py": (
         Bug("an engine has any number of prompts", "self.tokens + size <= self.tokens_max", "True"),
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
-        Bug("any number of prompts follow a longer one", "if each <= self.tokens_max)", "if False)"),
+        Bug(
+            "any number of prompts follow a longer one",
+            "sum(filterfalse(self.is_longer, self._sizes.values())) + size",
+            "size",
+        ),
     ),
     "actors/kit/priority_inbox.py": (
         Bug("what does not fit is passed", "if fits(entry.item.call.request):", "if True:"),
@@ -47,6 +51,11 @@ BUGS: Bugs = {
             "a short prompt waits outside, where its prefix is evicted for the long one before it",
             "pending.fits_behind_longer(",
             "pending.fits(",
+        ),
+        Bug(
+            "a prompt behind a longer one is late when that one is",
+            "                ended_at = trio.current_time()\n",
+            "                pass\n",
         ),
         Bug("nobody looks again when a prompt has begun", "            recheck()", "            pass"),
     ),

@@ -25,7 +25,7 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.held_request import HeldRequest, touch_prefixes
 from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -100,9 +100,9 @@ class Batch:
         """Queue a request for a slot."""
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
-        self.waiting[request.id] = held = HeldRequest(request)
-        self._look_up(held)
-        self.memory.touch(held.reusable(self.spec.page_size))
+        held = HeldRequest(request)
+        held.look_up(self.spec.page_size, self.spec.media, caches=self._caches)
+        self.waiting[request.id] = held
         if self.spec.leg is Leg.DECODE:
             self.rendezvous_rooms.expect(held.room)
         if self._step is None or self._step.planned_at == now:
@@ -224,6 +224,7 @@ class Batch:
         self._admit(now)
         decoding: list[HeldRequest] = []
         pieces: list[tuple[HeldRequest, int]] = []
+        computing: set[bytes] = set()
         room = self.spec.prefill_chunk
         for held in self.running.values():
             if held.free_at < inf:
@@ -232,10 +233,11 @@ class Batch:
                 decoding.append(held)
             elif room and held.request.id not in self._transferring:
                 self._cached_tokens += held.find(self.memory, self.spec.page_size)
-                if held.waits(pieces, self.spec.page_size):
+                if held.waits(computing, self.spec.page_size):
                     continue
                 size = min(room, len(held.prompt) - held.computed)
                 pieces.append((held, size))
+                computing.update(held.computing(size, self.spec.page_size))
                 room -= size
         if not decoding and not pieces:
             return
@@ -256,9 +258,12 @@ class Batch:
             request, size = held.request, self.spec.page_size
             if held.sequence is None:
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
-            self._look_up(held)
+            held.look_up(size, self.spec.media, caches=self._caches)  # if it was preempted
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
-            held.lease = self.memory.take(held.reusable(size), -(-most // size))
+            pages = -(-most // size)
+            if pages > self.memory.free:
+                touch_prefixes(self.waiting.values(), self.memory, size)
+            held.lease = self.memory.take(held.reusable(size), pages)
             if held.lease is None:
                 return
             held.computed = len(held.lease.shared) * size
@@ -270,9 +275,6 @@ class Batch:
                 held.ready_at = now + self._prefill_and_transfer_s(len(request.tokens))
                 self._transferring[request_id] = held
                 self.rendezvous_rooms.accept(held.room)
-
-    def _look_up(self, held: HeldRequest) -> None:
-        held.look_up(self.spec.page_size, self.spec.media, caches=self._caches)
 
     def _grow(self) -> None:
         """Give pages to very long answers, if need be those of the shortest that are decoded."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from itertools import islice
 from math import inf
 
 from attrs import Factory, define
@@ -13,6 +14,8 @@ from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cost import SHARED_MIN
 from protocol.media import MediaInfo, padded_tokens
 from protocol.messages import Generate
+
+TOUCHED_MAX = 8  # waiting requests whose prefixes are touched before others are evicted, as in an SGLang engine here
 
 
 @define(eq=False)
@@ -61,43 +64,47 @@ class HeldRequest:
 
     def reusable(self, page_size: int) -> list[bytes]:
         """Return the digests of what it may find: one token is computed, as the next one comes out of that."""
+        return [] if self.digests is None else self.digests[: self._pages_reusable(page_size)]
+
+    def _pages_reusable(self, page_size: int) -> int:
         assert self.digests is not None
-        return self.digests[: (len(self.prompt) - 1) // page_size]
+        return min(len(self.digests), (len(self.prompt) - 1) // page_size)
 
     def find(self, memory: KvMemory, page_size: int) -> int:
         """Share what others have computed of its prompt since it was admitted; return how many tokens that is."""
+        assert self.digests is not None
         assert self.lease is not None
         if self.has_begun:
             return 0
-        before = self.computed
-        for digest in self.reusable(page_size)[len(self.lease.shared) :]:
-            if not memory.share(self.lease, digest):
-                break
+        before, shared, pages = self.computed, self.lease.shared, self._pages_reusable(page_size)
+        while len(shared) < pages and memory.share(self.lease, self.digests[len(shared)]):
             self.computed += page_size
         if not self.given:
             self.cached = self.computed
         return self.computed - before
 
-    def waits(self, pieces: Iterable[tuple[HeldRequest, int]], page_size: int) -> bool:
+    def waits(self, computing: Container[bytes], page_size: int) -> bool:
         """Return whether a step computes enough that it would compute, too: then it waits, and finds that.
 
-        The rule is that of the host of a real engine (`sglang/host/shared_prompts.py`).
+        `computing` are the digests of the pages that the step completes. So much is enough as in the host of a real
+        engine (`sglang/host/shared_prompts.py`).
         """
-        end = (self.computed + max(SHARED_MIN, page_size)) // page_size
-        digests = self.reusable(page_size)
-        if self.has_begun or end > len(digests):
-            return False
-        last = digests[end - 1]
-        return any(other.computes(end, last, size, page_size) for other, size in pieces)
-
-    def computes(self, end: int, digest: bytes, tokens: int, page_size: int) -> bool:
-        """Return whether its next `tokens` are of the first `end` pages of a prompt, the last of which is known."""
-        if not self.computed < end * page_size <= self.computed + tokens:
-            return False
         assert self.digests is not None
-        return end <= len(self.digests) and self.digests[end - 1] == digest
+        end = (self.computed + max(SHARED_MIN, page_size)) // page_size
+        return not self.has_begun and end <= self._pages_reusable(page_size) and self.digests[end - 1] in computing
+
+    def computing(self, tokens: int, page_size: int) -> list[bytes]:
+        """Return the digests of the pages that its next tokens complete."""
+        assert self.digests is not None
+        return self.digests[self.computed // page_size : (self.computed + tokens) // page_size]
 
     def preempt(self) -> None:
         """Become a request that has computed nothing, and whose prompt goes on with what it was answered."""
         self.prompt, self.given = self.prompt + self.answered, len(self.output)
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
+
+
+def touch_prefixes(waiting: Iterable[HeldRequest], memory: KvMemory, page_size: int) -> None:
+    """Let what the next requests are to find in the cache be evicted last, and what the first one needs last of all."""
+    for held in reversed([*islice(waiting, TOUCHED_MAX)]):
+        memory.touch(held.reusable(page_size))

@@ -23,7 +23,7 @@ from actors.routing.load import Load
 from actors.routing.ports import Worker
 from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
-from protocol.errors import RequestError
+from protocol.errors import DeadlineExceeded, RequestError
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Accepted, Respond
 from supervisor.cluster.ranked_workers import RankedWorkers
@@ -217,6 +217,41 @@ async def test_behind_a_longer_prompt_are_as_many_others_as_there_may_be_without
         assert engine.log[3:] == ["submit d"]
         await trio.sleep(1)
         assert engine.log[4:] == ["ended a", "ended b", "ended c", "submit e"], "it is alone again"
+
+
+@pytest.mark.parametrize(
+    ("prefill_s", "later_s", "expected"),
+    [
+        (0.12, 0.12, {"a": ("late", 5.0), "b": ("answered", 8.76), "c": ("answered", 8.76)}),
+        (0.09, 0.09, {"a": ("answered", 6.32), "b": ("answered", 7.32), "c": ("answered", 7.32)}),
+        (0.09, 0.9, {"b": ("late", 9.6), "c": ("late", 9.6), "a": ("answered", 12.8)}),
+    ],
+    ids=["it is late", "it is in time", "they are late themselves"],
+)
+async def test_the_time_of_prompts_behind_a_longer_one_begins_when_that_has_its_first_token_or_ends(
+    prefill_s: float, later_s: float, expected: dict[str, tuple[str, float]], autojump_clock: MockClock
+) -> None:
+    costs, ends = Costs(prefill_s=prefill_s), dict[str, tuple[str, float]]()
+
+    async def ask_and_note(address: AnyAddress, request: Generate) -> None:
+        try:
+            async with address.ask(request, request.sampling.tokens_max) as replies:
+                await replies.result()
+                how = "answered"
+        except DeadlineExceeded:
+            how = "late"
+        ends[request.id] = how, round(trio.current_time(), 2)
+
+    deadlines = Deadlines(release_s=1, first_token_s=5, gap_s=20)
+    async with working(10, costs, deadlines) as (address, engine, _), trio.open_nursery() as nursery:
+        nursery.start_soon(ask_and_note, address, wanted("a", 40))
+        await trio.sleep(0.1)  # it is being computed
+        for name in "bc":
+            nursery.start_soon(ask_and_note, address, wanted(name, 4))
+        await wait_all_tasks_blocked()
+        assert sorted(engine.log) == ["submit a", "submit b", "submit c"]
+        costs.prefill_s = later_s
+    assert ends == expected
 
 
 ENDS = {

@@ -21,7 +21,7 @@ import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder, SchedulePolicy
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
@@ -55,7 +55,7 @@ def prepare() -> None:
     penalties.count_resumed_tokens()
     outputs.send_steps()
     shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
-    waiting_prefixes.touch_on_arrival(Scheduler, touch_waiting_prefix, _evicts_oldest)
+    waiting_prefixes.touch_next(SchedulePolicy, touch_waiting_prefix, _evicts_oldest)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():

@@ -68,7 +68,7 @@ def test_a_prompt_may_find_all_but_its_last_token() -> None:
 def test_a_prompt_waits_for_what_another_computes_and_it_would_find(
     request_: HeldRequest, other: HeldRequest, size: int, *, expected: bool
 ) -> None:
-    assert request_.waits([(other, size)], PAGE) is expected
+    assert request_.waits(other.computing(size, PAGE), PAGE) is expected
     assert not request_.waits([], PAGE)
 
 

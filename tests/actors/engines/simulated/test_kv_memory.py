@@ -236,17 +236,29 @@ async def test_nobody_waits_for_a_prompt_whose_request_is_aborted(autojump_clock
         assert trio.current_time() == 3
 
 
-async def test_what_a_waiting_request_is_to_find_is_not_evicted_for_the_one_before_it(
+async def test_what_waiting_requests_are_to_find_is_evicted_last_and_what_is_needed_first_last_of_all(
     autojump_clock: MockClock,
 ) -> None:
-    async with running(spec(slots=1, kv_tokens_max=48)) as engine:
-        oldest, newer = [1] * 16, [2] * 16
-        for name, prompt in (("a", oldest), ("b", newer)):
+    async with running(spec(slots=1, kv_tokens_max=68)) as engine:  # 17 pages
+        first, second, nobodys = [1] * 16, [2] * 16, [3] * 16
+        for name, prompt in (("a", first), ("b", second), ("c", nobodys)):
             await usage(engine, generate(name, prompt, tokens_max=1))
-        engine.submit(generate("c", [3] * 24, tokens_max=2))
-        waiting = engine.submit(generate("d", [*oldest, 4], tokens_max=1))
+        engine.submit(generate("d", [4] * 38, tokens_max=2))  # needs 10 of the 5 free pages and of 12 cached ones
+        waiting = [engine.submit(generate(name, [*prompt, 5], 1)) for name, prompt in (("e", first), ("f", second))]
+        found = [(await read(answer))[1].usage.cached_tokens for answer in waiting]
+        assert found == [16, 12], "all of the one that nobody waits for went, and the end of the last one"
+
+
+async def test_what_a_waiting_request_is_to_find_is_evicted_after_what_others_leave_meanwhile(
+    autojump_clock: MockClock,
+) -> None:
+    async with running(spec(slots=2, kv_tokens_max=128)) as engine:  # 32 pages
+        await usage(engine, generate("a", [1] * 16, tokens_max=1))
+        engine.submit(generate("b", [2] * 40, tokens_max=3))
+        engine.submit(generate("c", [3] * 20, tokens_max=9))
+        before, waiting = (engine.submit(generate(n, p, 5)) for n, p in (("d", [4] * 60), ("e", [*[1] * 16, 5])))
+        await read(before)
         assert (await read(waiting))[1].usage.cached_tokens == 16
-        assert (await usage(engine, generate("e", newer, tokens_max=1))).cached_tokens < 12, "something was evicted"
 
 
 async def test_a_salt_isolates(autojump_clock: MockClock) -> None:

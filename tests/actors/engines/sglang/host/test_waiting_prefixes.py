@@ -1,40 +1,43 @@
-"""The prefixes of waiting requests, touched on arrival; tests/system/sglang has the same with the real engine."""
+"""The prefixes of the next requests, touched before a step; tests/system/sglang has the same with the real engine."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from attrs import define, field
 
-from actors.engines.sglang.host.waiting_prefixes import touch_on_arrival
+from actors.engines.sglang.host.waiting_prefixes import TOUCHED_MAX, touch_next
 
 
 @define(eq=False, slots=False)
-class Scheduler:
-    """SGLang's, as far as it queues requests."""
+class SchedulePolicy:
+    """SGLang's, as far as it orders the waiting requests."""
 
     tree_cache: str = "cache"
-    waiting: list[tuple[object, ...]] = field(factory=list)
+    named: list[object] = field(factory=list)
 
-    def receive(self, req: str, **named: object) -> None:
-        self._add_request_to_queue(req, **named)
-
-    def _add_request_to_queue(self, req: str, *arguments: object, **named: object) -> None:
-        self.waiting.append((req, arguments, named))
+    def calc_priority(self, waiting_queue: Sequence[object], *arguments: object, **named: object) -> None:
+        assert isinstance(waiting_queue, list)
+        waiting_queue.sort()
+        self.named.append((arguments, named))
 
 
 @pytest.mark.parametrize("evicts_oldest", [True, False])
-def test_a_request_that_arrives_touches_what_it_will_find_if_the_oldest_is_evicted(*, evicts_oldest: bool) -> None:
-    patched: Any = type("PatchedScheduler", (Scheduler,), {})
-    touched = list[tuple[object, object, int]]()
+def test_the_next_requests_touch_what_they_will_find_and_the_first_one_last(*, evicts_oldest: bool) -> None:
+    patched: Any = type("PatchedPolicy", (SchedulePolicy,), {})
+    touched = list[tuple[object, object]]()
+    touch_next(patched, lambda request, cache: touched.append((request, cache)), lambda: evicts_oldest)
+    policy = patched()
+    policy.calc_priority([2, 3, 1], "running", processed_tokens=7)
+    assert policy.named == [(("running",), {"processed_tokens": 7})]
+    assert touched == ([(3, "cache"), (2, "cache"), (1, "cache")] if evicts_oldest else [])
 
-    def touch(req: object, cache: object) -> None:
-        touched.append((req, cache, len(scheduler.waiting)))
 
-    touch_on_arrival(patched, touch, lambda: evicts_oldest)
-    scheduler = patched()
-    scheduler.receive("first")
-    scheduler.receive("second", is_retracted=True)
-    assert scheduler.waiting == [("first", (), {}), ("second", (), {"is_retracted": True})]
-    assert touched == ([("first", "cache", 1), ("second", "cache", 2)] if evicts_oldest else [])
+def test_of_many_requests_the_next_few_are_touched() -> None:
+    patched: Any = type("PatchedPolicy", (SchedulePolicy,), {})
+    touched = list[object]()
+    touch_next(patched, lambda request, _: touched.append(request), lambda: True)
+    patched().calc_priority([*range(1_000)])
+    assert touched == [*reversed(range(TOUCHED_MAX))]
