@@ -38,6 +38,8 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, Generate, Started, Tokens
 
+TURN_S = 0.05  # that the replies of one turn are apart
+
 log = logging.getLogger(__name__)
 
 
@@ -101,13 +103,15 @@ async def generate(
     """Answer one call in a slot that the caller has acquired; release the slot once the engine has.
 
     `on_begun` is called at the first token, and again when the request has ended; `on_released` with the slot.
-    `first_at` returns from when on the engine could compute its prompt: the deadline of its first token counts from
-    there, if that is later than the submission.
+    `first_at` returns from when on the engine could compute its prompt: its deadlines count from there, if that is
+    later than the submission.
     """
     slots.begin_request()
     pace = _Pace(slots.deadlines, first_at)
 
     def pass_on(reply: Started | Tokens) -> None:
+        if not isinstance(reply, Tokens):
+            pace.started_at = pace.began_at
         slots.last_reply_at = pace.last_at = trio.current_time()
         if isinstance(reply, Tokens):
             call.answer.put(reply, len(reply.ids))
@@ -215,11 +219,14 @@ class Slots:
         return self.last_reply_at > last_at + self.deadlines.gap_s / 2
 
     def _silent_since(self, pace: _Pace) -> bool:
-        """Whether the engine has replied to no request since this one began to wait, at least one deadline ago."""
+        """Whether the engine has replied to no request since this one began to wait, at least one deadline ago.
+
+        Replies in the turn in which it began to wait do not count.
+        """
         self._settle()
         since = pace.waited_since
         longest_s = min(self.deadlines.first_token_s, self.deadlines.gap_s)
-        return self.last_reply_at <= since and trio.current_time() >= since + longest_s
+        return self.last_reply_at <= since + TURN_S and trio.current_time() >= since + longest_s
 
     def _settle(self) -> None:
         """Bring `last_reply_at` up to date."""
@@ -319,19 +326,23 @@ class _Pace:
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
 
+    @property
+    def began_at(self) -> float:
+        return self.started_at if self.last_at is not None else max(self.started_at, self.first_at())
+
     def until(self) -> float:
-        total = self.started_at + self.deadlines.total_s
+        total = self.began_at + self.deadlines.total_s
         if self.last_at is None:
-            return min(total, max(self.started_at, self.first_at()) + self.deadlines.first_token_s)
+            return min(total, self.began_at + self.deadlines.first_token_s)
         return min(total, self.last_at + self.deadlines.gap_s)
 
     @property
     def waited_since(self) -> float:
-        return self.started_at if self.last_at is None else self.last_at
+        return self.began_at if self.last_at is None else self.last_at
 
     @property
     def waited_for(self) -> str:
-        if trio.current_time() >= self.started_at + self.deadlines.total_s:
+        if trio.current_time() >= self.began_at + self.deadlines.total_s:
             return f"{self.deadlines.total_s} s in all"
         if self.last_at is None:
             return f"{self.deadlines.first_token_s} s to its first token"

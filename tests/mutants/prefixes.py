@@ -65,8 +65,8 @@ BUGS: Bugs = {
     "actors/engines/simulated/batch.py": (
         Bug(
             "what a waiting request is to find is evicted for the prompt before it",
-            "                touch_prefixes(",
-            "                _ = (",
+            "held.lease = self.memory.take(held.reusable(size), -(-most // size), needed)",
+            "held.lease = self.memory.take(held.reusable(size), -(-most // size))",
         ),
     ),
     "actors/engines/simulated/kv_memory.py": (

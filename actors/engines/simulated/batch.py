@@ -25,7 +25,7 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.held_request import HeldRequest, touch_prefixes
+from actors.engines.simulated.held_request import HeldRequest, needed_prefixes
 from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -260,10 +260,8 @@ class Batch:
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
             held.look_up(size, self.spec.media, caches=self._caches)  # if it was preempted
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
-            pages = -(-most // size)
-            if pages > self.memory.free:
-                touch_prefixes(self.waiting.values(), self.memory, size)
-            held.lease = self.memory.take(held.reusable(size), pages)
+            needed = needed_prefixes(self.waiting.values(), size)
+            held.lease = self.memory.take(held.reusable(size), -(-most // size), needed)
             if held.lease is None:
                 return
             held.computed = len(held.lease.shared) * size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from math import inf
 
@@ -15,7 +15,7 @@ from protocol.cost import SHARED_MIN
 from protocol.media import MediaInfo, padded_tokens
 from protocol.messages import Generate
 
-TOUCHED_MAX = 8  # waiting requests whose prefixes are touched before others are evicted, as in an SGLang engine here
+NEEDED_MAX = 8  # waiting requests whose prefixes are evicted last, as in an SGLang engine here
 
 
 @define(eq=False)
@@ -104,7 +104,7 @@ class HeldRequest:
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
 
 
-def touch_prefixes(waiting: Iterable[HeldRequest], memory: KvMemory, page_size: int) -> None:
-    """Let what the next requests are to find in the cache be evicted last, and what the first one needs last of all."""
-    for held in reversed([*islice(waiting, TOUCHED_MAX)]):
-        memory.touch(held.reusable(page_size))
+def needed_prefixes(waiting: Iterable[HeldRequest], page_size: int) -> Iterator[list[bytes]]:
+    """Yield what the next requests may find in the cache, the first one last."""
+    for held in reversed([*islice(waiting, NEEDED_MAX)]):
+        yield held.reusable(page_size)

@@ -60,8 +60,11 @@ class KvMemory:
         """Return how many pages of a prefix are cached, from its first page on."""
         return sum(1 for _ in takewhile(self._is_cached, digests))
 
-    def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
-        """Lease so many pages, those of a cached prefix shared; None while there are too few."""
+    def take(self, digests: Sequence[bytes], pages: int, needed: Iterable[Sequence[bytes]] = ()) -> Lease | None:
+        """Lease so many pages, those of a cached prefix shared; None while there are too few.
+
+        If others are evicted for it, the prefixes that are `needed` next go last, and of these the first one first.
+        """
         cached = self.cached_prefix(digests)
         cached_digests = list(digests[:cached])
         assert cached <= pages, "a prefix is part of the whole"
@@ -71,6 +74,9 @@ class KvMemory:
             return None
         for digest in cached_digests:
             self._reference(digest)
+        if missing > self.free:
+            for prefix in needed:
+                self.touch(prefix)
         for _ in range(missing - self.free):
             self._evict()
         self._own += missing

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import pytest
 import trio
@@ -23,7 +23,7 @@ from actors.routing.load import Load
 from actors.routing.ports import Worker
 from actors.routing.reservations import Reservations
 from protocol.cluster import Leg
-from protocol.errors import DeadlineExceeded, RequestError
+from protocol.errors import DeadlineExceeded, EngineStuck, RequestError
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Accepted, Respond
 from supervisor.cluster.ranked_workers import RankedWorkers
@@ -189,7 +189,8 @@ async def working(
         nursery.cancel_scope.cancel()
 
 
-async def ask(address: AnyAddress, request: Generate, leave_s: float = 1e3) -> None:
+async def ask(address: AnyAddress, request: Generate, leave_s: float = 1e3, after_s: float = 0.0) -> None:
+    await trio.sleep(after_s)
     with trio.move_on_after(leave_s), suppress(RequestError):
         async with address.ask(request, request.sampling.tokens_max) as replies:
             await replies.result()
@@ -219,6 +220,19 @@ async def test_behind_a_longer_prompt_are_as_many_others_as_there_may_be_without
         assert engine.log[4:] == ["ended a", "ended b", "ended c", "submit e"], "it is alone again"
 
 
+Ends: TypeAlias = dict[str, tuple[str, float]]
+
+
+async def ask_and_note(ends: Ends, address: AnyAddress, request: Generate) -> None:
+    try:
+        async with address.ask(request, request.sampling.tokens_max) as replies:
+            await replies.result()
+            how = "answered"
+    except DeadlineExceeded:
+        how = "late"
+    ends[request.id] = how, round(trio.current_time(), 2)
+
+
 @pytest.mark.parametrize(
     ("prefill_s", "later_s", "expected"),
     [
@@ -229,29 +243,47 @@ async def test_behind_a_longer_prompt_are_as_many_others_as_there_may_be_without
     ids=["it is late", "it is in time", "they are late themselves"],
 )
 async def test_the_time_of_prompts_behind_a_longer_one_begins_when_that_has_its_first_token_or_ends(
-    prefill_s: float, later_s: float, expected: dict[str, tuple[str, float]], autojump_clock: MockClock
+    prefill_s: float, later_s: float, expected: Ends, autojump_clock: MockClock
 ) -> None:
-    costs, ends = Costs(prefill_s=prefill_s), dict[str, tuple[str, float]]()
-
-    async def ask_and_note(address: AnyAddress, request: Generate) -> None:
-        try:
-            async with address.ask(request, request.sampling.tokens_max) as replies:
-                await replies.result()
-                how = "answered"
-        except DeadlineExceeded:
-            how = "late"
-        ends[request.id] = how, round(trio.current_time(), 2)
-
-    deadlines = Deadlines(release_s=1, first_token_s=5, gap_s=20)
+    costs, ends, deadlines = Costs(prefill_s=prefill_s), Ends(), Deadlines(release_s=1, first_token_s=5, gap_s=20)
     async with working(10, costs, deadlines) as (address, engine, _), trio.open_nursery() as nursery:
-        nursery.start_soon(ask_and_note, address, wanted("a", 40))
+        nursery.start_soon(ask_and_note, ends, address, wanted("a", 40))
         await trio.sleep(0.1)  # it is being computed
         for name in "bc":
-            nursery.start_soon(ask_and_note, address, wanted(name, 4))
+            nursery.start_soon(ask_and_note, ends, address, wanted(name, 4))
         await wait_all_tasks_blocked()
         assert sorted(engine.log) == ["submit a", "submit b", "submit c"]
         costs.prefill_s = later_s
     assert ends == expected
+
+
+async def test_the_time_for_a_whole_answer_begins_then_too_and_no_later_prompt_extends_it(
+    autojump_clock: MockClock,
+) -> None:
+    ends, deadlines = Ends(), Deadlines(release_s=1, first_token_s=5, gap_s=20, total_s=6)
+    async with working(10, Costs(prefill_s=0.09), deadlines) as (address, _, _), trio.open_nursery() as nursery:
+        nursery.start_soon(ask_and_note, ends, address, wanted("a", 40, 1))
+        await trio.sleep(0.1)  # it is computed until 4.6
+        for name, tokens_max in (("b", 2), ("c", 9)):
+            nursery.start_soon(ask_and_note, ends, address, wanted(name, 4, tokens_max))
+        await trio.sleep(8)
+        nursery.start_soon(ask_and_note, ends, address, wanted("d", 40, 1))
+    assert ends["a"] == ("answered", 4.6)
+    assert ends["b"][0] == "answered"
+    assert 6.1 < ends["b"][1] < 10.6
+    assert ends["c"] == ("late", 10.6)
+
+
+@pytest.mark.realtime
+async def test_an_engine_that_stands_still_behind_a_longer_prompt_is_found_as_soon_as_any() -> None:
+    """In real time the replies of one turn are not of one instant."""
+    costs, deadlines = Costs(step_s=0.05, prefill_s=0.01), Deadlines(first_token_s=1, gap_s=1, release_s=0.2, leak_s=60)
+    with trio.fail_after(20), pytest.RaisesGroup(EngineStuck, flatten_subgroups=True):
+        async with working(10, costs, deadlines) as (address, engine, _), trio.open_nursery() as nursery:
+            nursery.start_soon(ask, address, wanted("b", 4), 1e3, 0.1)
+            await ask(address, wanted("a", 40, 1))
+            engine.stall(1e3)
+            await trio.sleep_forever()
 
 
 ENDS = {
