@@ -93,11 +93,6 @@ BUGS: Bugs = {
             "self.began_at + self.deadlines.first_token_s)",
             "self.started_at + 1e9)",
         ),
-        Bug(
-            "a longer prompt that comes later extends the time of an answer",
-            "            pace.started_at = pace.began_at\n",
-            "            pass\n",
-        ),
         Bug("no deadline between tokens", "return min(total, self.last_at + self.deadlines.gap_s)", "return total"),
     ),
     "actors/decode.py": (

@@ -43,8 +43,8 @@ BUGS: Bugs = {
     "actors/engines/simulated/held_request.py": (
         Bug(
             "of waiting requests the first one's prefix is evicted first",
-            "in reversed([*islice(waiting, TOUCHED_MAX)]):",
-            "in [*islice(waiting, TOUCHED_MAX)]:",
+            "in reversed([*islice(waiting, NEEDED_MAX)]):",
+            "in [*islice(waiting, NEEDED_MAX)]:",
         ),
         Bug(
             "each of a burst of prompts computes what all share",

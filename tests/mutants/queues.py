@@ -29,6 +29,11 @@ BUGS: Bugs = {
     ),
     "actors/engines/slots.py": (
         Bug(
+            "a longer prompt that comes later extends the time of an answer",
+            "            pace.started_at = pace.began_at\n",
+            "            pass\n",
+        ),
+        Bug(
             "a prompt that never began is pending for ever",
             "    finally:\n        on_begun()\n",
             "    finally:\n        pass\n",
