@@ -256,7 +256,7 @@ class SmallSystem:
         """Check that all slots can be taken at once."""
         slots = min(self.workers * self.costs.slots, self.at_once_max)
         # Slow enough that on the worst network all of them begin before one ends.
-        self.costs.step_s = 0.6 if self.network.get("room") == 50 else 0.2
+        self.costs.step_s = 1.0 if self.network.get("room") == 50 else 0.2
         at_once: list[int] = []
 
         async def look() -> None:
