@@ -32,6 +32,9 @@ ANSWER_TOKENS_MAX = 4096
 SHARED_MIN = 32
 """The tokens of a prompt for which it waits if another computes them: fewer cost less than a step (SGLang's `lpm`)."""
 
+PROTECTED_MAX = 8
+"""The next requests of an engine whose cached prefixes are evicted last: it is given few prompts ahead."""
+
 ESCAPES = 2
 """The factor by which a text may grow as the inside of a JSON string in UTF-8; only control characters, which are rare,
 grow by more."""

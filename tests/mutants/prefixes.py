@@ -43,8 +43,8 @@ BUGS: Bugs = {
     "actors/engines/simulated/held_request.py": (
         Bug(
             "of waiting requests the first one's prefix is evicted first",
-            "in reversed([*islice(waiting, NEEDED_MAX)]):",
-            "in [*islice(waiting, NEEDED_MAX)]:",
+            "in reversed([*islice(waiting, PROTECTED_MAX)]):",
+            "in [*islice(waiting, PROTECTED_MAX)]:",
         ),
         Bug(
             "each of a burst of prompts computes what all share",
@@ -258,10 +258,10 @@ BUGS: Bugs = {
         Bug("a touch does harm", "        if evicts_oldest():\n", "        if True:\n"),
         Bug(
             "what is needed first is evicted first",
-            "in reversed(waiting_queue[:TOUCHED_MAX]):",
-            "in waiting_queue[:TOUCHED_MAX]:",
+            "in reversed(waiting_queue[:PROTECTED_MAX]):",
+            "in waiting_queue[:PROTECTED_MAX]:",
         ),
-        Bug("each pass touches all that waits", "reversed(waiting_queue[:TOUCHED_MAX])", "reversed(waiting_queue)"),
+        Bug("each pass touches all that waits", "reversed(waiting_queue[:PROTECTED_MAX])", "reversed(waiting_queue)"),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(

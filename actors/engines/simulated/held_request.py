@@ -11,11 +11,9 @@ from attrs import Factory, define
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
-from protocol.cost import SHARED_MIN
+from protocol.cost import PROTECTED_MAX, SHARED_MIN
 from protocol.media import MediaInfo, padded_tokens
 from protocol.messages import Generate
-
-NEEDED_MAX = 8  # waiting requests whose prefixes are evicted last, as in an SGLang engine here
 
 
 @define(eq=False)
@@ -106,5 +104,5 @@ class HeldRequest:
 
 def needed_prefixes(waiting: Iterable[HeldRequest], page_size: int) -> Iterator[list[bytes]]:
     """Yield what the next requests may find in the cache, the first one last."""
-    for held in reversed([*islice(waiting, NEEDED_MAX)]):
+    for held in reversed([*islice(waiting, PROTECTED_MAX)]):
         yield held.reusable(page_size)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-TOUCHED_MAX = 8  # requests in a pass; an engine is given few prompts ahead
+from protocol.cost import PROTECTED_MAX
 
 
 class SchedulePolicy(Protocol):
@@ -36,7 +36,7 @@ def touch_next(
     def ordered(self: SchedulePolicy, waiting_queue: Sequence[object], *arguments: object, **named: object) -> None:
         order(self, waiting_queue, *arguments, **named)
         if evicts_oldest():
-            for request in reversed(waiting_queue[:TOUCHED_MAX]):
+            for request in reversed(waiting_queue[:PROTECTED_MAX]):
                 touch(request, self.tree_cache)
 
     policy.calc_priority = ordered  # type: ignore[method-assign]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from actors.engines.sglang.host.waiting_prefixes import TOUCHED_MAX, touch_next
+from actors.engines.sglang.host.waiting_prefixes import touch_next
+from protocol.cost import PROTECTED_MAX
 
 
 @define(eq=False, slots=False)
@@ -40,4 +41,4 @@ def test_of_many_requests_the_next_few_are_touched() -> None:
     touched = list[object]()
     touch_next(patched, lambda request, _: touched.append(request), lambda: True)
     patched().calc_priority([*range(1_000)])
-    assert touched == [*reversed(range(TOUCHED_MAX))]
+    assert touched == [*reversed(range(PROTECTED_MAX))]
