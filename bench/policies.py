@@ -3,10 +3,11 @@
 Two or three engines have together the memory for all that the load shares, and none has it alone. Each policy in turn
 is chosen by a reload of the configuration, the caches are flushed, and the load is sent. Then one engine with all the
 memory gets the same load: more than it finds in its cache no routing can find. Reported are, for each policy, the share
-of prompt tokens that were found in a cache, the times to the first token, the throughput, and how often the router's
-prediction of what would be found was right.
+of prompt tokens that were found in a cache, the times to the first token, the throughput, how often the router's
+prediction of what would be found was right, and how many of the others were more than a page away.
 
-`python -m bench.policies` takes some minutes; `--engines simulated` needs no real engine.
+`python -m bench.policies` takes some minutes; `--engines simulated` needs no real engine. `--kill-after 60` kills the
+scheduler of an engine once so many requests of each load have ended: its cache is lost, and the engine comes back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -56,6 +58,7 @@ events.publish = true
 """
 PACE_SHARE = 0.4  # of what engines chosen in turn answer in a closed loop; with it every policy keeps up
 PACE_REQUESTS = 100  # sent to find it
+PAGE = 16  # tokens; the default of `page_size`
 KINDS = {
     "sglang": 'device = "cpu"',
     "simulated": 'kind = "simulated"\nsimulated.costs = { fixed_s = 0.01, per_prefill_token_s = 0.0002 }',
@@ -134,11 +137,14 @@ class Figures:
     tokens_s: list[float] = field(factory=list)
     equal: float = 0.0
     predicted: float = 0.0
+    differences: list[int] = field(factory=list)  # tokens found more than predicted, where they are more than a page
 
     def row(self) -> str:
         """Return the medians as a line of a table."""
         medians = [statistics.median(values) for values in (self.hit_share, self.ttft_p50_ms, self.ttft_p99_ms)]
-        right = f"{100 * self.equal / self.predicted:6.1f} %" if self.predicted else "       -"
+        right = (
+            f"{100 * self.equal / self.predicted:6.1f} % {len(self.differences):5}" if self.predicted else f"{'-':>8}"
+        )
         return "{:8.1%} {:9.1f} {:9.1f}".format(*medians) + f" {statistics.median(self.tokens_s):8.0f} {right}"
 
 
@@ -199,6 +205,36 @@ def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int, k
         node.end()
 
 
+def differences(log: str) -> list[int]:
+    """Return by how many tokens more was found than predicted, of each request in an access log that told both."""
+    lines = [json.loads(line) for line in log.splitlines() if '"overlap_tokens":' in line]
+    return [
+        line["cached_tokens"] - line["overlap_tokens"]
+        for line in lines
+        if None not in (line["cached_tokens"], line["overlap_tokens"])
+    ]
+
+
+@contextmanager
+def killed(running: Cluster, after: int) -> Iterator[None]:
+    """Kill the scheduler of an engine once so many requests have ended, and wait in the end until it is back."""
+    if not after:
+        yield
+        return
+    ended, engines = running.metric("espalier_requests_total"), running.metric("espalier_engine_up")
+
+    def kill() -> None:
+        wait_until(lambda: running.metric("espalier_requests_total") - ended >= after, LOAD_WITHIN_S, every_s=0.1)
+        running.node.kill("scheduler")
+
+    with ThreadPoolExecutor(1) as killer:
+        done = killer.submit(kill)
+        yield
+    done.result()
+    if wait_until(lambda: running.metric("espalier_engine_up") >= engines, 120.0, every_s=0.2) is None:
+        raise RuntimeError("the engine that was killed did not come back")
+
+
 def send(url: str, words: Sequence[str], seed: int, folder: Path) -> dict[str, Any]:
     """Send a load once, given as words for `bench load`, and return the document of what that has measured."""
     result = folder / "load.json"
@@ -228,7 +264,9 @@ def pace(running: Cluster, load: Load, folder: Path) -> Load:
     return evolve(load, words=(*load.words, "--rate", str(rate)))
 
 
-def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figures, folder: Path) -> None:
+def measure(
+    running: Cluster, load: Load, seed: int, policy: str, figures: Figures, folder: Path, kill_after: int
+) -> None:
     """Send a load once, and add what came of it."""
 
     def counts() -> dict[str, float]:
@@ -241,8 +279,9 @@ def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figur
             "predicted": running.metric(outcomes),
         }
 
-    before = counts()
-    document = send(running.url, load.words, seed, folder)
+    before, logged = counts(), len(running.node.output())
+    with killed(running, kill_after):
+        document = send(running.url, load.words, seed, folder)
     time.sleep(SETTLED_S)
     after = counts()
     change = {name: after[name] - before[name] for name in after}
@@ -250,6 +289,8 @@ def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figur
     if policy == "kv":  # others expect nothing
         figures.equal += change["equal"]
         figures.predicted += change["predicted"]
+        found = differences(running.node.output()[logged:])
+        figures.differences += [number for number in found if abs(number) > PAGE]
     ttft = document["latencies"]["ttft"]
     figures.ttft_p50_ms.append(ttft["p50"])
     figures.ttft_p99_ms.append(ttft["p99"])
@@ -257,9 +298,17 @@ def measure(running: Cluster, load: Load, seed: int, policy: str, figures: Figur
 
 
 def compare(
-    name: str, load: Load, kind: str, engines: int, rounds: int, slots: int, policies: Sequence[str], kv: str
+    name: str,
+    load: Load,
+    kind: str,
+    engines: int,
+    rounds: int,
+    slots: int,
+    policies: Sequence[str],
+    kv: str,
+    kill_after: int,
 ) -> dict[str, Figures]:
-    """Return what each policy reached on a load, and one engine with all the memory."""
+    """Return what each policy reached on a load, and one engine with all the memory, which is never killed."""
     table = {policy: Figures() for policy in (*policies, REFERENCE)}
     with short_folder() as folder:
         with cluster(folder, kind, engines, load.kv_tokens, slots, kv) as running:
@@ -268,12 +317,12 @@ def compare(
             for number in range(rounds):
                 for policy in policies if number % 2 == 0 else policies[::-1]:
                     running.choose(policy)
-                    measure(running, load, number, policy, table[policy], folder)
+                    measure(running, load, number, policy, table[policy], folder, kill_after)
                     sys.stderr.write(f"{name} {policy} round {number}: {table[policy].row()}\n")
         with cluster(folder, kind, 1, engines * load.kv_tokens, engines * slots, kv) as running:
             for number in range(rounds):
                 running.choose("kv")
-                measure(running, load, number, "kv", table[REFERENCE], folder)
+                measure(running, load, number, "kv", table[REFERENCE], folder, 0)
     return table
 
 
@@ -288,16 +337,20 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--loads", nargs="*", default=["shared", "paced", "turns", "trace"])
     parser.add_argument("--policies", nargs="*", default=list(POLICIES))
     parser.add_argument("--kv", default="", metavar="KEYS", help="of [model.NAME.kv], as `load_tokens = 64`")
+    parser.add_argument("--kill-after", type=int, default=0, metavar="REQUESTS", help="kill a scheduler in each load")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every round's figures, by load and policy")
     options = parser.parse_args(words)
     measured: dict[str, dict[str, object]] = {}
     with short_folder() as folder:
         every = loads(folder, options.scale, options.count)
         for name in options.loads:
-            arguments = (options.engines, options.count, options.rounds, options.slots, options.policies, options.kv)
-            table = compare(name, every[name], *arguments)
+            engines = options.engines, options.count
+            how = options.rounds, options.slots, options.policies, options.kv, options.kill_after
+            table = compare(name, every[name], *engines, *how)
             sys.stdout.write(f"\n{name}: {options.count} engines ({options.engines}), medians of {options.rounds}\n")
-            sys.stdout.write(f"{'':14}{'cached':>8} {'TTFT p50':>9} {'p99 ms':>9} {'tokens/s':>8} {'predicted':>8}\n")
+            sys.stdout.write(
+                f"{'':14}{'cached':>8} {'TTFT p50':>9} {'p99 ms':>9} {'tokens/s':>8} {'predicted':>8} {'> page':>6}\n"
+            )
             for policy, figures in table.items():
                 sys.stdout.write(f"{policy:14}{figures.row()}\n")
             measured[name] = {policy: asdict(figures) for policy, figures in table.items()}
