@@ -108,6 +108,23 @@ async def test_watchers_get_what_the_engine_has_and_what_changes(autojump_clock:
         assert early.blocks == late.blocks == set()
 
 
+async def test_a_change_is_told_at_once_and_what_follows_soon_together(autojump_clock: MockClock) -> None:
+    address, inbox = mailbox(8)
+    published, watcher = Published(BlockLog("life")), Watcher()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(publisher, inbox, Registration[SimulatedEngine](), published)
+        nursery.start_soon(watcher.watch, address, WatchBlocks())
+        await trio.sleep(1)
+        told = [len(watcher.blocks)]
+        for number in range(10):
+            published.blocks.apply([BlockEvent(BlockChange.STORED, 0, (number,))])
+            await wait_all_tasks_blocked()
+            told.append(len(watcher.blocks))
+            await trio.sleep(0.003)
+        nursery.cancel_scope.cancel()
+    assert told == [0, 1, 1, 1, 1, 4, 4, 4, 7, 7, 7], "every 10 ms"
+
+
 async def test_a_lost_engine_has_no_blocks_and_no_load_until_it_is_up_again(autojump_clock: MockClock) -> None:
     async with publishing() as lives:
         blocks, loads = Watcher(), Watcher()

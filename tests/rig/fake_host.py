@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from math import inf
 from random import Random
 from typing import Any
 
@@ -25,7 +26,7 @@ from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
 from tests.rig.network import SimTransport, sim_pair
 
-TOGETHER_S = 0.005  # in which changes of blocks are sent together
+TOGETHER_S = 0.005  # after a change of blocks, in which others are sent together
 CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host
 
 
@@ -129,16 +130,16 @@ class FakeHost:
 
     async def _send_blocks(self, frame: Open, request: WatchBlocks) -> None:
         log, left = self.engine.blocks, frame.credit
-        reader = BlockReader(log, request.life, request.since)
+        reader, next_at = BlockReader(log, request.life, request.since), -inf
         with changes_of(log) as changed:
             while left > 0:
                 if (events := reader.read(left)) is not None:
                     self._send(Item(frame.stream, codec.encode(events), 1))
-                    left -= 1
+                    left, next_at = left - 1, trio.current_time() + TOGETHER_S
                     await trio.lowlevel.checkpoint()
                 else:
                     await changed.park()
-                    await trio.sleep(TOGETHER_S)
+                    await trio.sleep_until(next_at)
 
     async def _send_loads(self, frame: Open) -> None:
         left = frame.credit

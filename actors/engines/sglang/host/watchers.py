@@ -21,7 +21,7 @@ from protocol.kind import Message
 from protocol.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
 from protocol.messages import Done
 
-TOGETHER_S = 0.005  # in which changes are sent together
+TOGETHER_S = 0.005  # after a change of blocks, in which others are sent together
 LOAD_EVERY_S = 0.1
 IDLE_LOAD_EVERY_S = 1.0  # while no step shows that something has changed
 
@@ -67,16 +67,17 @@ class Watchers:
     async def _blocks(self, frame: Open, request: WatchBlocks) -> None:
         reader, changed, left = BlockReader(self.log, request.life, request.since), asyncio.Event(), frame.credit
         self.log.listeners.add(changed.set)
+        now, next_at = asyncio.get_running_loop().time, 0.0
         try:
             while left > 0:
                 if (events := reader.read(left)) is not None:
                     self._send(frame.stream, events)
-                    left -= 1
+                    left, next_at = left - 1, now() + TOGETHER_S
                     await asyncio.sleep(0)
                 else:
                     changed.clear()
                     await changed.wait()
-                    await asyncio.sleep(TOGETHER_S)
+                    await asyncio.sleep(max(0.0, next_at - now()))
         finally:
             self.log.listeners.discard(changed.set)
 
