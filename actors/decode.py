@@ -17,7 +17,7 @@ from math import inf
 
 import trio
 
-from actors.engines.slots import Slots, at_once, generate, raise_when_lost
+from actors.engines.slots import Slots, from_the_start, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
@@ -62,7 +62,7 @@ async def _serve(
     def fits(request: Generate) -> bool:
         return slots.in_service() and pending.fits_behind_longer(request.uncached_tokens) and memory.fits(request)
 
-    def behind_longer() -> float:
+    def longer_ended_at() -> float:
         """Return when the longer prompt ended that those with it waited for; now, while it has not."""
         return trio.current_time() if pending.has_longer else ended_at
 
@@ -76,7 +76,7 @@ async def _serve(
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
         call = await inbox.receive(fits, group)
-        first_at = behind_longer if pending.has_longer else at_once
+        computable_from = longer_ended_at if pending.has_longer else from_the_start
         pending.add(call, call.request.uncached_tokens)
         give_back: Callable[[], None] = memory.take(call.request, recheck)
-        requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back, first_at)
+        requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back, computable_from)

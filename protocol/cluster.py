@@ -67,7 +67,8 @@ class Offer:
     `engine` is None until the engine has been ready once; `up` is whether it accepts requests now, and `why` the reason
     if not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the
     prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1. It accepts prompts without a first
-    token up to `pending_prefill_tokens_max` tokens together, or a longer one; 0: no limit.
+    token up to `pending_prefill_tokens_max` tokens together, or a longer one, and behind that as many if it
+    computes answers as well; 0: no limit.
     """
 
     name: str

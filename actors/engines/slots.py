@@ -38,7 +38,7 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, Generate, Started, Tokens
 
-TURN_S = 0.05  # that the replies of one turn are apart
+TURN_S = 0.05  # at most, between the replies that are handled in one turn
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 class Deadlines:
     """Limits on an engine's time: to the first token, between two tokens, for the whole answer, to free a slot.
 
+    Of a prompt behind a longer one, the first and the third begin when that has its first token or ends.
     A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
     or once `stuck_max` of them are, or all.
     """
@@ -87,7 +88,7 @@ def _always() -> bool:
     return True
 
 
-def at_once() -> float:
+def from_the_start() -> float:
     """Return a moment before any."""
     return -inf
 
@@ -98,25 +99,25 @@ async def generate(
     bugs: BugCounter,
     on_begun: Callable[[], None] = _ignore,
     on_released: Callable[[], None] = _ignore,
-    first_at: Callable[[], float] = at_once,
+    computable_from: Callable[[], float] = from_the_start,
 ) -> None:
     """Answer one call in a slot that the caller has acquired; release the slot once the engine has.
 
     `on_begun` is called at the first token, and again when the request has ended; `on_released` with the slot.
-    `first_at` returns from when on the engine could compute its prompt: its deadlines count from there, if that is
-    later than the submission.
+    `computable_from` returns from when on the engine could compute its prompt: its deadlines count from there, if that
+    is later than the submission.
     """
     slots.begin_request()
-    pace = _Pace(slots.deadlines, first_at)
+    pace = _Pace(slots.deadlines, computable_from)
 
     def pass_on(reply: Started | Tokens) -> None:
-        if not isinstance(reply, Tokens):
-            pace.started_at = pace.began_at
-        slots.last_reply_at = pace.last_at = trio.current_time()
+        now = slots.last_reply_at = trio.current_time()
         if isinstance(reply, Tokens):
+            pace.last_at = now
             call.answer.put(reply, len(reply.ids))
             call.answer.extend_fast_path(generation, record)
         else:
+            pace.started_at, pace.last_at = pace.began_at, now
             on_begun()
             slots.observer.begun(call.request.id)
             call.answer.put(reply, 0)
@@ -322,13 +323,13 @@ class _Pace:
     """The deadline of the next reply to one request, and the moment from which it is counted."""
 
     deadlines: Deadlines
-    first_at: Callable[[], float]  # from when on the engine could compute the prompt
+    computable_from: Callable[[], float]  # from when on the engine could compute the prompt
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
 
     @property
     def began_at(self) -> float:
-        return self.started_at if self.last_at is not None else max(self.started_at, self.first_at())
+        return self.started_at if self.last_at is not None else max(self.started_at, self.computable_from())
 
     def until(self) -> float:
         total = self.began_at + self.deadlines.total_s

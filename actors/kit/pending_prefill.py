@@ -11,7 +11,6 @@ engine what they are to find in its cache is evicted last.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from itertools import filterfalse
 
 from attrs import define, field
 
@@ -22,6 +21,8 @@ class PendingPrefill:
 
     tokens_max: int = 0
     tokens: int = 0
+    _longer: int = 0  # the number of longer prompts
+    _longer_tokens: int = 0
     _sizes: dict[Hashable, int] = field(factory=dict)
 
     @property
@@ -35,7 +36,7 @@ class PendingPrefill:
 
     def fits_behind_longer(self, size: int) -> bool:
         """Whether it fits, or would if the longer prompts were not there."""
-        return self.fits(size) or sum(filterfalse(self.is_longer, self._sizes.values())) + size <= self.tokens_max
+        return self.fits(size) or self.tokens - self._longer_tokens + size <= self.tokens_max
 
     def is_longer(self, size: int) -> bool:
         """Whether a prompt of `size` tokens is longer than the bound, and only fits alone."""
@@ -44,15 +45,22 @@ class PendingPrefill:
     @property
     def has_longer(self) -> bool:
         """Whether such a prompt is pending; those that are added then wait for it."""
-        return any(map(self.is_longer, self._sizes.values()))
+        return self._longer > 0
 
     def add(self, key: Hashable, size: int) -> None:
         """Add a prompt of `size` tokens."""
         self._sizes[key] = size
         self.tokens += size
+        if self.is_longer(size):
+            self._longer += 1
+            self._longer_tokens += size
 
     def discard(self, key: Hashable) -> bool:
         """Remove a prompt, if it is pending; return whether it was."""
-        size = self._sizes.pop(key, None)
-        self.tokens -= size or 0
-        return size is not None
+        if (size := self._sizes.pop(key, None)) is None:
+            return False
+        self.tokens -= size
+        if self.is_longer(size):
+            self._longer -= 1
+            self._longer_tokens -= size
+        return True

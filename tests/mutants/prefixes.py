@@ -70,15 +70,18 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/simulated/kv_memory.py": (
+        Bug("an answer that grows evicts what is needed next", "self._make_room(1, needed)", "self._make_room(1, ())"),
         Bug("of a prefix that is touched the beginning is evicted first", "in reversed(cached):", "in cached:"),
         Bug(
             "an eviction is not told",
-            "        digest, _ = self._idle.popitem(last=False)\n        self.events.removed(digest)\n",
-            "        self._idle.popitem(last=False)\n",
+            "            digest, _ = self._idle.popitem(last=False)\n            self.events.removed(digest)\n",
+            "            self._idle.popitem(last=False)\n",
         ),
         Bug("a flush is not told", "            self.events.cleared()\n", "            pass\n"),
     ),
     "actors/publisher.py": (
+        Bug("a change is told late", "await trio.sleep_until(next_at)", "await trio.sleep(every_s)"),
+        Bug("each change is told alone", "next_at = trio.current_time() + every_s", "next_at = -inf"),
         Bug(
             "an engine that could not be watched is not watched again",
             "        await trio.sleep(pause_s)\n",
@@ -254,14 +257,15 @@ BUGS: Bugs = {
         Bug("what is told of is expected all the same", "        self.index.on_stored = self.recent.told\n", ""),
     ),
     "actors/engines/sglang/host/waiting_prefixes.py": (
-        Bug("nobody touches what a request is to find", "        if evicts_oldest():\n", "        if False:\n"),
-        Bug("a touch does harm", "        if evicts_oldest():\n", "        if True:\n"),
+        Bug("most passes touch nothing", "    policies.WAITING_PREFIX_REFRESH_INTERVAL = 1\n", ""),
+        Bug("each pass touches all that waits", "waiting_queue[:PROTECTED_MAX]", "waiting_queue"),
+    ),
+    "actors/engines/sglang/host/step_events.py": (
         Bug(
-            "what is needed first is evicted first",
-            "in reversed(waiting_queue[:PROTECTED_MAX]):",
-            "in waiting_queue[:PROTECTED_MAX]:",
+            "what is evicted for a step is told when it has ended",
+            "        scheduler.kv_events_publisher.publish_kv_events()\n",
+            "",
         ),
-        Bug("each pass touches all that waits", "reversed(waiting_queue[:PROTECTED_MAX])", "reversed(waiting_queue)"),
     ),
     "actors/engines/sglang/host/shared_prompts.py": (
         Bug(

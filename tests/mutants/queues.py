@@ -10,8 +10,20 @@ BUGS: Bugs = {
         Bug("a longer prompt never enters", "return not self.tokens or not", "return not"),
         Bug(
             "any number of prompts follow a longer one",
-            "sum(filterfalse(self.is_longer, self._sizes.values())) + size",
+            "self.tokens - self._longer_tokens + size",
             "size",
+        ),
+        Bug("a longer prompt waits for others for ever", "            self._longer -= 1\n", ""),
+        Bug("the tokens of longer prompts are counted for ever", "            self._longer_tokens -= size\n", ""),
+        Bug(
+            "a prompt that fits with others lets as many follow",
+            "return 0 < self.tokens_max < size",
+            "return 0 < self.tokens_max <= size",
+        ),
+        Bug(
+            "without a bound every prompt is longer",
+            "return 0 < self.tokens_max < size",
+            "return self.tokens_max < size",
         ),
     ),
     "actors/kit/priority_inbox.py": (
@@ -30,8 +42,8 @@ BUGS: Bugs = {
     "actors/engines/slots.py": (
         Bug(
             "a longer prompt that comes later extends the time of an answer",
-            "            pace.started_at = pace.began_at\n",
-            "            pass\n",
+            "pace.started_at, pace.last_at = pace.began_at, now",
+            "pace.last_at = now",
         ),
         Bug(
             "a prompt that never began is pending for ever",
@@ -61,6 +73,11 @@ BUGS: Bugs = {
             "a prompt behind a longer one is late when that one is",
             "                ended_at = trio.current_time()\n",
             "                pass\n",
+        ),
+        Bug(
+            "whoever begins gives those behind a longer prompt their time again",
+            "            if pending.is_longer(call.request.uncached_tokens):\n",
+            "            if True:\n",
         ),
         Bug("nobody looks again when a prompt has begun", "            recheck()", "            pass"),
     ),

@@ -147,7 +147,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/simulated/batch.py": (
-        Bug("a very long answer is preempted though there is memory", "or self.memory.extend(held.lease)", "or False"),
+        Bug(
+            "a very long answer is preempted though there is memory",
+            "or self.memory.extend(held.lease, needed)",
+            "or False",
+        ),
         Bug(
             "a preempted request begins twice",
             "            if held.given:\n                self._emit(held, update)\n                continue\n",

@@ -70,6 +70,7 @@ SUITES = {  # the quickest first
         "tests/actors/engines/simulated/test_held_request.py",
         "tests/actors/engines/simulated/test_kv_memory.py",
         "tests/actors/engines/sglang/host/test_shared_prompts.py",
+        "tests/actors/engines/sglang/host/test_step_events.py",
         "tests/actors/engines/sglang/host/test_waiting_prefixes.py",
         "tests/actors/test_publisher.py",
         "tests/actors/test_prefix_subscriber.py",

@@ -1,10 +1,10 @@
 """Continuous batching as a function of time: requests go in, and `advance(now)` returns what has happened by `now`.
 
-A step gives one token to every request that decodes, and computes at most `prefill_chunk` tokens of the prompts that
-are not computed yet, first come, first served; a prompt's last chunk gives the first token. An admitted request has
-pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
-`ANSWER_TOKENS_MAX` tokens takes further pages as it grows. Where there are none, the shortest answers are preempted, as
-by SGLang: they give up slots and pages, are the first to get some again, and compute anew what they had.
+A step gives one token to every request that decodes, and computes up to `prefill_chunk` tokens of the prompts, first
+come, first served, unless another computes the same; a prompt's last chunk gives the first token. An admitted request
+has pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
+`ANSWER_TOKENS_MAX` tokens takes more as it grows. Where there are none, the shortest answers are preempted, as by
+SGLang: they give up slots and pages, are the first to get some, and compute all anew.
 
 A prefill's answer ends with its first token, which comes when the prompt is computed and the decode of the same
 rendezvous has a slot and pages for it. A decode takes those for a prompt that another engine computes: its first token
@@ -289,7 +289,8 @@ class Batch:
         """Whether a request has a page for its last token, if need be one more than before."""
         assert held.lease is not None
         pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
-        return pages <= held.lease.pages or self.memory.extend(held.lease)
+        needed = needed_prefixes(self.waiting.values(), self.spec.page_size)
+        return pages <= held.lease.pages or self.memory.extend(held.lease, needed)
 
     @property
     def _caches(self) -> bool:

@@ -74,20 +74,15 @@ class KvMemory:
             return None
         for digest in cached_digests:
             self._reference(digest)
-        if missing > self.free:
-            for prefix in needed:
-                self.touch(prefix)
-        for _ in range(missing - self.free):
-            self._evict()
+        self._make_room(missing, needed)
         self._own += missing
         return Lease(cached_digests, missing)
 
-    def extend(self, lease: Lease) -> bool:
-        """Add a page to a lease; return False if there is none."""
-        if not self.free:
-            if not self._idle:
-                return False
-            self._evict()
+    def extend(self, lease: Lease, needed: Iterable[Sequence[bytes]] = ()) -> bool:
+        """Add a page to a lease, if need be by an eviction as in `take`; return False if there is none."""
+        if not self.free and not self._idle:
+            return False
+        self._make_room(1, needed)
         self._own += 1
         lease.own += 1
         return True
@@ -139,9 +134,14 @@ class KvMemory:
     def _is_cached(self, digest: bytes) -> bool:
         return digest in self._references or digest in self._idle
 
-    def _evict(self) -> None:
-        digest, _ = self._idle.popitem(last=False)
-        self.events.removed(digest)
+    def _make_room(self, pages: int, needed: Iterable[Sequence[bytes]]) -> None:
+        """Evict until so many pages are free."""
+        if pages > self.free:
+            for prefix in needed:
+                self.touch(prefix)
+        for _ in range(pages - self.free):
+            digest, _ = self._idle.popitem(last=False)
+            self.events.removed(digest)
 
     def _reference(self, digest: bytes) -> None:
         self._idle.pop(digest, None)

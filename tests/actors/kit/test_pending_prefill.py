@@ -274,6 +274,37 @@ async def test_the_time_for_a_whole_answer_begins_then_too_and_no_later_prompt_e
     assert ends["c"] == ("late", 10.6)
 
 
+async def test_nobody_else_who_begins_or_leaves_begins_that_time_again(autojump_clock: MockClock) -> None:
+    costs, ends, deadlines = Costs(prefill_s=0.09), Ends(), Deadlines(release_s=1, first_token_s=5, gap_s=20)
+    async with working(10, costs, deadlines) as (address, _, _), trio.open_nursery() as nursery:
+        nursery.start_soon(ask_and_note, ends, address, wanted("a", 40, 1))
+        await trio.sleep(0.1)  # it is computed until 4.6
+        nursery.start_soon(ask, address, wanted("b", 4), 8.0)
+        nursery.start_soon(ask_and_note, ends, address, wanted("c", 4))
+        await wait_all_tasks_blocked()
+        costs.prefill_s = 0.9
+    assert ends == {"a": ("answered", 4.6), "c": ("late", 9.6)}
+
+
+@pytest.mark.parametrize(("size", "follows"), [(10, False), (11, True)], ids=["as long as may be", "longer"])
+async def test_a_prompt_that_fits_with_others_is_not_a_longer_one(
+    size: int, follows: bool, autojump_clock: MockClock
+) -> None:
+    async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
+        for name, tokens in (("a", size), ("b", 10)):
+            nursery.start_soon(ask, address, wanted(name, tokens))
+            await wait_all_tasks_blocked()
+        assert engine.log == ["submit a", "submit b"][: 1 + follows]
+        nursery.cancel_scope.cancel()
+
+
+def test_without_a_bound_no_prompt_is_longer() -> None:
+    pending = PendingPrefill()
+    pending.add("a", 1_000_000)
+    assert not pending.has_longer
+    assert pending.fits_behind_longer(1_000_000)
+
+
 @pytest.mark.realtime
 async def test_an_engine_that_stands_still_behind_a_longer_prompt_is_found_as_soon_as_any() -> None:
     """In real time the replies of one turn are not of one instant."""

@@ -6,36 +6,32 @@ as the answers that fill it. Here it ends at once, as a request in the waiting q
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
-published after it. With `enable_metrics` it also sends counts of its memory to a socket that nobody reads, where they
-would wait for ever: here it sends none. Written for SGLang 0.5.23.
+published after it, and what is evicted for it before it. With `enable_metrics` it also sends counts of its memory to a
+socket that nobody reads, where they would wait for ever: here it sends none. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Concatenate, ParamSpec, TypeAlias
 
 import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
+from sglang.srt.managers import schedule_policy
 from sglang.srt.managers.io_struct import AbortReq
-from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder, SchedulePolicy
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
-from sglang.srt.mem_cache.common import touch_waiting_prefix
-from sglang.srt.runtime_context import get_memory, get_parallel
+from sglang.srt.runtime_context import get_parallel
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
 from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers, waiting_prefixes
+from actors.engines.sglang.host.step_events import publishing
 
 _sglang_abort = GrammarManager.abort_requests
 _sglang_report = SchedulerMetricsReporter.report_decode_stats
-
-P = ParamSpec("P")
-Plan: TypeAlias = Callable[Concatenate[Scheduler, P], NextBatchPlan]
 
 
 def run(*arguments: object, **named: object) -> None:
@@ -55,7 +51,7 @@ def prepare() -> None:
     penalties.count_resumed_tokens()
     outputs.send_steps()
     shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
-    waiting_prefixes.touch_next(SchedulePolicy, touch_waiting_prefix, _evicts_oldest)
+    waiting_prefixes.touch_next(schedule_policy)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():
@@ -65,11 +61,6 @@ def prepare() -> None:
 def _stages() -> int:
     """Return the number of stages of the engine's pipeline."""
     return int(get_parallel().pp_size)
-
-
-def _evicts_oldest() -> bool:
-    """Return whether the prefix cache evicts what was used least recently."""
-    return str(get_memory().radix_eviction_policy).lower() == "lru"
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:
@@ -88,17 +79,6 @@ def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, 
     """Report a decode step as SGLang does, and publish the KV events so far."""
     _sglang_report(reporter, *arguments, **named)
     reporter.scheduler.kv_events_publisher.publish_kv_events()
-
-
-def publishing(plan: Plan[P]) -> Plan[P]:
-    """Return what plans the next step as `plan` does, and then publishes the KV events: of what was evicted for it."""
-
-    def planned(scheduler: Scheduler, /, *arguments: P.args, **named: P.kwargs) -> NextBatchPlan:
-        planned_batch = plan(scheduler, *arguments, **named)
-        scheduler.kv_events_publisher.publish_kv_events()
-        return planned_batch
-
-    return planned
 
 
 def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:

@@ -1,15 +1,16 @@
-"""The cached prefixes of waiting requests: touched before each step with prompts, so that they are evicted last.
+"""The cached prefixes of waiting requests: touched whenever prompts may begin, so that they are evicted last.
 
 A router gives a request to the worker that has its prefix. The scheduler holds that only once there is room in a step
 for the request, and until then the prompts before it take the memory that was used least recently, which may be just
 this prefix. SGLang touches the prefixes of all waiting requests in every 32nd pass alone, as each look-up costs time.
-Here those of the next few are touched in every pass, the first one last: what is needed first is evicted last. Written
-for SGLang 0.5.23; called in the scheduler's process.
+Here those of the next few are touched in every pass, the first one last: what is needed first is evicted last. A pass
+while no prompt may begin, as the running requests have all the memory, touches nothing. Written for SGLang 0.5.23;
+called in the scheduler's process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from protocol.cost import PROTECTED_MAX
@@ -18,25 +19,25 @@ from protocol.cost import PROTECTED_MAX
 class SchedulePolicy(Protocol):
     """SGLang's `SchedulePolicy`, which orders the waiting requests before a step is formed."""
 
-    tree_cache: object
-
-    def calc_priority(self, waiting_queue: Sequence[object], *arguments: object, **named: object) -> None: ...  # noqa: D102
+    def _touch_waiting_prefixes(self, policy: object, waiting_queue: Sequence[object]) -> None: ...
 
 
-def touch_next(
-    policy: type[SchedulePolicy], touch: Callable[[object, object], None], evicts_oldest: Callable[[], bool]
-) -> None:
+class SchedulePolicies(Protocol):
+    """SGLang's module `schedule_policy`."""
+
+    SchedulePolicy: type[SchedulePolicy]
+    WAITING_PREFIX_REFRESH_INTERVAL: int  # passes
+
+
+def touch_next(policies: SchedulePolicies) -> None:
     """Let the schedulers of this process touch what the next requests are to find; to be called once.
 
-    `touch` is SGLang's `touch_waiting_prefix`; `evicts_oldest` returns whether the cache evicts what was used least
-    recently. By another rule a touch may do harm.
+    Where a touch has no effect or does harm, as by another rule of eviction, SGLang still touches nothing.
     """
-    order = policy.calc_priority
+    touch = policies.SchedulePolicy._touch_waiting_prefixes  # noqa: SLF001
 
-    def ordered(self: SchedulePolicy, waiting_queue: Sequence[object], *arguments: object, **named: object) -> None:
-        order(self, waiting_queue, *arguments, **named)
-        if evicts_oldest():
-            for request in reversed(waiting_queue[:PROTECTED_MAX]):
-                touch(request, self.tree_cache)
+    def touch_first(self: SchedulePolicy, policy: object, waiting_queue: Sequence[object]) -> None:
+        touch(self, policy, waiting_queue[:PROTECTED_MAX])
 
-    policy.calc_priority = ordered  # type: ignore[method-assign]
+    policies.SchedulePolicy._touch_waiting_prefixes = touch_first  # type: ignore[method-assign]  # noqa: SLF001
+    policies.WAITING_PREFIX_REFRESH_INTERVAL = 1

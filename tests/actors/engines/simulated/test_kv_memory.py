@@ -261,6 +261,22 @@ async def test_what_a_waiting_request_is_to_find_is_evicted_after_what_others_le
         assert (await read(waiting))[1].usage.cached_tokens == 16
 
 
+async def test_it_is_evicted_last_too_where_a_very_long_answer_grows(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.engines.simulated.batch.ANSWER_TOKENS_MAX", 2)
+    async with running(spec(slots=1, kv_tokens_max=56)) as engine:  # 14 pages
+        for name, token in (("a", 1), ("b", 2)):
+            await usage(engine, generate(name, [token] * 16, tokens_max=1))
+        growing = engine.submit(
+            generate("c", [3] * 16, tokens_max=24)
+        )  # takes the 6 free pages, and then 4 cached ones
+        await trio.sleep(1.5)
+        waiting = engine.submit(generate("d", [*[1] * 16, 5], 1))
+        await read(growing)
+        assert (await read(waiting))[1].usage.cached_tokens == 16
+
+
 async def test_a_salt_isolates(autojump_clock: MockClock) -> None:
     prompt = list(range(9))
     async with running() as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,31 +15,32 @@ from protocol.cost import PROTECTED_MAX
 
 @define(eq=False, slots=False)
 class SchedulePolicy:
-    """SGLang's, as far as it orders the waiting requests."""
+    """SGLang's, as far as it touches prefixes."""
 
-    tree_cache: str = "cache"
-    named: list[object] = field(factory=list)
+    touched: list[object] = field(factory=list)
 
-    def calc_priority(self, waiting_queue: Sequence[object], *arguments: object, **named: object) -> None:
-        assert isinstance(waiting_queue, list)
-        waiting_queue.sort()
-        self.named.append((arguments, named))
+    def _touch_waiting_prefixes(self, policy: object, waiting_queue: Sequence[object]) -> None:
+        if policy == "first come":
+            self.touched += reversed(waiting_queue)
 
 
-@pytest.mark.parametrize("evicts_oldest", [True, False])
-def test_the_next_requests_touch_what_they_will_find_and_the_first_one_last(*, evicts_oldest: bool) -> None:
-    patched: Any = type("PatchedPolicy", (SchedulePolicy,), {})
-    touched = list[tuple[object, object]]()
-    touch_next(patched, lambda request, cache: touched.append((request, cache)), lambda: evicts_oldest)
-    policy = patched()
-    policy.calc_priority([2, 3, 1], "running", processed_tokens=7)
-    assert policy.named == [(("running",), {"processed_tokens": 7})]
-    assert touched == ([(3, "cache"), (2, "cache"), (1, "cache")] if evicts_oldest else [])
-
-
-def test_of_many_requests_the_next_few_are_touched() -> None:
-    patched: Any = type("PatchedPolicy", (SchedulePolicy,), {})
-    touched = list[object]()
-    touch_next(patched, lambda request, _: touched.append(request), lambda: True)
-    patched().calc_priority([*range(1_000)])
-    assert touched == [*reversed(range(PROTECTED_MAX))]
+@pytest.mark.parametrize(
+    ("order", "waiting", "touched"),
+    [
+        ("first come", [1, 2, 3], [3, 2, 1]),
+        ("first come", [*range(1_000)], [*reversed(range(PROTECTED_MAX))]),
+        ("longest prefix", [1, 2, 3], []),
+    ],
+    ids=["all", "the next few", "none where SGLang touches none"],
+)
+def test_in_every_pass_the_next_requests_touch_what_they_will_find_and_the_first_one_last(
+    order: str, waiting: list[int], touched: list[int]
+) -> None:
+    policies: Any = SimpleNamespace(
+        SchedulePolicy=type("PatchedPolicy", (SchedulePolicy,), {}), WAITING_PREFIX_REFRESH_INTERVAL=32
+    )
+    touch_next(policies)
+    assert policies.WAITING_PREFIX_REFRESH_INTERVAL == 1
+    policy = policies.SchedulePolicy()
+    policy._touch_waiting_prefixes(order, waiting)  # noqa: SLF001
+    assert policy.touched == touched
