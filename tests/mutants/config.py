@@ -13,6 +13,9 @@ BUGS: Bugs = {
         ),
         Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
     ),
+    "supervisor/engines/sglang/section.py": (
+        Bug("a decode may have less memory than its reserve", 'if self.leg != "decode":', "if True:"),
+    ),
     "supervisor/files/permissions.py": (
         Bug(
             "a secret that others may write is taken",

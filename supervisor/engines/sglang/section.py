@@ -24,6 +24,9 @@ SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without va
 OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
 CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
+RESERVE = "num_reserved_decode_tokens"
+RESERVED_TOKENS = 512  # SGLang's default of that setting: what a decode keeps free for answers when it takes a prompt
+
 NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars", "metrics")
 
 PORT_MAX = 65535
@@ -63,8 +66,14 @@ class SglangSection(EngineSection):
 
     @property
     def pages_min(self) -> int:
-        """Three: SGLang keeps a page, and ends requests without a token where there is only one more."""
-        return 3
+        """Three, and the reserve of a decode.
+
+        SGLang keeps a page, and ends requests without a token where there is only one more.
+        """
+        if self.leg != "decode":
+            return 3
+        reserve = self.settings.get(RESERVE, RESERVED_TOKENS)
+        return 3 + (-(-reserve // self.page_size) if isinstance(reserve, int) else 0)
 
     @property
     def prefill_chunk_default(self) -> int:

@@ -22,11 +22,15 @@ def prompts(count: int, longest: int, seed: int) -> list[Any]:
     return [[chance.randrange(3, VOCABULARY) for _ in range(chance.randint(5, longest))] for _ in range(count)]
 
 
-def completed(port: int, prompt: list[Any]) -> tuple[Any, Any, Any]:
-    """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted."""
+def completed(port: int, prompt: list[Any], **others: object) -> tuple[Any, Any, Any]:
+    """Return the tokens that greedily follow a prompt, why they ended, and how many of the prompt were counted.
+
+    `others` are further fields of the request, or take the place of its own.
+    """
     connection = HTTPConnection("127.0.0.1", port, timeout=WITHIN_S)
     try:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "return_token_ids": True}
+        body |= others
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
         completion = json.loads(answer.read())

@@ -160,6 +160,20 @@ async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its
         await check_stopped(keep, zygote.pid, SCHEDULER, busy=True)
 
 
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+async def test_what_an_engine_accepts_it_answers_whole_however_full_its_memory_becomes(
+    page_size: int, make_engine: MakeEngine
+) -> None:
+    async with make_engine(slots=4, kv_tokens_max=1024, page_size=page_size) as engine:
+        total = engine.info.request_tokens_max
+        assert total >= 1024 - max(6, 2 * page_size)
+        answers = {1, 2, page_size - 1, page_size, page_size + 1, 2 * page_size, total // 2, total - page_size} - {0}
+        wanted = {size: request(engine, size, total - size) for size in answers}
+        assert {size: len((await complete(engine, each))[0]) for size, each in wanted.items()} == {
+            size: size for size in answers
+        }
+
+
 async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones(
     keep_engines: KeepEngines,
 ) -> None:

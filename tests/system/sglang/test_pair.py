@@ -12,7 +12,7 @@ from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from tests.rig.launched import at_free_ports, check_exit, nodes, running_launcher, wait_ready
 from tests.system.sglang.conftest import RUNS_AHEAD
-from tests.system.sglang.greedy import all_completed, prompts
+from tests.system.sglang.greedy import all_completed, completed, prompts
 
 pytestmark = [
     pytest.mark.engine,
@@ -25,15 +25,15 @@ SOON_S = 20.0  # and a node that nobody ends would drain for half a minute
 AT_ONCE = 16
 PROMPTS = prompts(64, longest=300, seed=5)
 
+MEMORY, LITTLE_MEMORY = "kv_tokens_max = 16384\n", "kv_tokens_max = 2048\npage_size = 64\n"
 EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 
 
 @pytest.fixture(params=["", RUNS_AHEAD], ids=["in step", "ahead"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Node]:
     """The example of a pair, at ports of its own, with schedulers as on a CPU and as on a GPU."""
-    text = EXAMPLE.replace('device = "cpu"\n', f'device = "cpu"\n{request.param}').replace(
-        'path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"'
-    )
+    text = EXAMPLE.replace(MEMORY, request.param if request.param == LITTLE_MEMORY else f"{MEMORY}{request.param}")
+    text = text.replace('path = "tiny"', f'path = "{ROOT / "examples" / MODEL}"')
     text, ports = at_free_ports(text, 8000, 7401, 7402, 8998)
     text += "[cluster]\nsilent_s = 10.0\nstalled_s = 60.0\n"  # what a busy machine does is no loss
     with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
@@ -54,6 +54,16 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     assert not [line for line in loud if "a turn took too long" not in line]  # which depends on the machine
     pair.signal(signal.SIGINT)
     check_exit(pair)
+
+
+@pytest.mark.parametrize("pair", [LITTLE_MEMORY], indirect=True)
+def test_what_a_pair_accepts_it_answers_whole_however_full_its_memory_becomes(pair: Node) -> None:
+    total = 2048 - 2 * 64 - 512  # SGLang keeps one page, another may be begun, and a decode has a reserve
+    for size in (1, 2, 63, 64, 65, 128, total // 2, total - 64):
+        ids, reason, prompt_tokens = completed(pair.port, [7] * (total - size), max_tokens=size, ignore_eos=True)
+        assert (len(ids), reason, prompt_tokens) == (size, "length", total - size)
+    with pytest.raises(AssertionError, match=f"together they can have {total}"):
+        completed(pair.port, [7] * (total - 1), max_tokens=2)
 
 
 @pytest.mark.parametrize("pair", [""], indirect=True)

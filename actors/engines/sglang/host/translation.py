@@ -122,16 +122,20 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
     scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
     context_max, kv_tokens_max = manager.context_len, scheduler["max_total_num_tokens"]
     mode = arguments.disaggregation_mode
+    reserve = arguments.num_reserved_decode_tokens if mode == "decode" else 0
     return EngineInfo(
         kind="sglang",
         version=__version__,
         vocabulary_size=manager.model_config.vocab_size,
         context_max=context_max,
         kv_tokens_max=kv_tokens_max,
-        # SGLang keeps a page of KV memory for itself and refuses a prompt that reaches into the last `RESERVED_TOKENS`
-        # of either limit; an answer that would exceed them it truncates without an error.
+        # SGLang refuses a prompt that reaches into the last `RESERVED_TOKENS` of either limit. Of KV memory it keeps a
+        # page and a token for itself, and a prompt takes whole pages; an answer that would exceed what is left it
+        # truncates without an error, to nothing if need be (`max_new_tokens_for_memory`). A decode takes no prompt that
+        # leaves less than its reserve, and lets it wait for ever (`_prealloc_required_tokens`).
         request_tokens_max=min(
-            context_max - RESERVED_TOKENS, kv_tokens_max - max(arguments.page_size, RESERVED_TOKENS)
+            context_max - RESERVED_TOKENS,
+            kv_tokens_max - max(2 * arguments.page_size, RESERVED_TOKENS) - reserve,
         ),
         running_max=arguments.max_running_requests,
         page_size=arguments.page_size,
