@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from math import inf
 from typing import Protocol, TypeAlias
 
 import trio
@@ -143,16 +142,13 @@ async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], ev
     A change is sent at once, and what follows within `every_s` together.
     """
     await trio.lowlevel.checkpoint()
-    next_at = -inf
     with changes_of(reader.log) as changed:
         while answer.credit > 0:
             if (events := reader.read(answer.credit)) is not None:
                 answer.put(events)
-                next_at = trio.current_time() + every_s
-                await trio.lowlevel.checkpoint()
+                await trio.sleep(every_s if reader.is_caught_up else 0)
             else:
                 await changed.park()
-                await trio.sleep_until(next_at)
 
 
 async def _send_loads(published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -37,6 +38,8 @@ POLICIES = ("round_robin", "random_two", "least_loaded", "session", "kv")
 REFERENCE = "one engine"
 SETTLED_S = 1.0  # after a reload or a load
 LOAD_WITHIN_S = 600.0
+KILLED_WITHIN_S = 10.0
+BACK_WITHIN_S = 120.0
 FILE = """\
 [gateway]
 port = {port}
@@ -221,17 +224,27 @@ def killed(running: Cluster, after: int) -> Iterator[None]:
     if not after:
         yield
         return
-    ended, engines = running.metric("espalier_requests_total"), running.metric("espalier_engine_up")
+    before, engines = running.metric("espalier_requests_total"), running.metric("espalier_engine_up")
+    load_over = Event()
+
+    def ended() -> float:
+        return running.metric("espalier_requests_total") - before
 
     def kill() -> None:
-        wait_until(lambda: running.metric("espalier_requests_total") - ended >= after, LOAD_WITHIN_S, every_s=0.1)
+        wait_until(lambda: load_over.is_set() or ended() >= after, LOAD_WITHIN_S, every_s=0.1)
+        if load_over.is_set():
+            raise RuntimeError(f"the load was over before {after} of its requests had ended")
         running.node.kill("scheduler")
+        wait_until(lambda: running.metric("espalier_engine_up") < engines, KILLED_WITHIN_S, every_s=0.02)
 
     with ThreadPoolExecutor(1) as killer:
         done = killer.submit(kill)
-        yield
+        try:
+            yield
+        finally:
+            load_over.set()
     done.result()
-    if wait_until(lambda: running.metric("espalier_engine_up") >= engines, 120.0, every_s=0.2) is None:
+    if wait_until(lambda: running.metric("espalier_engine_up") >= engines, BACK_WITHIN_S, every_s=0.2) is None:
         raise RuntimeError("the engine that was killed did not come back")
 
 
@@ -340,6 +353,8 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--kill-after", type=int, default=0, metavar="REQUESTS", help="kill a scheduler in each load")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every round's figures, by load and policy")
     options = parser.parse_args(words)
+    if options.kill_after and options.engines != "sglang":
+        parser.error("a simulated engine has no scheduler to kill")
     measured: dict[str, dict[str, object]] = {}
     with short_folder() as folder:
         every = loads(folder, options.scale, options.count)

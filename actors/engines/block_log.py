@@ -127,6 +127,11 @@ class BlockReader:
     since: int = 0
     _parts: Iterator[BlockEvents] | None = None  # of all blocks, while they are read
 
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all has been read; False while it is not certain that a list of all blocks was."""
+        return self._parts is None and self.since == self.log.number
+
     def read(self, replies_max: int | None = None) -> BlockEvents | None:
         """Return the next events, None if there are none now.
 

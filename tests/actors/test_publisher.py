@@ -20,7 +20,16 @@ from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
 from protocol.errors import EngineDied, EngineRefused, Overloaded
-from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad, WatchBlocks, WatchLoad
+from protocol.kv_events import (
+    REPLY_HASHES_MAX,
+    BlockChange,
+    BlockEvent,
+    BlockEvents,
+    EngineLoads,
+    RankLoad,
+    WatchBlocks,
+    WatchLoad,
+)
 from protocol.messages import Done, Generate, Sampling
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
@@ -121,8 +130,30 @@ async def test_a_change_is_told_at_once_and_what_follows_soon_together(autojump_
             await wait_all_tasks_blocked()
             told.append(len(watcher.blocks))
             await trio.sleep(0.003)
+        await trio.sleep(1)
+        replies = len(watcher.replies)
+        for number in range(10, 60):  # a burst in many turns
+            published.blocks.apply([BlockEvent(BlockChange.STORED, 0, (number,))])
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert told == [0, 1, 1, 1, 1, 4, 4, 4, 7, 7, 7], "every 10 ms"
+    assert len(watcher.blocks) == 60
+    assert len(watcher.replies) == replies + 2, "the first of the burst, and all others together"
+
+
+async def test_a_list_of_all_blocks_is_told_without_pauses(autojump_clock: MockClock) -> None:
+    address, inbox = mailbox(8)
+    published, watcher = Published(BlockLog("life")), Watcher()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(publisher, inbox, Registration[SimulatedEngine](), published)
+        for place in range(8):
+            hashes = range(place * REPLY_HASHES_MAX, (place + 1) * REPLY_HASHES_MAX)
+            published.blocks.apply([BlockEvent(BlockChange.STORED, 0, tuple(hashes))])
+        nursery.start_soon(watcher.watch, address, WatchBlocks())
+        await trio.sleep(0.001)
+        assert len(watcher.blocks) == 8 * REPLY_HASHES_MAX
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_lost_engine_has_no_blocks_and_no_load_until_it_is_up_again(autojump_clock: MockClock) -> None:

@@ -14,7 +14,7 @@ BUGS: Bugs = {
         Bug("a mistake keeps the rest of its file from being judged", "ROUNDS_MAX = 4", "ROUNDS_MAX = 1"),
     ),
     "supervisor/engines/sglang/section.py": (
-        Bug("a decode may have less memory than its reserve", 'if self.leg != "decode":', "if True:"),
+        Bug("a decode may have less memory than its reserve", 'if self.leg == "decode" else 0', "if False else 0"),
     ),
     "supervisor/files/permissions.py": (
         Bug(

@@ -80,8 +80,13 @@ BUGS: Bugs = {
         Bug("a flush is not told", "            self.events.cleared()\n", "            pass\n"),
     ),
     "actors/publisher.py": (
-        Bug("a change is told late", "await trio.sleep_until(next_at)", "await trio.sleep(every_s)"),
-        Bug("each change is told alone", "next_at = trio.current_time() + every_s", "next_at = -inf"),
+        Bug(
+            "a change is told late",
+            "                await changed.park()\n",
+            "                await changed.park()\n                await trio.sleep(every_s)\n",
+        ),
+        Bug("each change is told alone", "every_s if reader.is_caught_up else 0", "0"),
+        Bug("of all blocks one part is told at a time", "every_s if reader.is_caught_up else 0", "every_s"),
         Bug(
             "an engine that could not be watched is not watched again",
             "        await trio.sleep(pause_s)\n",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from math import inf
 from random import Random
 from typing import Any
 
@@ -130,16 +129,15 @@ class FakeHost:
 
     async def _send_blocks(self, frame: Open, request: WatchBlocks) -> None:
         log, left = self.engine.blocks, frame.credit
-        reader, next_at = BlockReader(log, request.life, request.since), -inf
+        reader = BlockReader(log, request.life, request.since)
         with changes_of(log) as changed:
             while left > 0:
                 if (events := reader.read(left)) is not None:
                     self._send(Item(frame.stream, codec.encode(events), 1))
-                    left, next_at = left - 1, trio.current_time() + TOGETHER_S
-                    await trio.lowlevel.checkpoint()
+                    left -= 1
+                    await trio.sleep(TOGETHER_S if reader.is_caught_up else 0)
                 else:
                     await changed.park()
-                    await trio.sleep_until(next_at)
 
     async def _send_loads(self, frame: Open) -> None:
         left = frame.credit

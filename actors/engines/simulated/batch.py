@@ -17,7 +17,7 @@ seconds, and the same calls at the same times give the same answers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import inf
 
@@ -276,8 +276,9 @@ class Batch:
 
     def _grow(self) -> None:
         """Give pages to very long answers, if need be those of the shortest that are decoded."""
+        needed = needed_prefixes(self.waiting.values(), self.spec.page_size)  # touched once a step at most
         for held in tuple(self._growing.values()):
-            while held.request.id in self._growing and held.free_at == inf and not self._has_page(held):
+            while held.request.id in self._growing and held.free_at == inf and not self._has_page(held, needed):
                 decoding = (each for each in self.running.values() if each.answered and each.free_at == inf)
                 shortest = min(decoding, key=lambda each: len(each.output))
                 self._release_pages(shortest)
@@ -285,11 +286,10 @@ class Batch:
                 self.waiting[shortest.request.id] = self.running.pop(shortest.request.id)
                 self.waiting.move_to_end(shortest.request.id, last=False)
 
-    def _has_page(self, held: HeldRequest) -> bool:
+    def _has_page(self, held: HeldRequest, needed: Iterator[list[bytes]]) -> bool:
         """Whether a request has a page for its last token, if need be one more than before."""
         assert held.lease is not None
         pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
-        needed = needed_prefixes(self.waiting.values(), self.spec.page_size)
         return pages <= held.lease.pages or self.memory.extend(held.lease, needed)
 
     @property

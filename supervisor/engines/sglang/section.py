@@ -24,6 +24,7 @@ SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without va
 OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
 CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that checks its grammars
 
+TOKENS_MIN = 8  # one of a prompt, one of an answer, and six that SGLang keeps
 RESERVE = "num_reserved_decode_tokens"
 RESERVED_TOKENS = 512  # SGLang's default of that setting: what a decode keeps free for answers when it takes a prompt
 
@@ -66,14 +67,13 @@ class SglangSection(EngineSection):
 
     @property
     def pages_min(self) -> int:
-        """Three, and the reserve of a decode.
+        """Three, or more small ones, and the reserve of a decode.
 
-        SGLang keeps a page, and ends requests without a token where there is only one more.
+        SGLang keeps a page or some tokens, and ends requests without a token where there is only one page more.
         """
-        if self.leg != "decode":
-            return 3
-        reserve = self.settings.get(RESERVE, RESERVED_TOKENS)
-        return 3 + (-(-reserve // self.page_size) if isinstance(reserve, int) else 0)
+        reserve = self.settings.get(RESERVE, RESERVED_TOKENS) if self.leg == "decode" else 0
+        tokens = max(3 * self.page_size, TOKENS_MIN) + (reserve if isinstance(reserve, int) else 0)
+        return -(-tokens // self.page_size)
 
     @property
     def prefill_chunk_default(self) -> int:

@@ -66,15 +66,23 @@ async def _sockets() -> AsyncIterator[Callable[[int, Endpoint, int], Awaitable[z
     try:
         yield partial(_bound, context, opened)
     finally:
+        await _settle()
+        for each in opened:
+            each.close(linger=0)
         with trio.move_on_after(CLOSE_S, shield=True) as closing:
-            # libzmq 4.3.5 never ends a socket that is closed within a millisecond of a message for a subscriber that
-            # is just leaving (some in a hundred): its threads stay.
-            await trio.sleep(SETTLED_S)
-            for each in opened:
-                each.close(linger=0)
             await trio.to_thread.run_sync(context.term, abandon_on_cancel=True)
         if closing.cancelled_caught:
             log.warning("the sockets for events of an engine were not closed within %s s", CLOSE_S)
+
+
+async def _settle() -> None:
+    """Wait until the last message has been sent.
+
+    libzmq 4.3.5 never ends a socket that is closed within a millisecond of a message for a subscriber that is just
+    leaving (some in a hundred): its threads stay.
+    """
+    with trio.move_on_after(SETTLED_S, shield=True):
+        await trio.sleep_forever()
 
 
 async def _bound(

@@ -95,6 +95,7 @@ terms_s = 1
 REPLACED = [  # a text of the good file, and what stands in its place
     ('device = "cpu"', 'device = "cpu"\ntensor_parallel = 2', "engine.tiny-0.tensor_parallel", "one rank"),
     ("4096", "47", "engine.tiny-0.kv_tokens_max", "less than three pages of 16"),
+    ("4096", "7\npage_size = 1", "engine.tiny-0.kv_tokens_max", "less than 8 pages of 1 token"),
     ("4096", '559\nleg = "decode"', "engine.tiny-0.kv_tokens_max", "less than 35 pages of 16"),
     (
         "4096",

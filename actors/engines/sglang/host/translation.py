@@ -132,7 +132,8 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         # SGLang refuses a prompt that reaches into the last `RESERVED_TOKENS` of either limit. Of KV memory it keeps a
         # page and a token for itself, and a prompt takes whole pages; an answer that would exceed what is left it
         # truncates without an error, to nothing if need be (`max_new_tokens_for_memory`). A decode takes no prompt that
-        # leaves less than its reserve, and lets it wait for ever (`_prealloc_required_tokens`).
+        # leaves less than its reserve, and lets it wait for ever; it takes a retracted request back, prompt and answer
+        # so far, by the same rule (`_prealloc_required_tokens`).
         request_tokens_max=min(
             context_max - RESERVED_TOKENS,
             kv_tokens_max - max(2 * arguments.page_size, RESERVED_TOKENS) - reserve,

@@ -3,9 +3,9 @@
 A router gives a request to the worker that has its prefix. The scheduler holds that only once there is room in a step
 for the request, and until then the prompts before it take the memory that was used least recently, which may be just
 this prefix. SGLang touches the prefixes of all waiting requests in every 32nd pass alone, as each look-up costs time.
-Here those of the next few are touched in every pass, the first one last: what is needed first is evicted last. A pass
-while no prompt may begin, as the running requests have all the memory, touches nothing. Written for SGLang 0.5.23;
-called in the scheduler's process.
+Here those of the next few are touched in every pass that may begin a prompt, the first one last: what is needed first
+is evicted last. With a `schedule_policy` that knows the cache, SGLang itself looks all of them up in each pass. Written
+for SGLang 0.5.23; called in the scheduler's process.
 """
 
 from __future__ import annotations

@@ -67,17 +67,15 @@ class Watchers:
     async def _blocks(self, frame: Open, request: WatchBlocks) -> None:
         reader, changed, left = BlockReader(self.log, request.life, request.since), asyncio.Event(), frame.credit
         self.log.listeners.add(changed.set)
-        now, next_at = asyncio.get_running_loop().time, 0.0
         try:
             while left > 0:
                 if (events := reader.read(left)) is not None:
                     self._send(frame.stream, events)
-                    left, next_at = left - 1, now() + TOGETHER_S
-                    await asyncio.sleep(0)
+                    left -= 1
+                    await asyncio.sleep(TOGETHER_S if reader.is_caught_up else 0)
                 else:
                     changed.clear()
                     await changed.wait()
-                    await asyncio.sleep(max(0.0, next_at - now()))
         finally:
             self.log.listeners.discard(changed.set)
 
