@@ -66,23 +66,24 @@ async def _sockets() -> AsyncIterator[Callable[[int, Endpoint, int], Awaitable[z
     try:
         yield partial(_bound, context, opened)
     finally:
-        await _settle()
-        for each in opened:
-            each.close(linger=0)
         with trio.move_on_after(CLOSE_S, shield=True) as closing:
-            await trio.to_thread.run_sync(context.term, abandon_on_cancel=True)
+            await _close(context, opened)
         if closing.cancelled_caught:
             log.warning("the sockets for events of an engine were not closed within %s s", CLOSE_S)
 
 
-async def _settle() -> None:
-    """Wait until the last message has been sent.
+async def _close(context: zmq.Context[zmq.Socket[bytes]], opened: list[zmq.Socket[bytes]]) -> None:
+    """Close sockets when their last message has been sent, and wait until their threads have ended.
 
     libzmq 4.3.5 never ends a socket that is closed within a millisecond of a message for a subscriber that is just
     leaving (some in a hundred): its threads stay.
     """
-    with trio.move_on_after(SETTLED_S, shield=True):
-        await trio.sleep_forever()
+    try:
+        await trio.sleep(SETTLED_S)
+    finally:
+        for each in opened:
+            each.close(linger=0)
+    await trio.to_thread.run_sync(context.term, abandon_on_cancel=True)
 
 
 async def _bound(

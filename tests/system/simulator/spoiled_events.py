@@ -18,7 +18,7 @@ from supervisor.links.serving import Service
 SHARE = 0.3  # of the replies, those that are spoiled
 LIES_MAX = 64  # blocks of others that a lie claims
 ENDLESS = 1500  # blocks that nobody has, in one reply
-FAR_AHEAD = 10**9  # a number that follows no other: there is a gap before it
+FAR_AHEAD = 10**9, 2 * 10**9  # numbers that follow no other; a list whose last part was lost ends with the first one
 
 
 @define(eq=False)
@@ -40,8 +40,9 @@ class Spoiling:
         """Spoil nothing more, and let all who watch notice a gap."""
         self.kind = ""
         for answer, life in self._streams.values():
-            if answer.credit > 0:
-                answer.put(BlockEvents(life, FAR_AHEAD, ()))
+            for number in FAR_AHEAD:
+                if answer.credit > 0:
+                    answer.put(BlockEvents(life, number, ()))
 
     def of(self, service: Service) -> Service:
         """Return a service whose `BlockEvents` are spoiled, if any are in this run."""
