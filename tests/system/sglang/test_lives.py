@@ -63,7 +63,7 @@ async def test_b17_a_slot_is_free_soon_after_an_abort_in_whatever_state_its_requ
             return evolve(wanted, sampling=evolve(wanted.sampling, grammar=grammar))
 
         states: dict[str, Callable[[int], Awaitable[float]]] = {
-            "in the prompt": lambda _: freed_after_s(engine, request(engine, 100, 900), pause_s=0.002),
+            "in the prompt": lambda _: freed_after_s(engine, request(engine, 90, 900), pause_s=0.002),
             "between two tokens": lambda _: freed_after_s(engine, request(engine, ANSWER_TOKENS), begun=True),
             "while its grammar is compiled": lambda at: freed_after_s(engine, compiled(at), pause_s=0.1),
         }
