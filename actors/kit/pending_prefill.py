@@ -21,8 +21,7 @@ class PendingPrefill:
 
     tokens_max: int = 0
     tokens: int = 0
-    _longer: int = 0  # the number of longer prompts
-    _longer_tokens: int = 0
+    _longer_tokens: int = 0  # of the longer prompts
     _sizes: dict[Hashable, int] = field(factory=dict)
 
     @property
@@ -45,14 +44,13 @@ class PendingPrefill:
     @property
     def has_longer(self) -> bool:
         """Whether such a prompt is pending; those that are added then wait for it."""
-        return self._longer > 0
+        return self._longer_tokens > 0
 
     def add(self, key: Hashable, size: int) -> None:
         """Add a prompt of `size` tokens."""
         self._sizes[key] = size
         self.tokens += size
         if self.is_longer(size):
-            self._longer += 1
             self._longer_tokens += size
 
     def discard(self, key: Hashable) -> bool:
@@ -61,6 +59,5 @@ class PendingPrefill:
             return False
         self.tokens -= size
         if self.is_longer(size):
-            self._longer -= 1
             self._longer_tokens -= size
         return True

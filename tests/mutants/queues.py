@@ -13,8 +13,11 @@ BUGS: Bugs = {
             "self.tokens - self._longer_tokens + size",
             "size",
         ),
-        Bug("a longer prompt waits for others for ever", "            self._longer -= 1\n", ""),
-        Bug("the tokens of longer prompts are counted for ever", "            self._longer_tokens -= size\n", ""),
+        Bug(
+            "the tokens of longer prompts are counted for ever",
+            "            self._longer_tokens -= size\n",
+            "            pass\n",
+        ),
         Bug(
             "a prompt that fits with others lets as many follow",
             "return 0 < self.tokens_max < size",
