@@ -4,7 +4,8 @@ It follows the engine once and answers all who watch it, so that an engine's pro
 gateways there are. It stands beside the engine and not in its way: whatever becomes of it, no request waits for it or
 fails. When the engine is lost its blocks are forgotten at once, before another life of it can be chosen.
 
-Watchers get what has changed in one reply every `every_s`, at most; a slow one gets less often, and then more at once.
+Watchers get a change at once, and what follows within `every_s` together, in as many replies as it takes; a slow one
+gets less often, and then more at once.
 """
 
 from __future__ import annotations

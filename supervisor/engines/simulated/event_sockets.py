@@ -47,7 +47,7 @@ async def publish(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Publish the batches of one engine until cancelled; raises `StartFailed` for an address that cannot be had."""
-    async with _sockets() as bound:
+    async with _open_context() as context, _sockets(context) as bound:
         publisher = await bound(zmq.PUB, listen, QUEUE_MAX)
         router = None if replay is None else await bound(zmq.ROUTER, replay, ANSWER_QUEUE_MAX)
         async with trio.open_nursery() as nursery:
@@ -60,30 +60,35 @@ async def publish(
 
 
 @asynccontextmanager
-async def _sockets() -> AsyncIterator[Callable[[int, Endpoint, int], Awaitable[zmq.Socket[bytes]]]]:
-    """Return what makes sockets that listen; close them afterwards, and log if their thread does not end."""
-    context, opened = zmq.Context(), list[zmq.Socket[bytes]]()
+async def _open_context() -> AsyncIterator[zmq.Context[zmq.Socket[bytes]]]:
+    """Return what sockets are made in; wait afterwards until its threads have ended, and log if they do not."""
+    context = zmq.Context[zmq.Socket[bytes]]()
     try:
-        yield partial(_bound, context, opened)
+        yield context
     finally:
         with trio.move_on_after(CLOSE_S, shield=True) as closing:
-            await _close(context, opened)
+            await trio.to_thread.run_sync(context.term, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
         if closing.cancelled_caught:
             log.warning("the sockets for events of an engine were not closed within %s s", CLOSE_S)
 
 
-async def _close(context: zmq.Context[zmq.Socket[bytes]], opened: list[zmq.Socket[bytes]]) -> None:
-    """Close sockets when their last message has been sent, and wait until their threads have ended.
+@asynccontextmanager
+async def _sockets(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> AsyncIterator[Callable[[int, Endpoint, int], Awaitable[zmq.Socket[bytes]]]]:
+    """Return what makes sockets that listen; close them afterwards, when their last message has been sent.
 
     libzmq 4.3.5 never ends a socket that is closed within a millisecond of a message for a subscriber that is just
     leaving (some in a hundred): its threads stay.
     """
+    opened = list[zmq.Socket[bytes]]()
     try:
-        await trio.sleep(SETTLED_S)
+        yield partial(_bound, context, opened)
     finally:
+        with trio.move_on_after(SETTLED_S, shield=True):
+            await trio.sleep_forever()
         for each in opened:
             each.close(linger=0)
-    await trio.to_thread.run_sync(context.term, abandon_on_cancel=True)
 
 
 async def _bound(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -175,6 +176,26 @@ async def test_the_sockets_are_closed_soon_and_their_threads_have_ended() -> Non
         with pytest.raises(OSError, match=r"[Rr]efused|failed"):
             await trio.open_tcp_stream(endpoint.host, endpoint.port)
     assert threading.active_count() <= before + 2  # of Trio's pool
+
+
+async def test_a_stall_while_they_are_closed_ends_no_thread_in_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_in = list[threading.Thread]()
+    end = zmq.Context.term
+
+    def term(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        ended_in.append(threading.current_thread())
+        end(context)
+
+    async def stall() -> None:
+        await trio.sleep(event_sockets.SETTLED_S / 4)
+        time.sleep(2 * CLOSE_S)  # noqa: ASYNC251  # as a loop that is busy
+
+    monkeypatch.setattr(zmq.Context, "term", term)
+    monkeypatch.setattr(event_sockets, "CLOSE_S", CLOSE_S / 4)
+    async with trio.open_nursery() as nursery, published():
+        nursery.start_soon(stall)
+    assert len(ended_in) == 1
+    assert ended_in[0] is not threading.main_thread(), "it may never return"
 
 
 async def test_an_address_that_is_taken_fails_the_start() -> None:
