@@ -2,13 +2,14 @@
 
 Their blocks are in no cache, but will be soon: a second request with the same beginning computes less of it where the
 first one is. Without this, requests that arrive together and share a beginning would each be the first one of some
-worker. Requests are grouped by the hash of their first block; a group is limited, since all may begin alike.
+worker. Requests are grouped by the hash of their first block; some of a group are compared, since all may begin alike.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 from attrs import define, field, frozen
 
@@ -48,6 +49,12 @@ class ExpectedPrefixes:
         group = self._groups.get(prefix.hashes[0])
         if group is not None and group.pop(id(prefix), None) is not None and not group:
             del self._groups[prefix.hashes[0]]
+
+    def blocks_before(self, prefix: ExpectedPrefix) -> int:
+        """Return how many blocks a prompt has in common with those that its worker was given before it."""
+        earlier = takewhile(lambda each: each is not prefix, self._groups[prefix.hashes[0]].values())
+        latest = deque((each for each in earlier if each.worker == prefix.worker), GROUP_MAX)
+        return max((_common(prefix.hashes, each.hashes) for each in latest), default=0)
 
     def blocks(self, hashes: Sequence[int]) -> dict[str, int]:
         """Return, by worker, how many blocks of a prompt the prompts there have in common with it."""

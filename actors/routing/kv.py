@@ -22,6 +22,7 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
+from actors.routing.counted_blocks import CountedBlock, CountedBlocks
 from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -61,12 +62,14 @@ class KvPolicy:
     chance: Chance
     now: Callable[[], float]  # in seconds
     expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
+    counted: CountedBlocks = field(factory=CountedBlocks)
+    given: int = 0  # prompts, to workers that compute them
     recent: RecentBlocks = field(init=False)
     sessions: SessionWorkers = field(factory=SessionWorkers)
 
     def __attrs_post_init__(self) -> None:
         self.recent = RecentBlocks(self.now)
-        self.index.on_stored = self.recent.told
+        self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
@@ -83,15 +86,16 @@ class KvPolicy:
         if not choices:
             return None
         chosen = self._drawn(list(choices.values()), home, prompt.page_size)
-        return evolve(chosen, on_taken=partial(self._take, request, chosen.load, prompt, session))
+        return evolve(chosen, on_taken=partial(self._take, request, chosen, prompt, session))
 
-    def _take(self, request: Generate, load: Load, prompt: _Prompt, session: str) -> _TakenPrompt | None:
+    def _take(self, request: Generate, choice: Choice, prompt: _Prompt, session: str) -> _TakenPrompt | None:
         """Remember the worker of the session, and follow the prompt that it is about to have."""
+        load = choice.load
         if session:
             self.sessions.set(load.leg, session, load.name)
         if load.leg is Leg.DECODE or not prompt.matches:
             return None
-        return _TakenPrompt(self, request, load, prompt)
+        return _TakenPrompt(self, request, load, prompt, choice.overlap)
 
     def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
         """Return the candidates that are compared, some of them twice."""
@@ -168,39 +172,92 @@ class _Prompt:
 
     def overlap(self, worker: str) -> tuple[int, int]:
         """Return how many tokens of it a worker's cache is expected to have when its turn comes, and has now."""
-        computing, (engine, rank) = self.expected.get(worker, 0), engine_and_rank(worker)
+        computing, holder = self.expected.get(worker, 0), engine_and_rank(worker)
         overlap = cached = 0
         for blocks, match in self.matches:  # of which one is of the worker's own page size
-            bit, size = match.bit(engine, rank), blocks.page_size
-            has = self.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
-            cached = max(cached, min(has, self.reusable // size) * size)
+            size = blocks.page_size
+            cached = max(cached, self.cached(blocks, match, match.bit(*holder)))
             overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
         return overlap, cached
+
+    def cached(self, blocks: PromptBlocks, match: Match, bit: int) -> int:
+        """Return how many tokens of it the cache has that a bit stands for, by the blocks of one size."""
+        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
+        return min(has, self.reusable // size) * size
 
 
 @define(eq=False)
 class _TakenPrompt:
-    """A prompt that a worker computes: expected in its cache at once, and for a moment after it is there."""
+    """A prompt that a worker computes: expected in its cache at once, and for a moment after it is there.
+
+    Until it has begun, some of the `overlap` that it was chosen for may be `lost`: evicted, or not computed after all.
+    """
 
     policy: KvPolicy
     request: Generate
     load: Load
     prompt: _Prompt
-    _prefixes: list[ExpectedPrefix] = field(init=False)
+    overlap: int
+    lost: int = 0
+    _turn: int = field(init=False)
+    _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
+    _counted: list[CountedBlock] = field(init=False, factory=list)  # one for each page size at most
     _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
 
     def __attrs_post_init__(self) -> None:
-        added = [self.policy.expected.add(self.load.name, blocks.hashes) for blocks, _ in self.prompt.matches]
-        self._prefixes = [prefix for prefix in added if prefix is not None]
+        expected, name = self.policy.expected, self.load.name
+        self.policy.given += 1
+        self._turn = self.policy.given
+        self._prefixes = [expected.add(name, blocks.hashes) for blocks, _ in self.prompt.matches]
+        self._count()
+
+    @property
+    def _holder(self) -> Holder:
+        return engine_and_rank(self.load.name)
+
+    def _count(self) -> None:
+        """Count on the last block that is expected to be found."""
+        for counted in self._counted:
+            self.policy.counted.discard(counted)
+        self._counted = []
+        for blocks, _ in self.prompt.matches:
+            count = (self.overlap - self.lost) // blocks.page_size
+            if 0 < count <= len(blocks.hashes):
+                self._counted.append(CountedBlock(self._holder, blocks.hashes[count - 1], self._turn, self._look))
+        for counted in self._counted:
+            self.policy.counted.add(counted)
+
+    def _look(self) -> None:
+        """Expect what is left in the cache and what is computed before; never more than so far, though it may be."""
+        found, so_far = 0, self.overlap - self.lost
+        for prefix, (blocks, _) in zip(self._prefixes, self.prompt.matches, strict=True):
+            if prefix is not None:
+                size = blocks.page_size
+                match = self.policy.index.match(blocks.hashes[: so_far // size])
+                cached = self.prompt.cached(blocks, match, match.bit(*self._holder))
+                found = max(found, cached, self.policy.expected.blocks_before(prefix) * size)
+        if found < so_far:
+            self.lost = self.overlap - found
+            self._count()
+
+    def _expect_no_more(self) -> bool:
+        """Expect it no more; return whether it had not begun."""
+        for counted in self._counted:
+            self.policy.counted.discard(counted)
+        for prefix in self._prefixes:
+            if prefix is not None:
+                self.policy.expected.discard(prefix)
+        had_not_begun = bool(self._prefixes)
+        self._counted, self._prefixes = [], []
+        return had_not_begun
 
     def begun(self) -> None:
-        self.ended()
-        holder = engine_and_rank(self.load.name)
+        self._expect_no_more()
         for blocks, _ in self.prompt.matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
-            if bit := match.bit(*holder):
+            if bit := match.bit(*self._holder):
                 self._bit = bit
-                self.policy.recent.add(bit, blocks.hashes[match.blocks(*holder) :])
+                self.policy.recent.add(bit, blocks.hashes[match.blocks(*self._holder) :])
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect what is computed of the answer in the cache."""
@@ -208,7 +265,7 @@ class _TakenPrompt:
             return
         tokens = self.request.tokens
         for blocks, match in self.prompt.matches:
-            size, bit = blocks.page_size, match.bit(*engine_and_rank(self.load.name))
+            size, bit = blocks.page_size, match.bit(*self._holder)
             if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
             if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
@@ -218,8 +275,10 @@ class _TakenPrompt:
                 self.policy.recent.add(bit, hashes[told:])
 
     def ended(self) -> None:
-        for prefix in self._prefixes:
-            self.policy.expected.discard(prefix)
+        if self._expect_no_more():  # those behind it may have counted on what it was to compute
+            for blocks, _ in self.prompt.matches:
+                told = self.policy.index.match(blocks.hashes).blocks(*self._holder)
+                self.policy.counted.removed(self._holder, blocks.hashes[told:])
 
 
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:

@@ -84,12 +84,14 @@ class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
 
     Of the workers that are `unknown` it does not have all blocks yet, though they can be asked. `on_stored` is called
-    with the bit of a holder and the blocks that it has told of.
+    with the bit of a holder and the blocks that it has told of, `on_removed` with a holder that had some of the blocks
+    that it has told to be gone, and with those, or None for all.
     """
 
     blocks_max: int = BLOCKS_MAX
     unknown: set[str] = field(factory=set)
     on_stored: Callable[[int, Sequence[int]], None] | None = None
+    on_removed: Callable[[Holder, Sequence[int] | None], None] | None = None
     dropped: int = 0
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
@@ -118,6 +120,7 @@ class PrefixIndex:
         for event in events:
             if event.change is BlockChange.CLEARED:
                 self._retire((worker, event.rank))
+                self._tell_removed((worker, event.rank), None)
             elif event.medium != GPU or event.lora is not None:
                 continue
             elif event.change is BlockChange.STORED:
@@ -127,8 +130,8 @@ class PrefixIndex:
                 self._store(stored, event.hashes, crowding)
                 if self.on_stored is not None:
                     self.on_stored(stored, event.hashes)
-            elif (bit := self._bits.get((worker, event.rank))) is not None:
-                self._remove(bit, event.hashes)
+            elif self._remove((worker, event.rank), event.hashes):
+                self._tell_removed((worker, event.rank), event.hashes)
 
     def add_holders(self, worker: str, ranks: int) -> None:
         """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
@@ -206,7 +209,14 @@ class PrefixIndex:
             bits ^= bit
             self._counts[bit.bit_length() - 1] -= 1
 
-    def _remove(self, bit: int, hashes: Sequence[int]) -> None:
+    def _tell_removed(self, holder: Holder, hashes: Sequence[int] | None) -> None:
+        if self.on_removed is not None:
+            self.on_removed(holder, hashes)
+
+    def _remove(self, holder: Holder, hashes: Sequence[int]) -> int:
+        """Remove blocks of a holder; return how many it had."""
+        if (bit := self._bits.get(holder)) is None:
+            return 0
         removed = 0
         for number in hashes:
             shard = self._shards[number & 255]
@@ -218,6 +228,7 @@ class PrefixIndex:
                     del shard[number]
                     self._blocks -= 1
         self._counts[bit.bit_length() - 1] -= removed
+        return removed
 
     # Bits --------------------------------------------------------------------------------
 

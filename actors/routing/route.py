@@ -83,18 +83,25 @@ class Route:
 
     @property
     def overlap(self) -> int:
-        """The tokens of the prompt that are expected in the prefix cache of the worker that computes it."""
-        return (self.chosen_prefill or self.chosen).choice.overlap
+        """The tokens of the prompt that are expected in the prefix cache of the worker that computes it.
+
+        Until it has ended, what is `lost` of them is left out.
+        """
+        return (self.chosen_prefill or self.chosen).choice.overlap - self.lost
 
     @property
     def predicted(self) -> int | None:
         """The same, None if the policy compared no such numbers."""
-        choice = (self.chosen_prefill or self.chosen).choice
-        return None if choice.score is None else choice.overlap
+        return None if (self.chosen_prefill or self.chosen).choice.score is None else self.overlap
+
+    @property
+    def lost(self) -> int:
+        """The tokens that were expected there when it was chosen, and not any more when the prompt had begun."""
+        return sum(taken.lost for taken in self._taken)
 
     @property
     def cached(self) -> int:
-        """The tokens of the prompt that are in that cache already, as far as is known."""
+        """The tokens of the prompt that were in that cache already when it was chosen, as far as was known."""
         return (self.chosen_prefill or self.chosen).choice.cached
 
     @property
@@ -105,7 +112,7 @@ class Route:
     @property
     def taken(self) -> RouteTaken:
         """Its description, for the answer's beginning."""
-        return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score)
+        return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score, self.lost)
 
     @property
     def uncached(self) -> int:

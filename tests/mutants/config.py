@@ -77,7 +77,7 @@ BUGS: Bugs = {
     "supervisor/node/reload.py": (
         Bug(
             "a policy that was replaced hears of blocks",
-            "            context.index.on_stored = None",
+            "            context.index.on_stored = context.index.on_removed = None",
             "            pass",
         ),
         Bug(

@@ -259,7 +259,57 @@ BUGS: Bugs = {
             "recent.add(bit, hashes[told:])",
             "recent.add(bit, hashes)",
         ),
-        Bug("what is told of is expected all the same", "        self.index.on_stored = self.recent.told\n", ""),
+        Bug(
+            "what is told of is expected all the same",
+            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed",
+            "self.index.on_removed = self.counted.removed",
+        ),
+        Bug(
+            "what is evicted is expected all the same",
+            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed",
+            "self.index.on_stored = self.recent.told",
+        ),
+        Bug(
+            "a request that has begun counts on its prefix",
+            "        for counted in self._counted:\n            self.policy.counted.discard(counted)\n        for prefix",
+            "        for prefix",
+        ),
+        Bug(
+            "after one eviction no further one is heard of",
+            "            self.lost = self.overlap - found\n            self._count()\n",
+            "            self.lost = self.overlap - found\n",
+        ),
+        Bug(
+            "what is computed before a prompt is not expected once its cache has evicted it",
+            "found = max(found, cached, self.policy.expected.blocks_before(prefix) * size)",
+            "found = max(found, cached)",
+        ),
+        Bug(
+            "what a prompt that leaves was to compute is expected",
+            "        if self._expect_no_more():  # those",
+            "        if self._expect_no_more() and False:  # those",
+        ),
+    ),
+    "actors/routing/expected_prefixes.py": (
+        Bug(
+            "each of equal prompts is to find what the others compute",
+            "takewhile(lambda each: each is not prefix, ",
+            "takewhile(lambda each: True, ",
+        ),
+        Bug("what another worker computes is found", " if each.worker == prefix.worker)", ")"),
+    ),
+    "actors/routing/counted_blocks.py": (
+        Bug(
+            "all who count on a block expect less, though the first computes it for them",
+            "                min(others, key=_turn).look()\n",
+            "                for each in tuple(others):\n                    each.look()\n",
+        ),
+        Bug(
+            "an empty cache has what was counted on",
+            "tuple(blocks) if hashes is None else",
+            "() if hashes is None else",
+        ),
+        Bug("who counts on a block last looks first", "min(others, key=_turn)", "max(others, key=_turn)"),
     ),
     "actors/engines/sglang/host/waiting_prefixes.py": (
         Bug("most passes touch nothing", "    policies.WAITING_PREFIX_REFRESH_INTERVAL = 1\n", ""),
@@ -352,6 +402,11 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/route.py": (
+        Bug(
+            "what was lost is predicted",
+            "(self.chosen_prefill or self.chosen).choice.overlap - self.lost",
+            "(self.chosen_prefill or self.chosen).choice.overlap",
+        ),
         Bug(
             "the token that stops an answer is never computed",
             "reason is not FinishReason.STOP or info is",

@@ -49,8 +49,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "whoever has a part is expected to have all",
-            "cached = max(cached, min(has, self.reusable // size) * size)",
-            "cached = self.reusable // size * size",
+            "        return min(has, self.reusable // size) * size",
+            "        return self.reusable // size * size",
         ),
     ),
     "actors/text/prompt_blocks.py": (

@@ -28,7 +28,17 @@ from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.dialects.responses import FINAL_EVENTS
 from protocol.errors import EngineLost
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GrammarKind, Started, Tokens, Usage
+from protocol.messages import (
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Generate,
+    GrammarKind,
+    RouteTaken,
+    Started,
+    Tokens,
+    Usage,
+)
 from protocol.model_folder import FILES
 from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.admission import AdmissionGate
@@ -63,6 +73,7 @@ class Worker:
     running: int = 0
     left: int = 0  # whose asker left before the end
     cached: int = 0
+    route: RouteTaken | None = None
     line: str = LINE
     mute: bool = False  # nothing comes at all
     began: trio.Event = Factory(trio.Event)
@@ -102,7 +113,7 @@ class Worker:
                 answer.fail(EngineLost("the engine that was answering died"))
                 return
             if place == 0:
-                answer.put(Started(self.cached), 0)
+                answer.put(Started(self.cached, self.route), 0)
                 self.began.set()
             token = line[place % len(line)]
             if request.logprobs is None:

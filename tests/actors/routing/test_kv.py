@@ -415,6 +415,165 @@ def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     assert chosen(made, wanted(), A) == ("a", PAGE)
 
 
+def removed(made: KvPolicy, request: Generate, start: int, worker: str = "a") -> None:
+    """Let a worker evict the blocks of a prompt from one on."""
+    made.index.apply(worker, [BlockEvent(BlockChange.REMOVED, 0, hashes_of(request)[start:])])
+
+
+def stored(made: KvPolicy, request: Generate) -> None:
+    """Let worker a have a prompt."""
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(request))])
+
+
+def test_what_is_evicted_before_a_prompt_has_begun_is_not_expected_any_more() -> None:
+    made = policy({"a": PROMPT, "b": PROMPT})
+    followed = taken(made, wanted(), A)
+    removed(made, wanted([*PROMPT[:PAGE], *range(9 * PAGE)]), 1)
+    removed(made, wanted(), 0, "b")
+    assert followed.lost == 0, "of others"
+    removed(made, wanted(), 9)
+    assert followed.lost == 0, "the last block is computed in any case"
+    for start, left in ((6, 6), (5, 5), (5, 5), (0, 0)):
+        removed(made, wanted(), start)
+        assert followed.lost == (9 - left) * PAGE
+    assert len(made.counted) == 0
+
+
+def test_what_is_evicted_after_a_prompt_has_begun_or_ended_is_no_news() -> None:
+    made = policy({"a": PROMPT})
+    every = [taken(made, wanted(), A) for _ in range(2)]
+    assert len(made.counted) == 2
+    every[0].begun()
+    every[1].ended()
+    assert len(made.counted) == 0
+    removed(made, wanted(), 0)
+    assert [followed.lost for followed in every] == [0, 0]
+
+
+def test_what_is_evicted_of_a_prompt_that_has_begun_stays_known() -> None:
+    made = policy({"a": PROMPT})
+    followed = taken(made, wanted(), A)
+    removed(made, wanted(), 4)
+    followed.begun()
+    removed(made, wanted(), 0)
+    assert followed.lost == 5 * PAGE
+
+
+def test_of_equal_prompts_the_first_finds_less_and_the_others_what_it_computes() -> None:
+    made = policy({"a": PROMPT})
+    first, second = (taken(made, wanted(), A) for _ in range(2))
+    removed(made, wanted(), 2)
+    assert (first.lost, second.lost) == (7 * PAGE, 0)
+    first.begun()
+    stored(made, wanted())
+    removed(made, wanted(), 4)
+    assert (first.lost, second.lost) == (7 * PAGE, 5 * PAGE)
+
+
+def test_once_the_first_of_equal_prompts_has_left_the_next_one_finds_less() -> None:
+    made = policy({"a": PROMPT})
+    first, second, third = (taken(made, wanted(), A) for _ in range(3))
+    removed(made, wanted(), 2)
+    first.ended()
+    assert (second.lost, third.lost) == (7 * PAGE, 0)
+    second.ended()
+    assert third.lost == 7 * PAGE
+
+
+def test_what_another_worker_is_to_compute_is_not_found_in_place_of_what_was_evicted() -> None:
+    made = policy({"a": PROMPT, "b": PROMPT})
+    taken(made, wanted(), B)
+    followed = taken(made, wanted(), A)
+    removed(made, wanted(), 2)
+    assert followed.lost == 7 * PAGE
+
+
+def test_a_prompt_that_leaves_takes_nothing_from_others_that_is_there() -> None:
+    made = policy({"a": PROMPT})
+    first, second = (taken(made, wanted(), A) for _ in range(2))
+    first.ended()
+    assert second.lost == 0
+
+
+def test_of_prompts_with_a_common_beginning_the_second_finds_what_the_first_computes() -> None:
+    other = wanted([*PROMPT[: 5 * PAGE], *range(5 * PAGE)])
+    made = policy({"a": PROMPT})
+    stored(made, other)
+    first, second = taken(made, wanted(), A), taken(made, other, A)
+    removed(made, wanted(), 0)
+    removed(made, other, 0)
+    assert (first.lost, second.lost) == (9 * PAGE, 4 * PAGE)
+
+
+def test_what_another_prompt_is_to_compute_is_expected_until_it_is_evicted_or_the_other_leaves() -> None:
+    made = policy({"a": PROMPT[:PAGE]})
+    first, second, third = (taken(made, wanted(), A) for _ in range(3))
+    first.ended()
+    assert (second.lost, third.lost) == (8 * PAGE, 0)
+    second.begun()
+    stored(made, wanted())
+    assert third.lost == 0
+    removed(made, wanted(), 3)
+    assert third.lost == 6 * PAGE
+
+
+def test_of_a_cache_that_is_empty_nothing_is_expected() -> None:
+    made = policy({"a": PROMPT})
+    first, second = taken(made, wanted(), A), taken(made, wanted([*PROMPT[: 3 * PAGE], 1]), A)
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    assert (first.lost, second.lost) == (9 * PAGE, 0), "the first computes it for the second"
+
+
+def test_what_is_evicted_after_a_flush_or_a_gap_is_noticed_as_before() -> None:
+    made = policy({"a": PROMPT})
+    first, second = (taken(made, wanted(), A) for _ in range(2))
+    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    first.begun()
+    stored(made, wanted())
+    made.index.forget("a")
+    stored(made, wanted())
+    assert (first.lost, second.lost) == (9 * PAGE, 0)
+    removed(made, wanted(), 2)
+    assert second.lost == 7 * PAGE
+
+
+def test_what_is_evicted_a_block_at_a_time_is_noticed_from_either_end() -> None:
+    for order in (range(5, 10), range(9, 4, -1)):
+        made = policy({"a": PROMPT})
+        followed = taken(made, wanted([*PROMPT, 1]), A)
+        for number in order:
+            made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, hashes_of(wanted())[number : number + 1])])
+        assert followed.lost == 5 * PAGE
+
+
+def test_a_worker_that_is_forgotten_and_heard_of_again_is_expected_to_have_what_it_had() -> None:
+    made = policy({"a": PROMPT})
+    followed = taken(made, wanted(), A)
+    made.index.forget("a")
+    stored(made, wanted())
+    assert followed.lost == 0
+
+
+def test_the_blocks_of_the_worker_s_page_size_are_counted_on() -> None:
+    made = policy()
+    sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT, size)) for size in (PAGE, 4 * PAGE)]
+    request = evolve(wanted(), hints=RoutingHints("", tuple(sizes)))
+    made.index.apply("b", [BlockEvent(BlockChange.STORED, 0, sizes[1].hashes)])
+    followed = taken(made, request, B)
+    made.index.apply("b", [BlockEvent(BlockChange.REMOVED, 0, sizes[1].hashes[1:])])
+    assert followed.lost == 4 * PAGE
+
+
+def test_of_a_short_prompt_no_block_is_counted_on() -> None:
+    made = policy()
+    sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT[: 2 * PAGE], size)) for size in (PAGE, 4 * PAGE)]
+    request = evolve(wanted(PROMPT[: 2 * PAGE]), hints=RoutingHints("", tuple(sizes)))
+    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, sizes[0].hashes)])
+    followed = taken(made, request, A)
+    made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, sizes[0].hashes)])
+    assert followed.lost == PAGE
+
+
 def test_a_prompt_that_was_left_is_expected_no_more() -> None:
     made = policy({"a": PROMPT[:PAGE]})
     followed = taken(made, wanted(), A)

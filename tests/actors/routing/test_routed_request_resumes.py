@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fast_path import FastPath
@@ -16,7 +16,7 @@ from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Generate, Grammar, GrammarKind, Started, Tokens, Usage
+from protocol.messages import Generate, Grammar, GrammarKind, RouteTaken, Started, Tokens, Usage
 from protocol.text_messages import Text
 from tests.rig.gateway import INFO
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
@@ -169,9 +169,10 @@ class Follower:
         return Followed(self.heard.setdefault(name, ["taken"]))
 
 
-@frozen
+@define(eq=False)
 class Followed:
     notes: list[Any]
+    lost: int = 0
 
     def begun(self) -> None:
         self.notes.append("begun")
@@ -203,6 +204,36 @@ async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
         rig.routing.policy = policy
         ids = (await ask(rig, generate())).ids
     assert policy.heard == {name: ["taken", "begun", ids[:-1], "ended"] for name in "pd"}
+
+
+@define(eq=False)
+class Predictions(RoutingObserver):
+    """Notes what is predicted when an answer begins, and whether some of a prefix was lost before."""
+
+    noted: list[Any] = field(factory=list)
+
+    def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
+        self.noted.append(overlap)
+
+    def prefix_lost(self) -> None:
+        self.noted.append("lost")
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+async def test_what_is_lost_before_an_answer_begins_is_not_predicted(lost: int, autojump_clock: MockClock) -> None:
+    followed, observer = Followed([], lost), Predictions()
+
+    def policy(request: Generate, candidates: Candidates) -> Choice | None:
+        choice = least_loaded(request, candidates)
+        leads = choice is not None and choice.load.name == "p"
+        return choice and evolve(choice, overlap=3, score=1.0, on_taken=(lambda: followed) if leads else None)
+
+    async with routed(*pair()) as rig:
+        rig.routing.policy, rig.routing.observer = policy, observer
+        got = await ask(rig, generate())
+    started = got.replies[0]
+    assert started.route == RouteTaken("p+d", 3 - lost, 1.0, lost)
+    assert observer.noted == [3 - lost, *["lost"] * bool(lost)]
 
 
 async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed(autojump_clock: MockClock) -> None:

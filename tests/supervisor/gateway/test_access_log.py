@@ -16,6 +16,7 @@ from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
 from protocol.errors import Forbidden, Unauthorized
+from protocol.messages import RouteTaken
 from supervisor.gateway.access_log import LineRateLimit
 from supervisor.gateway.keys import Key
 from tests.rig.gateway import Rig, Worker, chat, create, gateway_rig, head, leave_all, post, response, text
@@ -74,6 +75,34 @@ async def test_cached_tokens_of_several_prompts_are_counted_as_in_the_usage(rath
         reply = await (await rig.client()).ask(text(["n=2 one", "n=2 two"]))
         assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
         assert number(rig, 'espalier_tokens_total{kind="cached",model="tiny"}') == 6
+
+
+# Routes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "header", "fields"),
+    [
+        (RouteTaken("main/a", 8), "main/a; expected=8; cached=3", (8, 0, None)),
+        (RouteTaken("main/a", 8, 33.21), "main/a; expected=8; cached=3; score=33.2", (8, 0, 33.2)),
+        (RouteTaken("p+d", 3, 0.0, 5), "p+d; expected=3; lost=5; cached=3; score=0.0", (3, 5, 0.0)),
+    ],
+)
+async def test_a_route_and_what_was_expected_there_are_in_a_header_and_in_the_log(
+    route: RouteTaken,
+    header: str,
+    fields: tuple[int, int, float | None],
+    rather_slow: MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with gateway_rig(worker=Worker(cached=3, route=route)) as rig:
+        reply = await (await rig.client()).ask(post(chat()))
+        assert reply.headers["x-route"] == header
+        await leave_all(rig)
+    (line,) = (record for record in log_records(caplog) if record.name == "espalier.requests")
+    noted = line.worker, line.overlap_tokens, line.lost_tokens, getattr(line, "route_score", None)
+    assert noted == (route.workers, *fields)
 
 
 # Bugs --------------------------------------------------------------------------------------------
