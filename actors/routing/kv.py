@@ -22,7 +22,7 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
-from actors.routing.counted_blocks import CountedBlock, CountedBlocks
+from actors.routing.counted_blocks import ITS_LOOKS_MAX, CountedBlock, CountedBlocks
 from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -199,6 +199,7 @@ class _TakenPrompt:
     prompt: _Prompt
     overlap: int
     lost: int = 0
+    _looks: int = 0
     _turn: int = field(init=False)
     _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
     _counted: list[CountedBlock] = field(init=False, factory=list)  # one for each page size at most
@@ -217,9 +218,7 @@ class _TakenPrompt:
 
     def _count(self) -> None:
         """Count on the last block that is expected to be found."""
-        for counted in self._counted:
-            self.policy.counted.discard(counted)
-        self._counted = []
+        self._count_no_more()
         for blocks, _ in self.prompt.matches:
             count = (self.overlap - self.lost) // blocks.page_size
             if 0 < count <= len(blocks.hashes):
@@ -227,8 +226,14 @@ class _TakenPrompt:
         for counted in self._counted:
             self.policy.counted.add(counted)
 
+    def _count_no_more(self) -> None:
+        for counted in self._counted:
+            self.policy.counted.discard(counted)
+        self._counted = []
+
     def _look(self) -> None:
         """Expect what is left in the cache and what is computed before; never more than so far, though it may be."""
+        self._looks += 1
         found, so_far = 0, self.overlap - self.lost
         for prefix, (blocks, _) in zip(self._prefixes, self.prompt.matches, strict=True):
             if prefix is not None:
@@ -239,16 +244,17 @@ class _TakenPrompt:
         if found < so_far:
             self.lost = self.overlap - found
             self._count()
+        if self._looks >= ITS_LOOKS_MAX:
+            self._count_no_more()
 
     def _expect_no_more(self) -> bool:
         """Expect it no more; return whether it had not begun."""
-        for counted in self._counted:
-            self.policy.counted.discard(counted)
+        self._count_no_more()
         for prefix in self._prefixes:
             if prefix is not None:
                 self.policy.expected.discard(prefix)
         had_not_begun = bool(self._prefixes)
-        self._counted, self._prefixes = [], []
+        self._prefixes = []
         return had_not_begun
 
     def begun(self) -> None:

@@ -84,8 +84,9 @@ class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
 
     Of the workers that are `unknown` it does not have all blocks yet, though they can be asked. `on_stored` is called
-    with the bit of a holder and the blocks that it has told of, `on_removed` with a holder that had some of the blocks
-    that it has told to be gone, and with those, or None for all.
+    with the bit of a holder and the blocks that it has told of; `on_removed`, once all events of a message are applied
+    and only of a worker that is known, with a holder and the blocks that it has told to be gone, some of which may be
+    back, or None if any may be gone.
     """
 
     blocks_max: int = BLOCKS_MAX
@@ -117,21 +118,31 @@ class PrefixIndex:
     def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
         """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
         crowding: int | None = None
+        removed = dict[Holder, list[int] | None]()
         for event in events:
+            holder = (worker, event.rank)
             if event.change is BlockChange.CLEARED:
-                self._retire((worker, event.rank))
-                self._tell_removed((worker, event.rank), None)
+                self._retire(holder)
+                removed[holder] = None
             elif event.medium != GPU or event.lora is not None:
                 continue
             elif event.change is BlockChange.STORED:
-                stored = self._bit((worker, event.rank))
+                stored = self._bit(holder)
                 if crowding is None:  # once, since a worker may have thousands of bits that are retired
                     crowding = self._crowding(worker)
                 self._store(stored, event.hashes, crowding)
                 if self.on_stored is not None:
                     self.on_stored(stored, event.hashes)
-            elif self._remove((worker, event.rank), event.hashes):
-                self._tell_removed((worker, event.rank), event.hashes)
+            else:
+                self._remove(holder, event.hashes)
+                if (gone := removed.setdefault(holder, [])) is not None:
+                    gone += event.hashes
+        if worker not in self.unknown:
+            self._tell_removed(removed)
+
+    def tell_known(self, worker: str) -> None:
+        """Tell that any block of a worker may be gone, as all that it has are known again."""
+        self._tell_removed(dict.fromkeys(holder for holder in self._bits if holder[0] == worker))
 
     def add_holders(self, worker: str, ranks: int) -> None:
         """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
@@ -209,14 +220,14 @@ class PrefixIndex:
             bits ^= bit
             self._counts[bit.bit_length() - 1] -= 1
 
-    def _tell_removed(self, holder: Holder, hashes: Sequence[int] | None) -> None:
+    def _tell_removed(self, removed: Mapping[Holder, Sequence[int] | None]) -> None:
         if self.on_removed is not None:
-            self.on_removed(holder, hashes)
+            for holder, hashes in removed.items():
+                self.on_removed(holder, hashes)
 
-    def _remove(self, holder: Holder, hashes: Sequence[int]) -> int:
-        """Remove blocks of a holder; return how many it had."""
+    def _remove(self, holder: Holder, hashes: Sequence[int]) -> None:
         if (bit := self._bits.get(holder)) is None:
-            return 0
+            return
         removed = 0
         for number in hashes:
             shard = self._shards[number & 255]
@@ -228,7 +239,6 @@ class PrefixIndex:
                     del shard[number]
                     self._blocks -= 1
         self._counts[bit.bit_length() - 1] -= removed
-        return removed
 
     # Bits --------------------------------------------------------------------------------
 

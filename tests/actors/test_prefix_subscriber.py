@@ -229,6 +229,24 @@ async def test_lost_repeated_and_reordered_events_heal(seed: int, autojump_clock
         assert blocks(subscriber, worker) == told(worker.log)
 
 
+async def test_after_a_gap_what_may_be_gone_is_told_once_all_blocks_are_known(autojump_clock: MockClock) -> None:
+    worker, told = FakeWorker("n/a"), list[tuple[Sequence[int] | None, set[int]]]()
+    store(worker.log, *range(2 * REPLY_HASHES_MAX))
+    async with subscribed(worker) as (subscriber, _):
+        await trio.sleep(1)
+        subscriber.index.on_removed = lambda _, hashes: told.append((hashes, set(blocks(subscriber, worker))))
+        worker.log.apply([BlockEvent(REMOVED, 0, (3,))])
+        await trio.sleep(1)
+        assert told == [([3], {*range(100)} - {3})]
+        worker.spoil = lambda _: []
+        worker.log.apply([BlockEvent(REMOVED, 0, (5,))])
+        await trio.sleep(1)
+        worker.spoil = lambda events: [events]
+        worker.log.apply([BlockEvent(REMOVED, 0, tuple(range(7, 50)))])
+        await trio.sleep(20)
+        assert told[1:] == [(None, {*range(100)} - {3, 5, *range(7, 50)})]
+
+
 @pytest.mark.parametrize(
     "lie",
     [

@@ -141,8 +141,18 @@ BUGS: Bugs = {
         Bug("a worker that has gone is remembered for ever", "if subscription.gone_for_s > FORGET_S:", "if False:"),
         Bug(
             "a new list of blocks is added to the old one",
-            "        if events.reset:\n            self.index.forget(self.name)\n        self.index.apply",
+            "        if events.reset:\n            self._forget()\n        self.index.apply",
             "        self.index.apply",
+        ),
+        Bug(
+            "what a new list of blocks lacks is expected all the same",
+            "        if self.since and not was_known:\n            self.index.tell_known(self.name)\n",
+            "",
+        ),
+        Bug(
+            "what a list of blocks has not told of yet is gone",
+            "        if self.since and not was_known:",
+            "        if not was_known:",
         ),
         Bug(
             "a worker is asked for all of its blocks each time",
@@ -161,6 +171,15 @@ BUGS: Bugs = {
         ),
     ),
     "actors/routing/prefix_index.py": (
+        Bug(
+            "what is computed again in the same message is told to be gone",
+            "                    gone += event.hashes\n",
+            "                    gone += event.hashes\n                self._tell_removed({holder: event.hashes})\n",
+        ),
+        Bug(
+            "of an incomplete list the gaps are told", "        if worker not in self.unknown:\n", "        if True:\n"
+        ),
+        Bug("an eviction is told as a flush", "removed.setdefault(holder, [])", "removed.setdefault(holder, None)"),
         Bug(
             "of prompts in turns some never count as used",
             "hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0",
@@ -271,9 +290,10 @@ BUGS: Bugs = {
         ),
         Bug(
             "a request that has begun counts on its prefix",
-            "        for counted in self._counted:\n            self.policy.counted.discard(counted)\n        for prefix",
+            "        self._count_no_more()\n        for prefix",
             "        for prefix",
         ),
+        Bug("a liar lets a request look for ever", "if self._looks >= ITS_LOOKS_MAX:", "if False:"),
         Bug(
             "after one eviction no further one is heard of",
             "            self.lost = self.overlap - found\n            self._count()\n",
@@ -293,10 +313,14 @@ BUGS: Bugs = {
     "actors/routing/expected_prefixes.py": (
         Bug(
             "each of equal prompts is to find what the others compute",
-            "takewhile(lambda each: each is not prefix, ",
-            "takewhile(lambda each: True, ",
+            "row[max(0, place - GROUP_MAX) : place]",
+            "[*row[max(0, place - GROUP_MAX) : place], *row[place + 1 :]]",
         ),
-        Bug("what another worker computes is found", " if each.worker == prefix.worker)", ")"),
+        Bug(
+            "the prompts before one are searched however many they are",
+            "row[max(0, place - GROUP_MAX) : place]",
+            "row[:place]",
+        ),
     ),
     "actors/routing/counted_blocks.py": (
         Bug(
@@ -309,6 +333,7 @@ BUGS: Bugs = {
             "tuple(blocks) if hashes is None else",
             "() if hashes is None else",
         ),
+        Bug("a liar lets all requests look", "in islice(gone, LOOKS_MAX):", "in gone:"),
         Bug("who counts on a block last looks first", "min(others, key=_turn)", "max(others, key=_turn)"),
     ),
     "actors/engines/sglang/host/waiting_prefixes.py": (

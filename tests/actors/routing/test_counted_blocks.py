@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import define, field
 
-from actors.routing.counted_blocks import CountedBlock, CountedBlocks
+from actors.routing.counted_blocks import LOOKS_MAX, CountedBlock, CountedBlocks
 from actors.routing.prefix_index import Holder
 
 ONE, TWO = ("engine", 0), ("engine", 1)
@@ -68,6 +68,14 @@ def test_of_a_cache_that_is_empty_every_block_is_gone() -> None:
     for turn, (name, number) in enumerate((("a", 7), ("b", 8), ("c", 7))):
         lookers.add(name, number, turn)
     assert lookers.remove() == ["a", "b"]
+
+
+def test_of_one_message_a_limited_number_of_requests_look() -> None:
+    for hashes in ((), tuple(range(2 * LOOKS_MAX))):
+        lookers = Lookers()
+        for number in range(2 * LOOKS_MAX):
+            lookers.add(f"{number}", number, number)
+        assert lookers.remove(*hashes) == [f"{number}" for number in range(LOOKS_MAX)]
 
 
 def test_who_counts_on_a_block_no_more_does_not_look() -> None:

@@ -12,9 +12,10 @@ import pytest
 from attrs import Factory, define, evolve, frozen
 
 from actors.routing.candidates import LEADING_MAX, TakenChoice
+from actors.routing.counted_blocks import ITS_LOOKS_MAX
 from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.prefix_index import SHARDS, PrefixIndex
 from actors.routing.recent_blocks import RECENT_S
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
@@ -23,6 +24,8 @@ from protocol.cluster import Leg
 from protocol.kv_events import BlockChange, BlockEvent
 from protocol.messages import Generate, PromptBlocks, RoutingHints
 from tests.rig.router import Fake, FakePool, Loads, generate
+
+STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 
 PAGE = 16
 PROMPT = list(range(100, 100 + 10 * PAGE))
@@ -46,7 +49,7 @@ def policy(
         now,
     )
     for worker, prompt in (has or {}).items():
-        event = BlockEvent(BlockChange.STORED, 0, block_hashes(list(prompt), PAGE))
+        event = BlockEvent(STORED, 0, block_hashes(list(prompt), PAGE))
         made.index.apply(worker, [event])
     return made
 
@@ -129,7 +132,7 @@ def test_a_choice_is_blind_while_a_worker_has_not_told_what_it_has() -> None:
 def test_salted_prompts_match_nothing_that_is_not_theirs() -> None:
     made = policy({"b": PROMPT})
     assert chosen(made, wanted(salt="tenant"), A, B)[1] == 0
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT, PAGE, "tenant"))])
+    made.index.apply("a", [BlockEvent(STORED, 0, block_hashes(PROMPT, PAGE, "tenant"))])
     assert chosen(made, wanted(salt="tenant"), A, B) == ("a", 9 * PAGE)
     assert chosen(made, wanted(), A, B) == ("b", 9 * PAGE)
 
@@ -311,7 +314,7 @@ def test_events_that_come_one_after_another_leave_what_follows_expected(ends: It
     third = wanted([*second.tokens, *answer, *range(PAGE)])
     assert chosen(made, third, A) == ("a", 8 * PAGE)
     for told in pairwise([0, *ends]):
-        made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(third)[slice(*told)])])
+        made.index.apply("a", [BlockEvent(STORED, 0, hashes_of(third)[slice(*told)])])
         assert chosen(made, third, A) == ("a", 8 * PAGE), told
     assert len(made.recent) == 0, "it has told of all"
 
@@ -321,8 +324,8 @@ def test_what_a_worker_has_told_of_and_dropped_is_expected_no_more() -> None:
     followed = taken(made, wanted(), A)
     followed.begun()
     hashes = hashes_of(wanted())
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes[1:])])
-    made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, hashes[4:])])
+    made.index.apply("a", [BlockEvent(STORED, 0, hashes[1:])])
+    made.index.apply("a", [BlockEvent(REMOVED, 0, hashes[4:])])
     assert chosen(made, wanted(), A) == ("a", 4 * PAGE)
 
 
@@ -332,7 +335,7 @@ def test_what_a_worker_tells_of_an_answer_before_its_end_leaves_the_rest_expecte
     further = wanted([*first.tokens, *answer, *range(PAGE)])
     followed = taken(made, first, A)
     followed.begun()
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(further)[1:4])])
+    made.index.apply("a", [BlockEvent(STORED, 0, hashes_of(further)[1:4])])
     followed.answered(answer)
     assert chosen(made, further, A) == ("a", 6 * PAGE)
 
@@ -344,12 +347,12 @@ def hashes_of(request: Generate) -> tuple[int, ...]:
 
 def test_what_is_computed_after_a_flush_is_expected_before_the_first_event() -> None:
     made = policy({"a": PROMPT})
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     made.index.add_holders("a", 1)
     followed = taken(made, wanted(), A)
     followed.begun()
     assert chosen(made, wanted(), A) == ("a", 9 * PAGE)
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     assert chosen(made, wanted(), A) == ("a", 0)
 
 
@@ -394,7 +397,7 @@ def test_the_page_size_of_a_worker_is_the_one_that_its_cache_is_found_by() -> No
     made = policy()
     sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT, size)) for size in (PAGE, 4 * PAGE)]
     request = evolve(wanted(), hints=RoutingHints("", tuple(sizes)))
-    made.index.apply("b", [BlockEvent(BlockChange.STORED, 0, sizes[1].hashes)])
+    made.index.apply("b", [BlockEvent(STORED, 0, sizes[1].hashes)])
     other = wanted([*PROMPT[:PAGE], *range(3 * PAGE)])
     first = taken(made, other, B)
     assert chosen(made, request, A, B) == ("b", 8 * PAGE)
@@ -406,23 +409,23 @@ def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     made = policy({"a": PROMPT[:PAGE]})
     followed = taken(made, wanted(), A)
     followed.begun()
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     made.index.add_holders("a", 1)
     followed.answered([1] * 3 * PAGE)
     assert len(made.recent) == 1, "of the life before"
     assert chosen(made, wanted(), A) == ("a", 0)
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT[:PAGE], PAGE))])
+    made.index.apply("a", [BlockEvent(STORED, 0, block_hashes(PROMPT[:PAGE], PAGE))])
     assert chosen(made, wanted(), A) == ("a", PAGE)
 
 
 def removed(made: KvPolicy, request: Generate, start: int, worker: str = "a") -> None:
     """Let a worker evict the blocks of a prompt from one on."""
-    made.index.apply(worker, [BlockEvent(BlockChange.REMOVED, 0, hashes_of(request)[start:])])
+    made.index.apply(worker, [BlockEvent(REMOVED, 0, hashes_of(request)[start:])])
 
 
 def stored(made: KvPolicy, request: Generate) -> None:
     """Let worker a have a prompt."""
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, hashes_of(request))])
+    made.index.apply("a", [BlockEvent(STORED, 0, hashes_of(request))])
 
 
 def test_what_is_evicted_before_a_prompt_has_begun_is_not_expected_any_more() -> None:
@@ -520,14 +523,14 @@ def test_what_another_prompt_is_to_compute_is_expected_until_it_is_evicted_or_th
 def test_of_a_cache_that_is_empty_nothing_is_expected() -> None:
     made = policy({"a": PROMPT})
     first, second = taken(made, wanted(), A), taken(made, wanted([*PROMPT[: 3 * PAGE], 1]), A)
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     assert (first.lost, second.lost) == (9 * PAGE, 0), "the first computes it for the second"
 
 
 def test_what_is_evicted_after_a_flush_or_a_gap_is_noticed_as_before() -> None:
     made = policy({"a": PROMPT})
     first, second = (taken(made, wanted(), A) for _ in range(2))
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     first.begun()
     stored(made, wanted())
     made.index.forget("a")
@@ -542,7 +545,7 @@ def test_what_is_evicted_a_block_at_a_time_is_noticed_from_either_end() -> None:
         made = policy({"a": PROMPT})
         followed = taken(made, wanted([*PROMPT, 1]), A)
         for number in order:
-            made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, hashes_of(wanted())[number : number + 1])])
+            made.index.apply("a", [BlockEvent(REMOVED, 0, hashes_of(wanted())[number : number + 1])])
         assert followed.lost == 5 * PAGE
 
 
@@ -554,13 +557,70 @@ def test_a_worker_that_is_forgotten_and_heard_of_again_is_expected_to_have_what_
     assert followed.lost == 0
 
 
+def test_what_was_evicted_and_computed_again_by_the_time_it_is_told_is_still_expected() -> None:
+    gone, back = (BlockEvent(change, 0, hashes_of(wanted())[5:]) for change in (REMOVED, STORED))
+    everything = BlockEvent(STORED, 0, hashes_of(wanted()))
+    for events in ([gone, back], [gone, back, gone, back], [BlockEvent(CLEARED, 0), everything]):
+        made = policy({"a": PROMPT})
+        first, second, third = (taken(made, wanted(), A) for _ in range(3))
+        first.begun()
+        made.index.apply("a", events)
+        assert (second.lost, third.lost) == (0, 0)
+
+
+def test_what_is_evicted_last_in_one_message_is_not_expected_any_more() -> None:
+    made = policy({"a": PROMPT})
+    followed = taken(made, wanted(), A)
+    hashes = hashes_of(wanted())
+    made.index.apply("a", [BlockEvent(STORED, 0, hashes), *(BlockEvent(REMOVED, 0, hashes[n:]) for n in (8, 5))])
+    assert followed.lost == 4 * PAGE
+
+
+def test_what_is_not_in_a_new_list_of_all_blocks_is_not_expected_once_the_list_is_complete() -> None:
+    made = policy({"a": PROMPT})
+    followed = taken(made, wanted(), A)
+    made.index.forget("a")
+    made.index.unknown.add("a")
+    made.index.apply("a", [BlockEvent(CLEARED, 0), BlockEvent(STORED, 0, hashes_of(wanted())[:2])])
+    removed(made, wanted(), 8)
+    assert followed.lost == 0, "the list is not complete"
+    made.index.apply("a", [BlockEvent(STORED, 0, hashes_of(wanted())[2:3])])
+    made.index.unknown.discard("a")
+    made.index.tell_known("a")
+    assert followed.lost == 6 * PAGE
+
+
+def test_what_a_full_index_has_dropped_is_expected_until_it_is_evicted() -> None:
+    made = policy()
+    made.index.blocks_max = SHARDS
+    stored(made, wanted())
+    followed = taken(made, wanted(), A)
+    made.index.apply("b", [BlockEvent(STORED, 0, tuple(range(SHARDS)))])
+    assert made.index.count("a") == 0
+    assert followed.lost == 0
+    removed(made, wanted(), 3)
+    assert followed.lost == 9 * PAGE
+
+
+def test_a_request_looks_a_limited_number_of_times() -> None:
+    last = hashes_of(wanted())[8:9]
+    for looks, lost in ((ITS_LOOKS_MAX - 1, 9 * PAGE), (ITS_LOOKS_MAX, 0)):
+        made = policy({"a": PROMPT})
+        followed = taken(made, wanted(), A)
+        for _ in range(looks):
+            made.index.apply("a", [BlockEvent(REMOVED, 0, last), BlockEvent(STORED, 0, last)])
+        removed(made, wanted(), 0)
+        assert followed.lost == lost
+        assert len(made.counted) == 0
+
+
 def test_the_blocks_of_the_worker_s_page_size_are_counted_on() -> None:
     made = policy()
     sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT, size)) for size in (PAGE, 4 * PAGE)]
     request = evolve(wanted(), hints=RoutingHints("", tuple(sizes)))
-    made.index.apply("b", [BlockEvent(BlockChange.STORED, 0, sizes[1].hashes)])
+    made.index.apply("b", [BlockEvent(STORED, 0, sizes[1].hashes)])
     followed = taken(made, request, B)
-    made.index.apply("b", [BlockEvent(BlockChange.REMOVED, 0, sizes[1].hashes[1:])])
+    made.index.apply("b", [BlockEvent(REMOVED, 0, sizes[1].hashes[1:])])
     assert followed.lost == 4 * PAGE
 
 
@@ -568,9 +628,9 @@ def test_of_a_short_prompt_no_block_is_counted_on() -> None:
     made = policy()
     sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT[: 2 * PAGE], size)) for size in (PAGE, 4 * PAGE)]
     request = evolve(wanted(PROMPT[: 2 * PAGE]), hints=RoutingHints("", tuple(sizes)))
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, sizes[0].hashes)])
+    made.index.apply("a", [BlockEvent(STORED, 0, sizes[0].hashes)])
     followed = taken(made, request, A)
-    made.index.apply("a", [BlockEvent(BlockChange.REMOVED, 0, sizes[0].hashes)])
+    made.index.apply("a", [BlockEvent(REMOVED, 0, sizes[0].hashes)])
     assert followed.lost == PAGE
 
 
@@ -643,17 +703,17 @@ def of_ranks(*ranks: int, engine: str = "a") -> list[Load]:
 
 def test_a_prefix_counts_for_the_rank_that_has_it_and_for_no_other() -> None:
     made = policy()
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 1, block_hashes(PROMPT[: 7 * PAGE], PAGE))])
+    made.index.apply("a", [BlockEvent(STORED, 1, block_hashes(PROMPT[: 7 * PAGE], PAGE))])
     assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#1", 7 * PAGE)
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 0, block_hashes(PROMPT[: 8 * PAGE], PAGE))])
+    made.index.apply("a", [BlockEvent(STORED, 0, block_hashes(PROMPT[: 8 * PAGE], PAGE))])
     assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#0", 8 * PAGE)
-    made.index.apply("a", [BlockEvent(BlockChange.CLEARED, 0)])
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
     assert chosen(made, wanted(), *of_ranks(0, 1, 2), B) == ("a#1", 7 * PAGE)
 
 
 def test_a_rank_with_a_prefix_is_compared_however_many_less_loaded_ones_there_are() -> None:
     made = policy()
-    made.index.apply("z", [BlockEvent(BlockChange.STORED, 11, block_hashes(PROMPT, PAGE))])
+    made.index.apply("z", [BlockEvent(STORED, 11, block_hashes(PROMPT, PAGE))])
     others = [Load(f"{letter}#{rank}", 0, 8) for letter in "abcd" for rank in range(8)]
     few = Few([*others, *of_ranks(*range(12), engine="z")])
     choice = made(wanted(), few)
@@ -674,7 +734,7 @@ class Few(Loads):
 
 def test_events_of_a_rank_that_an_engine_does_not_have_change_nothing() -> None:
     made = policy()
-    made.index.apply("a", [BlockEvent(BlockChange.STORED, 5, block_hashes(PROMPT, PAGE))])
+    made.index.apply("a", [BlockEvent(STORED, 5, block_hashes(PROMPT, PAGE))])
     assert chosen(made, wanted(), A, evolve(B, busy=1)) == ("a", 0)
     few = Few([B, *(Load(f"c{number}", 0, 8) for number in range(LEAST_LOADED_MAX)), evolve(A, busy=7)])
     made(wanted(), few)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
 from itertools import islice
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -290,3 +292,28 @@ def test_what_is_used_often_is_kept_in_whichever_order_its_turns_come(chains: in
             index.apply(other, [stored(*islice(numbers, 5))])
     assert index.statistics().dropped > 20_000, "more than it has room for"
     assert [index.match(hashes).blocks("a") for hashes in hot] == [32] * chains
+
+
+def test_what_may_be_gone_is_told_once_a_message_and_rank_when_all_of_it_is_applied() -> None:
+    told = list[tuple[tuple[str, int], Sequence[int] | None, int]]()
+    index = PrefixIndex(on_removed=lambda holder, hashes: told.append((holder, hashes, index.count(*holder))))
+    index.apply("a", [stored(1, 2, 3), removed(3, 9), stored(4), removed(2), removed(1, rank=1)])
+    assert told == [(("a", 0), [3, 9, 2], 2), (("a", 1), [1], 0)]
+    told.clear()
+    index.apply("a", [removed(4), BlockEvent(CLEARED, 0), BlockEvent(CLEARED, 0), removed(1), stored(5)])
+    assert told == [(("a", 0), None, 1)]
+    told.clear()
+    index.apply("a", [stored(6), evolve(removed(6), medium="DISK"), evolve(removed(6), lora="x")])
+    assert told == []
+
+
+def test_of_a_worker_whose_blocks_are_not_all_known_nothing_is_told_until_they_are() -> None:
+    told = list[tuple[tuple[str, int], Sequence[int] | None]]()
+    index = PrefixIndex(on_removed=lambda holder, hashes: told.append((holder, hashes)))
+    index.unknown.add("a")
+    index.apply("a", [stored(1, 2), removed(2), stored(3, rank=1), BlockEvent(CLEARED, 0), stored(1)])
+    index.apply("b", [removed(1)])
+    assert told == [(("b", 0), [1])]
+    told.clear()
+    index.tell_known("a")
+    assert sorted(told) == [(("a", 0), None), (("a", 1), None)]
