@@ -33,6 +33,8 @@ FORGET_S = 60.0  # after a worker has gone
 RETIRED_MAX = 4096  # bits of lives that have ended, beyond which a worker that ends more is waited with
 SWEEP_S = 0.005  # between two shards of the index
 UNKNOWN_BLOCKS_MAX = 65_536  # of a rank, before the memory of its engine is known
+REST_S = 10e-6  # after each block that a worker has told of, some five times what it takes to apply it
+EVENT_BLOCKS = 4  # as which an event counts, however few blocks it is of
 PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
 
 
@@ -205,6 +207,7 @@ class _Subscription:
                 self._check_ranks(events)
                 self._apply(events)
                 self._check_count(events)
+                await trio.sleep(_rest_s(events))  # so a worker that tells without end leaves the loop to others
                 if _ends_lives(events):
                     while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
                         await trio.sleep(SWEEP_S)
@@ -227,6 +230,7 @@ class _Subscription:
         blocks_max = self.blocks_max
         for rank in {event.rank for event in events.events}:
             if self.index.count(self.name, rank) > blocks_max:
+                self._forget()  # at once: its stream takes a while to end
                 raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")
 
     def _continues(self, events: BlockEvents) -> bool:
@@ -259,6 +263,11 @@ class _Subscription:
         self.life, self.since = "", 0
         self.named_ranks = 0
         self._note_unknown()
+
+
+def _rest_s(events: BlockEvents) -> float:
+    """Return how long not to listen to a worker that has told of some events."""
+    return REST_S * sum(EVENT_BLOCKS + len(event.hashes) for event in events.events)
 
 
 def _ends_lives(events: BlockEvents) -> bool:

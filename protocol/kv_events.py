@@ -22,7 +22,7 @@ from protocol.kind import Kind, Message
 from protocol.messages import Done
 
 LIFE_LENGTH_MAX = 64
-HASHES_MAX = 4096
+HASHES_MAX = 1024
 """The most block hashes in one reply: an asker applies them in one turn."""
 
 REPLY_HASHES_MAX = 512

@@ -1,71 +1,115 @@
-"""The blocks that requests on their way count on: for each request the last block that it is expected to find.
+"""The prefixes that requests on their way count on: for each the last block that it is expected to find.
 
-Caches drop the ends of prompts first, so as long as this block is there, all before it are. Once it is removed, the
-first of the requests that count on it finds less, and computes it again; those that were given to the worker after it
-find what it computes.
+Caches drop the ends of prompts first, so as long as this block is there, all before it are. Once such a block may be
+gone, the requests of its worker look at what is left, in the order in which they were given to it: the first one finds
+less, and computes it again for those after it.
 
-A worker may tell anything, at any rate: so of one message no more than `LOOKS_MAX` requests look, and a request looks
-no more than `ITS_LOOKS_MAX` times until its prompt begins. Then it counts on what it counted on last.
+A worker may tell anything, at any rate, and many clients may leave at once. So few requests look at a time, and what is
+left of them looks after the next change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from itertools import islice
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors.routing.prefix_index import Holder
 
-LOOKS_MAX = 64  # of a message, in some 2 ms
-ITS_LOOKS_MAX = 32  # of a request, in some 1 ms
+LOOKS_MAX = 16  # after a message of a worker, in some 0.3 ms
+FEW_LOOKS_MAX = 2  # after a request was given to a worker, has begun or has left
 
 
-@frozen(eq=False)
-class CountedBlock:
-    """A block in the cache of a holder; `look` is called when it was removed. `turn` orders the requests of all."""
+@define(eq=False)
+class CountedPrefix:
+    """A prefix that a request counts on in the cache of a holder.
+
+    `look` notes what is left of it. `turn` orders the requests of all workers.
+    """
 
     holder: Holder
-    number: int
     turn: int
     look: Callable[[], None]
+    numbers: Sequence[int] = ()  # its last blocks, one for each page size
+
+
+@define(eq=False)
+class _Queue:
+    """The prefixes of one holder in the order of their turns, and how many count on each block."""
+
+    prefixes: list[CountedPrefix] = field(factory=list)
+    numbers: Counter[int] = field(factory=Counter)
+
+    def place(self, turn: int) -> int:
+        """Return the place of the first prefix from a turn on."""
+        return bisect_left(self.prefixes, turn, key=_TURN)
+
+
+_TURN = attrgetter("turn")
 
 
 @define(eq=False)
 class CountedBlocks:
-    """The blocks that are counted on, by their holders and their hashes."""
+    """The prefixes by their holders, and the holders of which blocks may be gone that nobody has looked for yet."""
 
-    _blocks: dict[Holder, dict[int, dict[CountedBlock, None]]] = field(factory=dict)
+    _queues: dict[Holder, _Queue] = field(factory=dict)
+    _doubted: dict[Holder, int] = field(factory=dict)  # the turn from which on prefixes may have lost something
 
     def __len__(self) -> int:
-        """Return how often a block is counted on."""
-        return sum(len(counted) for blocks in self._blocks.values() for counted in blocks.values())
+        """Return the number of prefixes."""
+        return sum(len(queue.prefixes) for queue in self._queues.values())
 
-    def add(self, counted: CountedBlock) -> None:
-        """Count on a block, until it is discarded."""
-        self._blocks.setdefault(counted.holder, {}).setdefault(counted.number, {})[counted] = None
+    def count(self, prefix: CountedPrefix, numbers: Sequence[int]) -> None:
+        """Count on the last blocks of a prefix instead of those before; on none, no more. Idempotent."""
+        queue = self._queues.setdefault(prefix.holder, _Queue())
+        place = queue.place(prefix.turn)
+        is_there = bool(prefix.numbers)
+        queue.numbers.subtract(prefix.numbers)
+        queue.numbers.update(numbers)
+        for number in prefix.numbers:
+            if not queue.numbers[number]:
+                del queue.numbers[number]
+        prefix.numbers = numbers
+        if numbers and not is_there:
+            queue.prefixes.insert(place, prefix)
+        elif is_there and not numbers:
+            del queue.prefixes[place]
+        if not queue.prefixes:
+            del self._queues[prefix.holder]
+            self._doubted.pop(prefix.holder, None)
 
-    def discard(self, counted: CountedBlock) -> None:
-        """Count on a block no more; idempotent."""
-        blocks = self._blocks.get(counted.holder, {})
-        if (others := blocks.get(counted.number)) is not None:
-            others.pop(counted, None)
-            if not others:
-                del blocks[counted.number]
-                if not blocks:
-                    del self._blocks[counted.holder]
+    def may_be_gone(self, blocks: Mapping[Holder, Collection[int] | None]) -> None:
+        """Let requests look that count on some blocks; None for any block of a holder."""
+        for holder, hashes in blocks.items():
+            queue = self._queues.get(holder)
+            if queue is not None and (hashes is None or not queue.numbers.keys().isdisjoint(hashes)):
+                self.doubt(holder, 0)
+        self.look(LOOKS_MAX)
 
-    def removed(self, holder: Holder, hashes: Collection[int] | None) -> None:
-        """Let the first request look that counts on each of some blocks which were removed; None for any block."""
-        if (blocks := self._blocks.get(holder)) is None:
-            return
-        if hashes is not None and blocks.keys().isdisjoint(hashes):
-            return
-        gone = tuple(blocks) if hashes is None else dict.fromkeys(number for number in hashes if number in blocks)
-        for number in islice(gone, LOOKS_MAX):
-            if others := blocks.get(number):
-                min(others, key=_turn).look()
+    def doubt(self, holder: Holder, turn: int) -> None:
+        """Let the prefixes of a holder from a turn on be looked at."""
+        if holder in self._queues:
+            self._doubted[holder] = min(turn, self._doubted.get(holder, turn))
 
+    def is_doubted(self, prefix: CountedPrefix) -> bool:
+        """Whether something of a prefix may be gone that its request has not looked for."""
+        turn = self._doubted.get(prefix.holder)
+        return turn is not None and bool(prefix.numbers) and prefix.turn >= turn
 
-def _turn(counted: CountedBlock) -> int:
-    return counted.turn
+    def look(self, looks_max: int = FEW_LOOKS_MAX) -> None:
+        """Let a few requests look: of each holder in turn the first that has not looked."""
+        for _ in range(looks_max):
+            if not self._doubted:
+                return
+            holder, turn = next(iter(self._doubted.items()))
+            del self._doubted[holder]
+            queue = self._queues[holder]
+            place = queue.place(turn)
+            if place < len(queue.prefixes):
+                prefix = queue.prefixes[place]
+                if place + 1 < len(queue.prefixes):
+                    self._doubted[holder] = prefix.turn + 1  # behind the other holders
+                prefix.look()

@@ -22,7 +22,7 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
-from actors.routing.counted_blocks import ITS_LOOKS_MAX, CountedBlock, CountedBlocks
+from actors.routing.counted_blocks import CountedBlocks, CountedPrefix
 from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -69,7 +69,7 @@ class KvPolicy:
 
     def __attrs_post_init__(self) -> None:
         self.recent = RecentBlocks(self.now)
-        self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed
+        self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.may_be_gone
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
@@ -176,13 +176,14 @@ class _Prompt:
         overlap = cached = 0
         for blocks, match in self.matches:  # of which one is of the worker's own page size
             size = blocks.page_size
-            cached = max(cached, self.cached(blocks, match, match.bit(*holder)))
+            bit = match.bit(*holder)
+            cached = max(cached, self.cached(blocks, bit, match.blocks_of(bit)))
             overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
         return overlap, cached
 
-    def cached(self, blocks: PromptBlocks, match: Match, bit: int) -> int:
-        """Return how many tokens of it the cache has that a bit stands for, by the blocks of one size."""
-        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, match.blocks_of(bit))
+    def cached(self, blocks: PromptBlocks, bit: int, told: int) -> int:
+        """Return how many tokens of it the cache has that a bit stands for, which has told of so many blocks."""
+        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, told)
         return min(has, self.reusable // size) * size
 
 
@@ -199,18 +200,17 @@ class _TakenPrompt:
     prompt: _Prompt
     overlap: int
     lost: int = 0
-    _looks: int = 0
-    _turn: int = field(init=False)
     _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
-    _counted: list[CountedBlock] = field(init=False, factory=list)  # one for each page size at most
+    _counted: CountedPrefix = field(init=False)
     _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
 
     def __attrs_post_init__(self) -> None:
         expected, name = self.policy.expected, self.load.name
         self.policy.given += 1
-        self._turn = self.policy.given
         self._prefixes = [expected.add(name, blocks.hashes) for blocks, _ in self.prompt.matches]
+        self._counted = CountedPrefix(self._holder, self.policy.given, self._look)
         self._count()
+        self.policy.counted.look()
 
     @property
     def _holder(self) -> Holder:
@@ -218,38 +218,32 @@ class _TakenPrompt:
 
     def _count(self) -> None:
         """Count on the last block that is expected to be found."""
-        self._count_no_more()
+        numbers = list[int]()
         for blocks, _ in self.prompt.matches:
             count = (self.overlap - self.lost) // blocks.page_size
             if 0 < count <= len(blocks.hashes):
-                self._counted.append(CountedBlock(self._holder, blocks.hashes[count - 1], self._turn, self._look))
-        for counted in self._counted:
-            self.policy.counted.add(counted)
-
-    def _count_no_more(self) -> None:
-        for counted in self._counted:
-            self.policy.counted.discard(counted)
-        self._counted = []
+                numbers.append(blocks.hashes[count - 1])
+        self.policy.counted.count(self._counted, numbers)
 
     def _look(self) -> None:
         """Expect what is left in the cache and what is computed before; never more than so far, though it may be."""
-        self._looks += 1
-        found, so_far = 0, self.overlap - self.lost
+        index, holder = self.policy.index, self._holder
+        if holder[0] in index.unknown:  # it looks again once all blocks of the worker are known
+            return
+        found, so_far, bit = 0, self.overlap - self.lost, index.bit(holder)
         for prefix, (blocks, _) in zip(self._prefixes, self.prompt.matches, strict=True):
             if prefix is not None:
-                size = blocks.page_size
-                match = self.policy.index.match(blocks.hashes[: so_far // size])
-                cached = self.prompt.cached(blocks, match, match.bit(*self._holder))
-                found = max(found, cached, self.policy.expected.blocks_before(prefix) * size)
+                cached = self.prompt.cached(blocks, bit, index.blocks_of(bit, blocks.hashes))
+                found = max(found, cached)
+                if found < so_far:
+                    found = max(found, self.policy.expected.blocks_before(prefix) * blocks.page_size)
         if found < so_far:
             self.lost = self.overlap - found
             self._count()
-        if self._looks >= ITS_LOOKS_MAX:
-            self._count_no_more()
 
     def _expect_no_more(self) -> bool:
         """Expect it no more; return whether it had not begun."""
-        self._count_no_more()
+        self.policy.counted.count(self._counted, ())
         for prefix in self._prefixes:
             if prefix is not None:
                 self.policy.expected.discard(prefix)
@@ -258,12 +252,15 @@ class _TakenPrompt:
         return had_not_begun
 
     def begun(self) -> None:
+        if self.policy.counted.is_doubted(self._counted):
+            self._look()
         self._expect_no_more()
         for blocks, _ in self.prompt.matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*self._holder):
                 self._bit = bit
                 self.policy.recent.add(bit, blocks.hashes[match.blocks(*self._holder) :])
+        self.policy.counted.look()
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect what is computed of the answer in the cache."""
@@ -282,9 +279,8 @@ class _TakenPrompt:
 
     def ended(self) -> None:
         if self._expect_no_more():  # those behind it may have counted on what it was to compute
-            for blocks, _ in self.prompt.matches:
-                told = self.policy.index.match(blocks.hashes).blocks(*self._holder)
-                self.policy.counted.removed(self._holder, blocks.hashes[told:])
+            self.policy.counted.doubt(self._holder, self._counted.turn)
+        self.policy.counted.look()
 
 
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:

@@ -79,6 +79,7 @@ class RequestRecord:
     admitted_at: float | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    route_cached_tokens: int = 0  # of the prompt whose route is known; a request may have several
     completion_tokens: int = 0
     first_at: float | None = None
     last_at: float | None = None
@@ -251,7 +252,7 @@ class RequestRunner:
             case Started():
                 record.first_at = record.last_at = now
                 record.scope.deadline = record.received_at + self.total_s
-                record.cached_tokens = reply.cached_tokens
+                record.cached_tokens = record.route_cached_tokens = reply.cached_tokens
                 record.route = reply.route
                 self.metrics.first_token(record.model, now - record.received_at)
             case ChoiceEnded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 import trio
@@ -14,7 +15,15 @@ from trio.testing import MockClock
 from actors.engines.block_log import BlockLog, BlockReader
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
-from actors.prefix_subscriber import CREDIT, DISTRUST_S, FORGET_S, RETIRED_MAX, PrefixSubscriber
+from actors.prefix_subscriber import (
+    CREDIT,
+    DISTRUST_S,
+    EVENT_BLOCKS,
+    FORGET_S,
+    REST_S,
+    RETIRED_MAX,
+    PrefixSubscriber,
+)
 from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
@@ -36,6 +45,7 @@ class FakeWorker:
     down: bool = False
     info: EngineInfo | None = None
     watching: int = 0
+    left: Callable[[], None] = lambda: None  # called when a stream ends
     stage: trio.Nursery = field(init=False)
 
     @asynccontextmanager
@@ -54,6 +64,7 @@ class FakeWorker:
         finally:
             scope.cancel()
             self.watching -= 1
+            self.left()
 
     async def _send(self, reader: BlockReader, answer: Answer[Message, Message], scope: trio.CancelScope) -> None:
         with scope:
@@ -234,7 +245,7 @@ async def test_after_a_gap_what_may_be_gone_is_told_once_all_blocks_are_known(au
     store(worker.log, *range(2 * REPLY_HASHES_MAX))
     async with subscribed(worker) as (subscriber, _):
         await trio.sleep(1)
-        subscriber.index.on_removed = lambda _, hashes: told.append((hashes, set(blocks(subscriber, worker))))
+        subscriber.index.on_removed = lambda removed: told.append((removed["n/a", 0], blocks(subscriber, worker)))
         worker.log.apply([BlockEvent(REMOVED, 0, (3,))])
         await trio.sleep(1)
         assert told == [([3], {*range(100)} - {3})]
@@ -245,6 +256,52 @@ async def test_after_a_gap_what_may_be_gone_is_told_once_all_blocks_are_known(au
         worker.log.apply([BlockEvent(REMOVED, 0, tuple(range(7, 50)))])
         await trio.sleep(20)
         assert told[1:] == [(None, {*range(100)} - {3, 5, *range(7, 50)})]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+async def test_a_new_list_that_was_not_asked_for_is_told_once_it_is_complete(
+    parts: int, autojump_clock: MockClock
+) -> None:
+    events = (BlockEvent(STORED, 0, (1, 2)), BlockEvent(REMOVED, 0, (2,)), BlockEvent(STORED, 0, (1,)))
+    unasked = [BlockEvents("first life", 9 * (part == parts), events, reset=part == 1) for part in range(1, parts + 1)]
+    worker, told = FakeWorker("n/a"), list[Sequence[int] | None]()
+    store(worker.log, 1)
+    async with subscribed(worker, FakeWorker("n/b")) as (subscriber, _):
+        await trio.sleep(1)
+        subscriber.index.on_removed = lambda removed: told.extend(removed.values())
+        worker.spoil = lambda _: unasked
+        store(worker.log, 3)
+        await trio.sleep(0.2)
+        assert told == [None], "nothing of the list itself"
+
+
+async def test_a_worker_that_tells_without_end_is_listened_to_now_and_then(autojump_clock: MockClock) -> None:
+    talker, applied = FakeWorker("n/a"), list[float]()
+    async with subscribed(talker) as (subscriber, _):
+        await trio.sleep(1)
+        subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
+        talker.log.apply([BlockEvent(STORED, 0, tuple(range(40 * REPLY_HASHES_MAX)))])
+        await trio.sleep(5)
+        talker.log.apply([BlockEvent(STORED, 0, (number,)) for number in range(5 * REPLY_HASHES_MAX)])
+        await trio.sleep(5)
+        assert {*range(100)} == blocks(subscriber, talker)
+    times = sorted(set(applied))
+    assert (len(times), len(applied)) == (40 + 5, 40 + 5 * REPLY_HASHES_MAX)
+    rests = [later - one for one, later in pairwise(times)]
+    assert max(rests[:39]) < 2 * REST_S * REPLY_HASHES_MAX
+    assert min(rests) >= REST_S * REPLY_HASHES_MAX
+    assert min(rests[40:]) >= REST_S * EVENT_BLOCKS * REPLY_HASHES_MAX
+
+
+async def test_too_many_blocks_are_gone_before_anybody_else_runs(autojump_clock: MockClock) -> None:
+    liar = FakeWorker("n/liar", info=memory(64))
+    async with subscribed(liar) as (subscriber, _):
+        await trio.sleep(1)
+        liar.left = lambda: left.append(subscriber.index.count("n/liar"))
+        left = list[int]()
+        store(liar.log, *range(100))
+        await trio.sleep(1)
+        assert left == [0], "when the stream ends"
 
 
 @pytest.mark.parametrize(

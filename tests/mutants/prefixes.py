@@ -145,6 +145,11 @@ BUGS: Bugs = {
             "        self.index.apply",
         ),
         Bug(
+            "a worker that tells without end is listened to all the time",
+            "                await trio.sleep(_rest_s(events))  # so a worker that tells without end leaves the loop to others\n",
+            "",
+        ),
+        Bug(
             "what a new list of blocks lacks is expected all the same",
             "        if self.since and not was_known:\n            self.index.tell_known(self.name)\n",
             "",
@@ -173,11 +178,17 @@ BUGS: Bugs = {
     "actors/routing/prefix_index.py": (
         Bug(
             "what is computed again in the same message is told to be gone",
-            "                    gone += event.hashes\n",
-            "                    gone += event.hashes\n                self._tell_removed({holder: event.hashes})\n",
+            "                gone += event.hashes\n",
+            "                gone += event.hashes\n                if self.on_removed:\n"
+            "                    self.on_removed({holder: event.hashes})\n",
         ),
         Bug(
-            "of an incomplete list the gaps are told", "        if worker not in self.unknown:\n", "        if True:\n"
+            "of an incomplete list the gaps are told", "if removed and worker not in self.unknown and", "if removed and"
+        ),
+        Bug(
+            "once all blocks of one worker are known those of all may be gone",
+            "self.on_removed(dict.fromkeys(holder for holder in self._bits if holder[0] == worker))",
+            "self.on_removed(dict.fromkeys(self._bits))",
         ),
         Bug("an eviction is told as a flush", "removed.setdefault(holder, [])", "removed.setdefault(holder, None)"),
         Bug(
@@ -280,20 +291,35 @@ BUGS: Bugs = {
         ),
         Bug(
             "what is told of is expected all the same",
-            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed",
-            "self.index.on_removed = self.counted.removed",
+            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.may_be_gone",
+            "self.index.on_removed = self.counted.may_be_gone",
         ),
         Bug(
             "what is evicted is expected all the same",
-            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.removed",
+            "self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.may_be_gone",
             "self.index.on_stored = self.recent.told",
         ),
         Bug(
             "a request that has begun counts on its prefix",
-            "        self._count_no_more()\n        for prefix",
+            "        self.policy.counted.count(self._counted, ())\n        for prefix",
             "        for prefix",
         ),
-        Bug("a liar lets a request look for ever", "if self._looks >= ITS_LOOKS_MAX:", "if False:"),
+        Bug(
+            "a request that has not looked begins",
+            "        if self.policy.counted.is_doubted(self._counted):\n            self._look()\n",
+            "",
+        ),
+        Bug(
+            "what was forgotten of a worker is gone",
+            "        if holder[0] in index.unknown:  # it looks again once all blocks of the worker are known\n"
+            "            return\n",
+            "",
+        ),
+        Bug(
+            "what a request that leaves was to compute is expected",
+            "            self.policy.counted.doubt(self._holder, self._counted.turn)\n",
+            "            pass\n",
+        ),
         Bug(
             "after one eviction no further one is heard of",
             "            self.lost = self.overlap - found\n            self._count()\n",
@@ -301,8 +327,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "what is computed before a prompt is not expected once its cache has evicted it",
-            "found = max(found, cached, self.policy.expected.blocks_before(prefix) * size)",
-            "found = max(found, cached)",
+            "found = max(found, self.policy.expected.blocks_before(prefix) * blocks.page_size)",
+            "pass",
         ),
         Bug(
             "what a prompt that leaves was to compute is expected",
@@ -317,24 +343,36 @@ BUGS: Bugs = {
             "[*row[max(0, place - GROUP_MAX) : place], *row[place + 1 :]]",
         ),
         Bug(
+            "the prompts of a worker are kept for ever by their first block",
+            "            del self._rows[prefix.worker, first]\n",
+            "            pass\n",
+        ),
+        Bug(
             "the prompts before one are searched however many they are",
             "row[max(0, place - GROUP_MAX) : place]",
             "row[:place]",
         ),
     ),
     "actors/routing/counted_blocks.py": (
+        Bug("an empty cache has what was counted on", "(hashes is None or not", "(hashes is not None and not"),
         Bug(
-            "all who count on a block expect less, though the first computes it for them",
-            "                min(others, key=_turn).look()\n",
-            "                for each in tuple(others):\n                    each.look()\n",
+            "a worker that tells much holds up the others",
+            "                    self._doubted[holder] = prefix.turn + 1  # behind the other holders\n",
+            "                    self._doubted = {holder: prefix.turn + 1, **self._doubted}\n",
+        ),
+        Bug("a liar lets all requests look", "        self.look(LOOKS_MAX)", "        self.look(10**6)"),
+        Bug("a later doubt hides an earlier one", "min(turn, self._doubted.get(holder, turn))", "turn"),
+        Bug("the last of a queue stays in doubt", "if place + 1 < len(queue.prefixes):", "if True:"),
+        Bug(
+            "of a block that two count on, one that leaves takes both",
+            "            if not queue.numbers[number]:\n                del",
+            "            if True:\n                del",
         ),
         Bug(
-            "an empty cache has what was counted on",
-            "tuple(blocks) if hashes is None else",
-            "() if hashes is None else",
+            "a holder is kept when nobody counts on it",
+            "            del self._queues[prefix.holder]\n            self._doubted",
+            "            self._doubted",
         ),
-        Bug("a liar lets all requests look", "in islice(gone, LOOKS_MAX):", "in gone:"),
-        Bug("who counts on a block last looks first", "min(others, key=_turn)", "max(others, key=_turn)"),
     ),
     "actors/engines/sglang/host/waiting_prefixes.py": (
         Bug("most passes touch nothing", "    policies.WAITING_PREFIX_REFRESH_INTERVAL = 1\n", ""),

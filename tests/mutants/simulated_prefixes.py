@@ -37,6 +37,11 @@ BUGS: Bugs = {
             '        self.index.forget(self.name)\n        self.life, self.since = "", 0',
             "        self.index.forget(self.name)",
         ),
+        Bug(
+            "a liar fills the index until its stream has ended",
+            "                self._forget()  # at once: its",
+            "                # its",
+        ),
         Bug("a liar may fill the index", "if self.index.count(self.name, rank) > blocks_max:", "if False:"),
     ),
     "actors/routing/prefix_index.py": (

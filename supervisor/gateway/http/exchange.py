@@ -303,7 +303,7 @@ class Exchange:
         self._begins_at = self.outbox.accepted_bytes
         headers = [(b"date", _date(int(self.gateway.now()))), *headers, (b"x-request-id", self.request_id.encode())]
         if self._record is not None and self._record.route is not None:
-            headers.append((b"x-route", _route_header(self._record.route, self._record.cached_tokens)))
+            headers.append((b"x-route", _route_header(self._record.route, self._record.route_cached_tokens)))
         headers += [header for header in self.gateway.origins.cors_headers(self.headers) if header not in headers]
         options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
         if self.closes or self.gateway.closes_connections or not self.all_read():

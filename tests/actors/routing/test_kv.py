@@ -12,10 +12,10 @@ import pytest
 from attrs import Factory, define, evolve, frozen
 
 from actors.routing.candidates import LEADING_MAX, TakenChoice
-from actors.routing.counted_blocks import ITS_LOOKS_MAX
+from actors.routing.counted_blocks import FEW_LOOKS_MAX, LOOKS_MAX
 from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
-from actors.routing.prefix_index import SHARDS, PrefixIndex
+from actors.routing.prefix_index import PrefixIndex
 from actors.routing.recent_blocks import RECENT_S
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
@@ -590,28 +590,46 @@ def test_what_is_not_in_a_new_list_of_all_blocks_is_not_expected_once_the_list_i
     assert followed.lost == 6 * PAGE
 
 
-def test_what_a_full_index_has_dropped_is_expected_until_it_is_evicted() -> None:
-    made = policy()
-    made.index.blocks_max = SHARDS
+def test_while_the_blocks_of_a_worker_are_not_known_nothing_is_lost_if_another_request_leaves() -> None:
+    made = policy({"a": PROMPT})
+    first, second, third = (taken(made, wanted(), A) for _ in range(3))
+    made.index.forget("a")
+    made.index.unknown.add("a")
+    first.ended()
+    second.begun()
+    assert (second.lost, third.lost) == (0, 0)
     stored(made, wanted())
-    followed = taken(made, wanted(), A)
-    made.index.apply("b", [BlockEvent(STORED, 0, tuple(range(SHARDS)))])
-    assert made.index.count("a") == 0
-    assert followed.lost == 0
-    removed(made, wanted(), 3)
-    assert followed.lost == 9 * PAGE
+    made.index.unknown.discard("a")
+    made.index.tell_known("a")
+    assert third.lost == 0
 
 
-def test_a_request_looks_a_limited_number_of_times() -> None:
-    last = hashes_of(wanted())[8:9]
-    for looks, lost in ((ITS_LOOKS_MAX - 1, 9 * PAGE), (ITS_LOOKS_MAX, 0)):
-        made = policy({"a": PROMPT})
-        followed = taken(made, wanted(), A)
-        for _ in range(looks):
-            made.index.apply("a", [BlockEvent(REMOVED, 0, last), BlockEvent(STORED, 0, last)])
-        removed(made, wanted(), 0)
-        assert followed.lost == lost
-        assert len(made.counted) == 0
+def test_what_later_requests_do_changes_nothing_for_those_before() -> None:
+    made = policy()
+    first, second, *others = (taken(made, wanted(), A) for _ in range(100))
+    for each in others:
+        each.ended()
+    assert second.lost == 0
+    first.ended()
+    assert second.lost == 9 * PAGE
+
+
+def test_of_very_many_requests_each_has_looked_when_it_begins() -> None:
+    made = policy()
+    prompts = [wanted([*range(n, n + 4 * PAGE), 1]) for n in range(0, 10_000, 100)]
+    for prompt in prompts:
+        stored(made, prompt)
+    every = [taken(made, prompt, A) for prompt in prompts]
+    made.index.apply("a", [BlockEvent(CLEARED, 0)])
+    assert sum(each.lost > 0 for each in every) == LOOKS_MAX
+    every[-1].begun()
+    assert every[-1].lost == 4 * PAGE
+    taken(made, wanted(), A).begun()
+    assert sum(each.lost > 0 for each in every) == LOOKS_MAX + 1 + 3 * FEW_LOOKS_MAX
+    for followed in every:
+        followed.begun()
+        assert followed.lost == 4 * PAGE
+    assert len(made.counted) == 0
 
 
 def test_the_blocks_of_the_worker_s_page_size_are_counted_on() -> None:

@@ -71,9 +71,10 @@ async def test_an_echoed_prompt_counts_neither_as_a_token_nor_as_a_gap(
 
 
 async def test_cached_tokens_of_several_prompts_are_counted_as_in_the_usage(rather_slow: MockClock) -> None:
-    async with gateway_rig(worker=Worker(cached=3)) as rig:
+    async with gateway_rig(worker=Worker(cached=3, route=RouteTaken("main/a", 3))) as rig:
         reply = await (await rig.client()).ask(text(["n=2 one", "n=2 two"]))
         assert reply.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 6
+        assert reply.headers["x-route"] == "main/a; expected=3; cached=3", "of one prompt"
         assert number(rig, 'espalier_tokens_total{kind="cached",model="tiny"}') == 6
 
 

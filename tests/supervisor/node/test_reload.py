@@ -159,7 +159,7 @@ async def test_a_policy_that_is_replaced_hears_of_no_blocks_any_more(front: Fron
     assert isinstance(routing.policy, KvPolicy)
     assert None not in heard[0]
     assert heard[1] == (None, None)
-    assert (index.on_stored, index.on_removed) == (routing.policy.recent.told, routing.policy.counted.removed)
+    assert (index.on_stored, index.on_removed) == (routing.policy.recent.told, routing.policy.counted.may_be_gone)
 
 
 async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
