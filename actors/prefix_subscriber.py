@@ -34,6 +34,7 @@ RETIRED_MAX = 4096  # bits of lives that have ended, beyond which a worker that 
 SWEEP_S = 0.005  # between two shards of the index
 UNKNOWN_BLOCKS_MAX = 65_536  # of a rank, before the memory of its engine is known
 REST_S = 10e-6  # after each block that a worker has told of, some five times what it takes to apply it
+REST_MIN_S = 0.05  # of rest that is due: a worker that tells little is never waited with
 EVENT_BLOCKS = 4  # as which an event counts, however few blocks it is of
 PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
 
@@ -129,6 +130,7 @@ class _Subscription:
     blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
     ranks: int = RANKS_MAX  # of its engine, likewise
     ranks_known: bool = False
+    rests_until: float = 0.0  # by what it has told, if it were waited with each time
     named_ranks: int = 0  # that have a bit of the index in this life of their caches
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -207,7 +209,7 @@ class _Subscription:
                 self._check_ranks(events)
                 self._apply(events)
                 self._check_count(events)
-                await trio.sleep(_rest_s(events))  # so a worker that tells without end leaves the loop to others
+                await self._rest(events)
                 if _ends_lives(events):
                     while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
                         await trio.sleep(SWEEP_S)
@@ -232,6 +234,14 @@ class _Subscription:
             if self.index.count(self.name, rank) > blocks_max:
                 self._forget()  # at once: its stream takes a while to end
                 raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")
+
+    async def _rest(self, events: BlockEvents) -> None:
+        """Leave the loop to others for a while, if the worker tells without end."""
+        now = trio.current_time()
+        blocks = sum(EVENT_BLOCKS + len(event.hashes) for event in events.events)
+        self.rests_until = max(self.rests_until, now) + REST_S * blocks
+        if self.rests_until > now + REST_MIN_S:
+            await trio.sleep_until(self.rests_until)
 
     def _continues(self, events: BlockEvents) -> bool:
         """Whether these events follow the last ones without a gap, or begin anew."""
@@ -263,11 +273,6 @@ class _Subscription:
         self.life, self.since = "", 0
         self.named_ranks = 0
         self._note_unknown()
-
-
-def _rest_s(events: BlockEvents) -> float:
-    """Return how long not to listen to a worker that has told of some events."""
-    return REST_S * sum(EVENT_BLOCKS + len(event.hashes) for event in events.events)
 
 
 def _ends_lives(events: BlockEvents) -> bool:

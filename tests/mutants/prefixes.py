@@ -144,9 +144,10 @@ BUGS: Bugs = {
             "        if events.reset:\n            self._forget()\n        self.index.apply",
             "        self.index.apply",
         ),
+        Bug("a worker that tells little is waited with", "self.rests_until > now + REST_MIN_S:", "True:"),
         Bug(
             "a worker that tells without end is listened to all the time",
-            "                await trio.sleep(_rest_s(events))  # so a worker that tells without end leaves the loop to others\n",
+            "                await self._rest(events)\n",
             "",
         ),
         Bug(
