@@ -28,6 +28,9 @@ HASHES_MAX = 1024
 REPLY_HASHES_MAX = 512
 """The most that a publisher sends in one: they are applied in well under a millisecond."""
 
+REPLY_BYTES_MAX = 512 * 1024
+"""The most bytes of one encoded reply: an asker may not take it at once, and other replies wait behind it."""
+
 GPU = "GPU"
 """The medium of blocks that a prefill can use at once; SGLang also names `CPU_PINNED`, `DISK` and `EXTERNAL`."""
 

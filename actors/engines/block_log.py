@@ -16,6 +16,7 @@ from attrs import define, evolve, field
 
 from protocol.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
+HASH_BYTES = 9  # as it is sent: the name of an adapter counts as so many
 TAIL_EVENTS_MAX = 8192
 TAIL_HASHES_MAX = 262_144  # of those events together, some 15 MB, or as many as there are blocks
 
@@ -150,7 +151,7 @@ class BlockReader:
             return next(self._parts)
         taken, hashes = list[BlockEvent](), 0
         for event in changes:
-            hashes += max(1, len(event.hashes))
+            hashes += max(1, len(event.hashes)) + len(event.lora or "") // HASH_BYTES
             if taken and hashes > REPLY_HASHES_MAX:
                 break
             taken.append(event)

@@ -226,6 +226,7 @@ class AskingHalf:
             self._rules[item.stream].attach(self.peer.attached)
             return
         rules = self._rules[item.stream]
+        rules.check_size(item)
         reply = decode_body(item.body, self.peer.attached, shared=self.road.shares)
         rules.reply(reply, item.units)
         if self.road.shares and type(reply) in codec.WITH_TENSORS:

@@ -27,6 +27,7 @@ from protocol.errors import (
 )
 from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
 from protocol.kind import Message
+from protocol.kv_events import REPLY_BYTES_MAX, WatchBlocks
 from protocol.media import Encode, Encoded, MediaItem
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.operations import GrammarChecked
@@ -49,6 +50,7 @@ class ReplyRules:
     result: type[object]
     first: type[object] | None  # it comes once, before all others and before the result
     takes_tokens: bool  # `Tokens` are among them
+    body_bytes_max: int = BODY_BYTES_MAX  # of a reply
     likeliest_max: int | None = None  # of each token, that were asked for; None: without log probabilities
     tokens_max: int = COUNT_MAX  # of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
@@ -77,6 +79,11 @@ class ReplyRules:
         self.free_left -= not units
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
+
+    def check_size(self, item: Item) -> None:
+        """Raise `PeerViolation` for a reply that is too large, before it is decoded."""
+        if len(item.body) > self.body_bytes_max:
+            raise PeerViolation(f"a reply of {len(item.body)} bytes; the limit is {self.body_bytes_max}")
 
     def check_attached(self, item: Item) -> None:
         """Raise `PeerViolation` for an attachment of a reply or a result that has none, before its bytes come.
@@ -161,6 +168,8 @@ def reply_rules(request: Message) -> ReplyRules:
         rules.likeliest_max, rules.tokens_max = request.logprobs, request.sampling.tokens_max
     elif isinstance(request, Encode):
         rules.item = request.item.place
+    elif isinstance(request, WatchBlocks):
+        rules.body_bytes_max = REPLY_BYTES_MAX
     return rules
 
 

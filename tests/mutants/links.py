@@ -148,6 +148,11 @@ BUGS: Bugs = {
     ),
     "supervisor/links/encoding.py": (
         Bug(
+            "block events of any size wait for their asker",
+            "            rules.body_bytes_max = REPLY_BYTES_MAX\n",
+            "            pass\n",
+        ),
+        Bug(
             "a Step of another node may end an answer",
             "if step.begun or step.ended or step.logprobs:",
             "if False:",

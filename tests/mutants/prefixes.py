@@ -17,6 +17,7 @@ BUGS: Bugs = {
         ),
     ),
     "actors/engines/block_log.py": (
+        Bug("long names of adapters make a reply too large", ' + len(event.lora or "") // HASH_BYTES', ""),
         Bug(
             "a reader that comes back has lost its life",
             "if self.life == log.life and self.since else None",

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from actors.engines.block_log import BlockLog, BlockReader
 from protocol import codec
+from protocol.cluster import RANKS_MAX
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
-from protocol.frames import Fail
+from protocol.frames import Fail, Item
 from protocol.kind import Message
+from protocol.kv_events import REPLY_BYTES_MAX, BlockChange, BlockEvent, WatchBlocks
 from protocol.media import Encode
 from protocol.messages import Done, Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
 from protocol.operations import CheckGrammar, GrammarChecked
@@ -182,3 +185,20 @@ def test_a_refusal_of_a_grammar_has_a_limited_length() -> None:
     rules.end(GrammarChecked("x" * DETAIL_CHARACTERS_MAX))
     with pytest.raises(PeerViolation, match="refused in 4097 characters"):
         rules.end(GrammarChecked("x" * (DETAIL_CHARACTERS_MAX + 1)))
+
+
+def test_of_block_events_a_reply_has_a_limited_size_and_an_honest_one_is_far_below() -> None:
+    rules, log = reply_rules(WatchBlocks()), BlockLog("life")
+    reader = BlockReader(log)
+    reader.read()
+    log.apply(
+        [BlockEvent(BlockChange.STORED, RANKS_MAX - 1, (number,), 2**63, lora="x" * 250) for number in range(2000)]
+    )
+    while (events := reader.read()) is not None:
+        body = codec.encode(events)
+        assert len(body) < REPLY_BYTES_MAX / 4
+        rules.check_size(Item(1, body, 1))
+    rules.check_size(Item(1, b" " * REPLY_BYTES_MAX, 1))
+    with pytest.raises(PeerViolation, match="a reply of 524289 bytes; the limit is 524288"):
+        rules.check_size(Item(1, b" " * (REPLY_BYTES_MAX + 1), 1))
+    reply_rules(generate()).check_size(Item(1, b" " * (REPLY_BYTES_MAX + 1), 1))
