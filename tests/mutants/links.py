@@ -149,8 +149,8 @@ BUGS: Bugs = {
     "supervisor/links/encoding.py": (
         Bug(
             "block events of any size wait for their asker",
-            "            rules.body_bytes_max = REPLY_BYTES_MAX\n",
-            "            pass\n",
+            "        rules.body_bytes_max = REPLY_BYTES_MAX\n",
+            "        pass\n",
         ),
         Bug(
             "a Step of another node may end an answer",

@@ -114,6 +114,16 @@ def test_of_several_holders_the_requests_look_by_turns() -> None:
     assert lookers.more(4) == [0, 9, 2, 11], "one that tells much holds up no other"
 
 
+def test_a_holder_whose_requests_have_all_looked_takes_no_turn() -> None:
+    lookers = Lookers()
+    lookers.add(1, 7)
+    lookers.add(2, 7, holder=TWO)
+    lookers.blocks.doubt(ONE, 0)
+    assert lookers.more(1) == [1]
+    lookers.blocks.doubt(TWO, 0)
+    assert lookers.more(1) == [2]
+
+
 def test_those_from_a_turn_on_look() -> None:
     lookers = Lookers()
     for turn in range(5):
