@@ -19,7 +19,7 @@ from attrs import define, field
 
 from actors.routing.prefix_index import Holder
 
-LOOKS_MAX = 16  # after a message of a worker, in some 0.3 ms
+LOOKS_MAX = 16  # after a message of a worker, in some 0.2 ms, or 1 ms if prompts are very long
 FEW_LOOKS_MAX = 2  # after a request was given to a worker, has begun or has left
 
 
@@ -84,14 +84,13 @@ class CountedBlocks:
     def may_be_gone(self, blocks: Mapping[Holder, Collection[int] | None]) -> None:
         """Let requests look that count on some blocks; None for any block of a holder."""
         for holder, hashes in blocks.items():
-            queue = self._queues.get(holder)
-            if queue is not None and (hashes is None or not queue.numbers.keys().isdisjoint(hashes)):
-                self.doubt(holder, 0)
+            self.doubt(holder, hashes)
         self.look(LOOKS_MAX)
 
-    def doubt(self, holder: Holder, turn: int) -> None:
-        """Let the prefixes of a holder from a turn on be looked at."""
-        if holder in self._queues:
+    def doubt(self, holder: Holder, hashes: Collection[int] | None, turn: int = 0) -> None:
+        """Let the requests of a holder look from a turn on if any counts on some blocks, or on any block."""
+        queue = self._queues.get(holder)
+        if queue is not None and (hashes is None or not queue.numbers.keys().isdisjoint(hashes)):
             self._doubted[holder] = min(turn, self._doubted.get(holder, turn))
 
     def is_doubted(self, prefix: CountedPrefix) -> bool:

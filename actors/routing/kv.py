@@ -279,7 +279,10 @@ class _TakenPrompt:
 
     def ended(self) -> None:
         if self._expect_no_more():  # those behind it may have counted on what it was to compute
-            self.policy.counted.doubt(self._holder, self._counted.turn)
+            index, holder = self.policy.index, self._holder
+            for blocks, _ in self.prompt.matches:
+                told = index.blocks_of(index.bit(holder), blocks.hashes)
+                self.policy.counted.doubt(holder, blocks.hashes[told:], self._counted.turn)
         self.policy.counted.look()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -19,6 +19,8 @@ from actors.prefix_subscriber import (
     DISTRUST_S,
     EVENT_BLOCKS,
     FORGET_S,
+    LISTED_PART,
+    MESSAGE_BLOCKS,
     REST_MIN_S,
     REST_S,
     RETIRED_MAX,
@@ -31,7 +33,7 @@ from protocol.kv_events import HASHES_MAX, REPLY_HASHES_MAX, BlockChange, BlockE
 from protocol.messages import Done, EngineInfo
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
-Spoil = Callable[[BlockEvents], Sequence[BlockEvents]]
+Spoil = Callable[[BlockEvents], Iterable[BlockEvents]]
 
 
 @define(eq=False)
@@ -276,23 +278,41 @@ async def test_a_new_list_that_was_not_asked_for_is_told_once_it_is_complete(
         assert told == [None], "nothing of the list itself"
 
 
-async def test_a_worker_that_tells_without_end_is_listened_to_now_and_then(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("events", "blocks"),
+    [
+        ((BlockEvent(STORED, 0, tuple(range(500))),), MESSAGE_BLOCKS + EVENT_BLOCKS + 500),
+        ((BlockEvent(STORED, 0, (1,)),) * 500, MESSAGE_BLOCKS + 500 * (EVENT_BLOCKS + 1)),
+        ((BlockEvent(STORED, 0),), MESSAGE_BLOCKS + EVENT_BLOCKS),
+    ],
+    ids=["blocks", "events", "messages"],
+)
+async def test_a_worker_that_tells_without_end_is_listened_to_now_and_then(
+    events: tuple[BlockEvent, ...], blocks: int, autojump_clock: MockClock
+) -> None:
     talker, applied = FakeWorker("n/a"), list[float]()
     async with subscribed(talker) as (subscriber, _):
         await trio.sleep(1)
         subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
-        talker.log.apply([BlockEvent(STORED, 0, tuple(range(40 * REPLY_HASHES_MAX)))])
+        talker.spoil = lambda _: (
+            BlockEvents("first life", 1 + len(events) * number, events) for number in range(1, CREDIT)
+        )
+        store(talker.log, 1)
+        await trio.sleep(20)
+        assert len(applied) == len(events) * (CREDIT - 1)
+        assert applied[-1] - applied[0] >= REST_S * blocks * (CREDIT - 2) - 2 * REST_MIN_S
+        assert applied[-1] - applied[0] < REST_S * blocks * CREDIT
+
+
+async def test_a_list_of_all_blocks_is_waited_with_less(autojump_clock: MockClock) -> None:
+    worker, applied = FakeWorker("n/a", pause_s=0.001), list[float]()
+    store(worker.log, *range(100 * REPLY_HASHES_MAX))
+    async with subscribed(worker) as (subscriber, _):
+        subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
         await trio.sleep(5)
-        talker.log.apply([BlockEvent(STORED, 0, (number,)) for number in range(5 * REPLY_HASHES_MAX)])
-        await trio.sleep(5)
-        assert {*range(100)} == blocks(subscriber, talker)
-    times = sorted(set(applied))
-    assert len(applied) == 40 + 5 * REPLY_HASHES_MAX
-    blocks_of_list, blocks_of_events = 40 * REPLY_HASHES_MAX, 5 * REPLY_HASHES_MAX * (EVENT_BLOCKS + 1)
-    until_rest = [time for time in times if time < times[0] + 5]
-    assert until_rest[-1] - until_rest[0] >= REST_S * blocks_of_list - 2 * REST_MIN_S
-    assert until_rest[-1] - until_rest[0] < REST_S * blocks_of_list + 1, "its answer's own pace, too"
-    assert times[-1] - times[len(until_rest)] >= REST_S * blocks_of_events - 2 * REST_MIN_S
+    assert len(applied) == 100
+    blocks = 100 * (MESSAGE_BLOCKS + EVENT_BLOCKS + REPLY_HASHES_MAX)
+    assert REST_S * blocks * LISTED_PART - 2 * REST_MIN_S < applied[-1] - applied[0] < REST_S * blocks / 2
 
 
 async def test_a_worker_that_tells_little_is_never_waited_with(autojump_clock: MockClock) -> None:

@@ -145,6 +145,10 @@ BUGS: Bugs = {
             "        if events.reset:\n            self._forget()\n        self.index.apply",
             "        self.index.apply",
         ),
+        Bug(
+            "a list of all blocks is waited with as all else", "part = 1.0 if self.since else LISTED_PART", "part = 1.0"
+        ),
+        Bug("messages without blocks are listened to all the time", "MESSAGE_BLOCKS + sum(", "sum("),
         Bug("a worker that tells little is waited with", "self.rests_until > now + REST_MIN_S:", "True:"),
         Bug(
             "a worker that tells without end is listened to all the time",
@@ -312,6 +316,11 @@ BUGS: Bugs = {
             "",
         ),
         Bug(
+            "who leaves lets those look that count on other blocks",
+            "self.policy.counted.doubt(holder, blocks.hashes[told:], self._counted.turn)",
+            "self.policy.counted.doubt(holder, None, self._counted.turn)",
+        ),
+        Bug(
             "what was forgotten of a worker is gone",
             "        if holder[0] in index.unknown:  # it looks again once all blocks of the worker are known\n"
             "            return\n",
@@ -319,8 +328,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "what a request that leaves was to compute is expected",
-            "            self.policy.counted.doubt(self._holder, self._counted.turn)\n",
-            "            pass\n",
+            "                self.policy.counted.doubt(holder, blocks.hashes[told:], self._counted.turn)\n",
+            "                del told\n",
         ),
         Bug(
             "after one eviction no further one is heard of",

@@ -107,10 +107,10 @@ def test_of_several_holders_the_requests_look_by_turns() -> None:
     lookers = Lookers()
     for turn in range(2 * LOOKS_MAX):
         lookers.add(turn, 7, holder=(ONE, TWO)[turn % 2])
-    lookers.blocks.doubt(ONE, 0)
-    lookers.blocks.doubt(TWO, 0)
+    lookers.blocks.doubt(ONE, None, 0)
+    lookers.blocks.doubt(TWO, None, 0)
     assert lookers.more(8) == [*range(8)]
-    lookers.blocks.doubt(ONE, 0)
+    lookers.blocks.doubt(ONE, None, 0)
     assert lookers.more(4) == [0, 9, 2, 11], "one that tells much holds up no other"
 
 
@@ -118,19 +118,29 @@ def test_a_holder_whose_requests_have_all_looked_takes_no_turn() -> None:
     lookers = Lookers()
     lookers.add(1, 7)
     lookers.add(2, 7, holder=TWO)
-    lookers.blocks.doubt(ONE, 0)
+    lookers.blocks.doubt(ONE, None, 0)
     assert lookers.more(1) == [1]
-    lookers.blocks.doubt(TWO, 0)
+    lookers.blocks.doubt(TWO, None, 0)
     assert lookers.more(1) == [2]
+
+
+def test_those_look_from_a_turn_on_if_any_counts_on_a_block() -> None:
+    lookers = Lookers()
+    for turn in range(3):
+        lookers.add(turn, 7)
+    lookers.blocks.doubt(ONE, (5, 6), 1)
+    assert lookers.more() == []
+    lookers.blocks.doubt(ONE, (5, 7), 1)
+    assert lookers.more() == [1, 2]
 
 
 def test_those_from_a_turn_on_look() -> None:
     lookers = Lookers()
     for turn in range(5):
         lookers.add(turn, 7)
-    lookers.blocks.doubt(ONE, 4)
-    lookers.blocks.doubt(ONE, 3)
-    lookers.blocks.doubt(ONE, 4)
+    lookers.blocks.doubt(ONE, None, 4)
+    lookers.blocks.doubt(ONE, None, 3)
+    lookers.blocks.doubt(ONE, None, 4)
     assert [lookers.blocks.is_doubted(lookers.prefixes[turn]) for turn in range(5)] == [False] * 3 + [True] * 2
     assert lookers.more() == [3, 4]
     assert not lookers.blocks.is_doubted(lookers.prefixes[4])
@@ -149,20 +159,20 @@ def test_whoever_has_not_looked_is_doubted_and_nothing_is_left_of_those_who_left
         if kind == 0 or not lookers.prefixes:
             lookers.add(turn, number, holder=holder)
             holders[turn] = holder
-            doubted |= {turn} & {turn for each in doubted if holders[each] == holder}
+            doubted |= {turn} if lookers.blocks.is_doubted(lookers.prefixes[turn]) else set()
         elif kind == 1:
             left = sorted(lookers.prefixes)[number % len(lookers.prefixes)]
             lookers.leave(left)
             doubted.discard(left)
         elif kind == 2:
-            lookers.blocks.doubt(holder, number)
+            lookers.blocks.doubt(holder, None, number)
             doubted |= {each for each in lookers.prefixes if holders[each] == holder and each >= number}
         else:
             looked = lookers.more(other)
-            assert len(looked) == min(other, len(doubted))
             assert doubted.issuperset(looked)
             doubted.difference_update(looked)
         assert {t for t, each in lookers.prefixes.items() if lookers.blocks.is_doubted(each)} == doubted
+    assert sorted(lookers.more(1000)) == sorted(doubted)
     for left in tuple(lookers.prefixes):
         lookers.leave(left)
     assert asdict(lookers.blocks) == asdict(CountedBlocks())

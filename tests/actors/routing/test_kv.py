@@ -614,6 +614,17 @@ def test_what_later_requests_do_changes_nothing_for_those_before() -> None:
     assert second.lost == 9 * PAGE
 
 
+def test_who_leaves_takes_nothing_from_those_that_count_on_other_blocks() -> None:
+    now = [0.0]
+    made = policy(now=lambda: now[0])
+    first, other, second = (taken(made, wanted(prompt), A) for prompt in (PROMPT, [7] * 5 * PAGE, PROMPT))
+    made.index.add_holders("a", 1)
+    first.begun()
+    now[0] += 2 * RECENT_S  # its events are late
+    other.ended()
+    assert second.lost == 0
+
+
 def test_of_very_many_requests_each_has_looked_when_it_begins() -> None:
     made = policy()
     prompts = [wanted([*range(n, n + 4 * PAGE), 1]) for n in range(0, 10_000, 100)]
