@@ -210,7 +210,8 @@ class _Subscription:
                 self._check_ranks(events)
                 self._apply(events)
                 self._check_count(events)
-                await self._rest(events)
+                if self._tells_too_much(events):
+                    await trio.sleep_until(self.rests_until)
                 if _ends_lives(events):
                     while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
                         await trio.sleep(SWEEP_S)
@@ -236,14 +237,13 @@ class _Subscription:
                 self._forget()  # at once: its stream takes a while to end
                 raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")
 
-    async def _rest(self, events: BlockEvents) -> None:
-        """Leave the loop to others for a while, if the worker tells without end."""
+    def _tells_too_much(self, events: BlockEvents) -> bool:
+        """Count what the worker has told; return whether to leave the loop to others until `rests_until`."""
         now = trio.current_time()
         blocks = MESSAGE_BLOCKS + sum(EVENT_BLOCKS + len(event.hashes) for event in events.events)
         part = 1.0 if self.since else LISTED_PART
         self.rests_until = max(self.rests_until, now) + REST_S * blocks * part
-        if self.rests_until > now + REST_MIN_S:
-            await trio.sleep_until(self.rests_until)
+        return self.rests_until > now + REST_MIN_S
 
     def _continues(self, events: BlockEvents) -> bool:
         """Whether these events follow the last ones without a gap, or begin anew."""

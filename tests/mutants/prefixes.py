@@ -149,11 +149,11 @@ BUGS: Bugs = {
             "a list of all blocks is waited with as all else", "part = 1.0 if self.since else LISTED_PART", "part = 1.0"
         ),
         Bug("messages without blocks are listened to all the time", "MESSAGE_BLOCKS + sum(", "sum("),
-        Bug("a worker that tells little is waited with", "self.rests_until > now + REST_MIN_S:", "True:"),
+        Bug("a worker that tells little is waited with", "return self.rests_until > now + REST_MIN_S", "return True"),
         Bug(
             "a worker that tells without end is listened to all the time",
-            "                await self._rest(events)\n",
-            "",
+            "                if self._tells_too_much(events):",
+            "                if False:",
         ),
         Bug(
             "what a new list of blocks lacks is expected all the same",
