@@ -202,3 +202,12 @@ def test_a_list_of_all_blocks_is_cut_to_the_replies_that_there_is_room_for(repli
     assert reader.read(replies_max) is None
     log.apply([BlockEvent(STORED, 0, (7,))])
     assert reader.read(replies_max) is not None
+
+
+def test_long_names_of_adapters_make_a_reply_of_fewer_events() -> None:
+    log = BlockLog("life")
+    reader = BlockReader(log)
+    reader.read()
+    log.apply([BlockEvent(BlockChange.STORED, 0, (number,), lora="x" * 1000) for number in range(100)])
+    while (events := reader.read()) is not None:
+        assert 0 < sum(len(event.lora or "") for event in events.events) <= 5000
