@@ -101,8 +101,11 @@ class AskingHalf:
 
     @asynccontextmanager
     async def ask(self, request: Message, credit: int, to: str) -> AsyncIterator[LinkAnswer]:
-        """Ask, waiting for a free stream; leaving the context cancels the request. Raises as `open` does."""
-        await trio.lowlevel.checkpoint()
+        """Ask, waiting for a free stream; leaving the context cancels the request. Raises as `open` does.
+
+        Where a stream is free the request leaves in this turn: others that ask now might overtake it in the next.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
         while self._unavailable is None and not self._has_stream:
             self.traffic.waited()
             await self._permits.park()
@@ -112,6 +115,7 @@ class AskingHalf:
             self._permits.unpark(count=1)  # the stream is still free, for the next one that waits
             raise
         try:
+            await trio.lowlevel.checkpoint()
             yield answer
         finally:
             self.cancel(number)

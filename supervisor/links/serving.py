@@ -3,10 +3,14 @@
 A stream is closed when its service holds nothing more for it, not when its last reply is out: the other end takes a
 free stream for free capacity. A service runs under a cancel scope with the asker's own deadline, which crossed the link
 as the time that was left.
+
+Services are asked in the order in which their requests arrived: a router expects a prefix in the cache of a worker from
+what it asked of it before.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from math import inf
@@ -38,6 +42,10 @@ _Last: TypeAlias = tuple[Item | End | Fail, tuple[memoryview, ...]]
 class _Call:
     """One request of the other end that is being served."""
 
+    stream: int
+    service: Service
+    request: Message
+    credit: int
     scope: trio.CancelScope
     answer: Answer[Message, Message] | None = None
     granted: int = 0  # credit that arrived before there was an answer
@@ -52,6 +60,7 @@ class ServingHalf:
     services: Services
     release_s: float  # how long a call may take to release what it holds before its stream is closed all the same
     _calls: dict[int, _Call] = field(factory=dict, init=False)
+    _unasked: deque[_Call] = field(factory=deque, init=False)  # whose tasks have not run yet
 
     def __len__(self) -> int:
         """The number of calls that have not ended."""
@@ -67,8 +76,10 @@ class ServingHalf:
             self.writer.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
             return
         remaining_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
-        self._calls[frame.stream] = _Call(trio.CancelScope(relative_deadline=remaining_s))
-        nursery.start_soon(self._serve, frame.stream, service, request, frame.credit)
+        scope = trio.CancelScope(relative_deadline=remaining_s)
+        call = self._calls[frame.stream] = _Call(frame.stream, service, request, frame.credit, scope)
+        self._unasked.append(call)
+        nursery.start_soon(self._serve_next)
 
     def on_credit(self, frame: Credit) -> None:
         """Let a call send more."""
@@ -84,13 +95,17 @@ class ServingHalf:
         if (call := self._calls.get(frame.stream)) is not None:
             call.scope.cancel(reason=f"peer: {frame.reason}")
 
-    async def _serve(self, stream: int, service: Service, request: Message, credit: int) -> None:
-        call = self._calls[stream]
+    async def _serve_next(self) -> None:
+        """Serve the request that has waited longest: tasks that are started in one turn run in any order."""
+        await self._serve(self._unasked.popleft())
+
+    async def _serve(self, call: _Call) -> None:
+        stream = call.stream
         last = _failure(stream, AskerLeft("the asker left"))
         try:
             try:
                 with call.scope:
-                    async with service.ask(request, credit) as answer:
+                    async with call.service.ask(call.request, call.credit) as answer:
                         answer.credit += call.granted
                         call.answer = answer
                         last = _result_frames(stream, await answer.relay(partial(self._reply, stream)))

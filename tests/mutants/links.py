@@ -223,8 +223,10 @@ BUGS: Bugs = {
         Bug("a stream is closed before its call is released", "if not call.answer.over.is_set():\n", "if False:\n"),
         Bug("a Cancel from the other end is ignored", 'call.scope.cancel(reason=f"peer: {frame.reason}")', "pass"),
         Bug("credit that comes while the inbox is full is lost", "answer.credit += call.granted", "pass"),
+        Bug("the last request of a burst is asked first", "self._unasked.popleft()", "self._unasked.pop()"),
     ),
     "supervisor/links/asking.py": (
+        Bug("requests of one turn leave in any order", "trio.lowlevel.checkpoint_if_cancelled()", "trio.sleep(0)"),
         Bug("no Cancel frame on leaving", 'self.writer.send(Cancel(stream, "the asker left"))', "pass"),
         Bug(
             "a lost link does not fail its askers",

@@ -11,7 +11,7 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
-from protocol.frames import Fail, Open
+from protocol.frames import Cancel, Fail, Open
 from protocol.messages import Done, FlushCache, Generate, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
 from tests.rig.calls import AnyAnswer, AnyCall
@@ -39,6 +39,27 @@ async def test_a_request_that_may_not_wait_is_refused_where_no_stream_is_free(au
             ends.asker.open(FlushCache(), 1)
         with pytest.raises(Overloaded, match="2 streams are open"):
             ends.asker.open(FlushCache(), 1)
+
+
+async def test_requests_of_one_turn_leave_in_the_order_in_which_they_were_asked(autojump_clock: MockClock) -> None:
+    asked: list[int] = []
+    async with hand_written() as other:
+
+        async def ask_for(credit: int) -> None:
+            asked.append(credit)
+            async with other.link.ask(FlushCache(), credit):
+                await trio.sleep_forever()
+
+        for burst in range(12):  # Trio runs the tasks that begin in one turn forwards or backwards
+            async with trio.open_nursery() as nursery:
+                for number in range(5):
+                    nursery.start_soon(ask_for, 5 * burst + number)
+                opened = await other.receive()
+                nursery.cancel_scope.cancel()
+            assert [frame.credit for frame in opened if isinstance(frame, Open)] == asked[-5:]
+            for frame in await other.receive():
+                assert isinstance(frame, Cancel)
+                await other.send(Fail(frame.stream, "asker_left", ""))
 
 
 # Leaving ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from protocol.frames import Credit, Fail, Open
 from protocol.messages import Done, FlushCache
 from protocol.peer import Peer
 from supervisor.links.link import Link
-from tests.rig.calls import mailbox
+from tests.rig.calls import AnyAnswer, AnyCall, mailbox
 from tests.rig.links import ask, count_to_three, hand_written, held_for, linked
 from tests.rig.network import sim_pair
 
@@ -51,6 +51,24 @@ async def test_a_worker_that_is_not_there_is_not_ready_and_that_is_no_violation(
                     await replies.result()
         assert (await ask(ends.asker))[1] == Done()
         ends.check_at_rest()
+
+
+# The order of requests --------------------------------------------------------------------
+
+
+async def test_services_are_asked_in_the_order_in_which_their_requests_arrived(autojump_clock: MockClock) -> None:
+    asked: list[int] = []
+
+    async def service(call: AnyCall, replies: AnyAnswer) -> None:
+        asked.append(replies.credit)
+        replies.end(Done())
+
+    async with linked(service, streams=5, inbox_size=5) as ends:
+        for burst in range(12):  # Trio runs the tasks that begin in one turn forwards or backwards
+            for number in range(5):
+                ends.asker.open(FlushCache(), 5 * burst + number)
+            await trio.sleep(1)
+    assert asked == [*range(60)]
 
 
 # Deadlines --------------------------------------------------------------------------------
