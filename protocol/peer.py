@@ -158,7 +158,7 @@ class Peer:
                 attached = self._outgoing.fit(size, attached)
             if (size or self.served.owing or self._outgoing.unsent) and self._held_back(frame, attached):
                 return
-            if isinstance(frame, Open) and share is None and not self._outgoing.budget.fits(size):
+            if isinstance(frame, Open) and size and share is None and not self._outgoing.budget.fits(size):
                 raise Overloaded(f"{size} bytes are attached, for which there is no room on this link now")
             self._apply(frame, sent=True)
             self._enqueue(frame)

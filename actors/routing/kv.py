@@ -110,7 +110,7 @@ class KvPolicy:
     def _choice(self, request: Generate, load: Load, prompt: _Prompt) -> Choice:
         settings, cost, overlap, cached = self.settings, 0.0, 0, 0
         if load.leg is not Leg.DECODE:
-            overlap, cached = prompt.overlap(load.name)
+            overlap, cached = prompt.overlap(load)
             uncached = len(request.tokens) - overlap
             cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
         if load.leg is not Leg.PREFILL:
@@ -170,11 +170,17 @@ class _Prompt:
                     found += islice(match.named(bits), holders_max)
         return found
 
-    def overlap(self, worker: str) -> tuple[int, int]:
+    def matches_at(self, load: Load) -> Sequence[tuple[PromptBlocks, Match]]:
+        """Return those of a worker's own page size, or all while it is not known."""
+        if not load.page_size:
+            return self.matches
+        return [(blocks, match) for blocks, match in self.matches if blocks.page_size == load.page_size]
+
+    def overlap(self, load: Load) -> tuple[int, int]:
         """Return how many tokens of it a worker's cache is expected to have when its turn comes, and has now."""
-        computing, holder = self.expected.get(worker, 0), engine_and_rank(worker)
+        computing, holder = self.expected.get(load.name, 0), engine_and_rank(load.name)
         overlap = cached = 0
-        for blocks, match in self.matches:  # of which one is of the worker's own page size
+        for blocks, match in self.matches_at(load):
             size = blocks.page_size
             bit = match.bit(*holder)
             cached = max(cached, self.cached(blocks, bit, match.blocks_of(bit)))
@@ -200,6 +206,7 @@ class _TakenPrompt:
     prompt: _Prompt
     overlap: int
     lost: int = 0
+    _matches: Sequence[tuple[PromptBlocks, Match]] = field(init=False)
     _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
     _counted: CountedPrefix = field(init=False)
     _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
@@ -207,7 +214,8 @@ class _TakenPrompt:
     def __attrs_post_init__(self) -> None:
         expected, name = self.policy.expected, self.load.name
         self.policy.given += 1
-        self._prefixes = [expected.add(name, blocks.hashes) for blocks, _ in self.prompt.matches]
+        self._matches = self.prompt.matches_at(self.load)
+        self._prefixes = [expected.add(name, blocks.hashes) for blocks, _ in self._matches]
         self._counted = CountedPrefix(self._holder, self.policy.given, self._look)
         self._count()
         self.policy.counted.look()
@@ -219,7 +227,7 @@ class _TakenPrompt:
     def _count(self) -> None:
         """Count on the last block that is expected to be found."""
         numbers = list[int]()
-        for blocks, _ in self.prompt.matches:
+        for blocks, _ in self._matches:
             count = (self.overlap - self.lost) // blocks.page_size
             if 0 < count <= len(blocks.hashes):
                 numbers.append(blocks.hashes[count - 1])
@@ -231,7 +239,7 @@ class _TakenPrompt:
         if holder[0] in index.unknown:  # it looks again once all blocks of the worker are known
             return
         found, so_far, bit = 0, self.overlap - self.lost, index.bit(holder)
-        for prefix, (blocks, _) in zip(self._prefixes, self.prompt.matches, strict=True):
+        for prefix, (blocks, _) in zip(self._prefixes, self._matches, strict=True):
             if prefix is not None:
                 cached = self.prompt.cached(blocks, bit, index.blocks_of(bit, blocks.hashes))
                 found = max(found, cached)
@@ -255,7 +263,7 @@ class _TakenPrompt:
         if self.policy.counted.is_doubted(self._counted):
             self._look()
         self._expect_no_more()
-        for blocks, _ in self.prompt.matches:
+        for blocks, _ in self._matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*self._holder):
                 self._bit = bit
@@ -267,7 +275,7 @@ class _TakenPrompt:
         if self.load.leg is not Leg.BOTH:
             return
         tokens = self.request.tokens
-        for blocks, match in self.prompt.matches:
+        for blocks, match in self._matches:
             size, bit = blocks.page_size, match.bit(*self._holder)
             if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
@@ -280,7 +288,7 @@ class _TakenPrompt:
     def ended(self) -> None:
         if self._expect_no_more():  # those behind it may have counted on what it was to compute
             index, holder = self.policy.index, self._holder
-            for blocks, _ in self.prompt.matches:
+            for blocks, _ in self._matches:
                 told = index.blocks_of(index.bit(holder), blocks.hashes)
                 self.policy.counted.doubt(holder, blocks.hashes[told:], self._counted.turn)
         self.policy.counted.look()

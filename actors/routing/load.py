@@ -32,6 +32,7 @@ class Load:
     the others, who would refill each slot that they free, then leave the next one to it.
 
     `queued` are the prompt tokens that are to be computed there before another request, those of other nodes included.
+    `page_size` is that of its prefix cache, in tokens (0: not known).
     """
 
     name: str
@@ -50,6 +51,7 @@ class Load:
     place: int = 0
     reserved: int = 0
     queued: int = 0
+    page_size: int = 0
 
     @property
     def full(self) -> bool:

@@ -2,7 +2,8 @@
 
 A worker that is lost may leave hundreds of requests that wait for the others. Were each of them to look at each change,
 every answer that ends would cost as many choices. So only the first of a line looks, and while it finds a route it
-looks for those behind it as well, in the same turn: they come before requests that wait for a first route.
+looks for those behind it as well, in the same turn: they come before requests that wait for a first route. They go on
+one after the other: of what the first computes the next may be expected to find it in the cache.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from protocol.messages import Generate
 
 @define(eq=False)
 class _Waiting:
-    """One request: its route once it has one, and the event that it has, or that it is the first of its line."""
+    """One request, its route once it has one, and the event that it goes on with it, or is the first of its line."""
 
     request: Generate
     route: Route | None = None
     woken: trio.Event = field(factory=trio.Event)
+    following: _Waiting | None = None  # that was given a route after it
 
 
 @define(eq=False)
@@ -71,6 +73,8 @@ class WaitingLines:
                 line.remove(own)
             raise
         finally:
+            if own.following is not None:
+                own.following.woken.set()
             if line:
                 line[0].woken.set()
             elif self._lines.get(key) is line:
@@ -79,8 +83,11 @@ class WaitingLines:
 
 
 def _serve(line: deque[_Waiting], choose: Callable[[Generate], Route | None]) -> None:
-    """Give routes to the first of a line, as long as there are any."""
+    """Give routes to the first of a line, as long as there are any; each of them lets the next go on."""
+    last: _Waiting | None = None
     while line and (route := choose(line[0].request)) is not None:
         served = line.popleft()
         served.route = route
-        served.woken.set()
+        if last is not None:
+            last.following = served
+        last = served

@@ -75,6 +75,11 @@ def _prefill_bounds(offer: Offer) -> tuple[int, int]:
     return (0, tokens_max) if offer.leg is Leg.PREFILL else (tokens_max, 0)
 
 
+def _kv_memory(info: EngineInfo | None) -> tuple[int, int]:
+    """Return the size of an engine's KV memory and of its pages, in tokens; 0 if not known."""
+    return (0, 0) if info is None else (info.kv_tokens_max, info.page_size)
+
+
 def _tokens(request: Work, leg: Leg) -> tuple[int, int]:
     """Return the tokens of a request that a leg computes before its first reply, and those that it may hold.
 
@@ -163,15 +168,13 @@ class LocalWorker:
     def load(self) -> Load:
         """Its load; KV memory counts as taken for the tokens that the requests may hold."""
         last = self.engine.last
-        kv_tokens_max = 0 if last is None or last.info is None else last.info.kv_tokens_max
+        kv_tokens_max, page_size = _kv_memory(None if last is None else last.info)
         slots, tokens = self.idle_offer.slots, self.tokens
         name, bounds = self.full_name, _prefill_bounds(self.idle_offer)
         own = self.busy - sum(requests for requests, _ in self.asked_by.values())
-        ours = own, self.pending.prompts, *self.directory.routers
+        ours = own, self.pending.prompts, *self.directory.routers, 0, self.queued, page_size
         return Load(
-            *(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours),
-            0,
-            self.queued,
+            *(name, self.busy, slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours)
         )
 
     @property
@@ -326,15 +329,12 @@ class RemoteWorker:
     def load(self) -> Load:
         """Its load: the requests of this node, and those of others as its node announced them last."""
         offer = self.offer
-        tokens = self.tokens + offer.tokens
-        kv_tokens_max = 0 if offer.engine is None else offer.engine.kv_tokens_max
-        busy = self.busy + offer.running + offer.waiting
-        name, bounds = self.full_name, _prefill_bounds(offer)
-        ours = self.busy, self.pending.prompts, *self.directory.routers
+        busy, tokens = self.busy + offer.running + offer.waiting, self.tokens + offer.tokens
+        kv_tokens_max, page_size = _kv_memory(offer.engine)
+        name, bounds, queued = self.full_name, _prefill_bounds(offer), self.pending.tokens + self.queued_by_others
+        ours = self.busy, self.pending.prompts, *self.directory.routers, 0, queued, page_size
         return Load(
-            *(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours),
-            0,
-            self.pending.tokens + self.queued_by_others,
+            *(name, busy, offer.slots, tokens, tokens, kv_tokens_max, self.pending.tokens, *bounds, self.leg, *ours)
         )
 
     def replace_offer(self, offer: Offer) -> None:

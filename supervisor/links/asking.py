@@ -3,10 +3,12 @@
 Requests leave and replies arrive without any task of this file: `open` queues a frame, and each `on_...` runs in the
 turn of the link's reader. A reply is checked against the rules of its request before the asker gets it, because the
 other end may be wrong. A stream is free again when the other end has ended it, not when its asker has left: cancelled
-requests must count as long as they occupy the other end.
+requests must count as long as they occupy the other end. Requests leave in the order in which they are asked; those
+that wait for a stream are woken one after the other, since Trio runs tasks that are woken together in any order.
 
 A request with tensors is the exception: they have to be carried first, and may have to wait for room, so it has a task
-in the link's nursery. It takes its stream from the beginning: whoever has room must not have to wait for a stream.
+in the link's nursery, and others overtake it. It takes its stream from the beginning: whoever has room must not have to
+wait for a stream.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ class AskingHalf:
     _rules: dict[int, ReplyRules] = field(factory=dict, init=False)
     _left: set[int] = field(factory=set, init=False)  # streams that were cancelled and have not ended yet
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    _woken: int = field(default=0, init=False)  # that waited, and whose tasks have not run yet
     _carried: dict[int, CarriedRequest] = field(factory=dict, init=False)  # by number
     _numbers: dict[int, int] = field(factory=dict, init=False)  # of those that have been sent, by stream
     _last_carried: int = field(default=0, init=False)  # numbers of requests with tensors are -1, -2, ...
@@ -103,19 +106,20 @@ class AskingHalf:
     async def ask(self, request: Message, credit: int, to: str) -> AsyncIterator[LinkAnswer]:
         """Ask, waiting for a free stream; leaving the context cancels the request. Raises as `open` does.
 
-        Where a stream is free the request leaves in this turn: others that ask now might overtake it in the next.
+        With a free stream the request leaves in this turn: those that ask later might overtake it in the next.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self._unavailable is None and not self._has_stream:
+        is_behind = bool(self._permits or self._woken)
+        while self._unavailable is None and (is_behind or not self._has_stream):
             self.traffic.waited()
             await self._permits.park()
+            self._woken -= 1
+            is_behind = False
         try:
             number, answer = self.open(request, credit, to)
-        except Exception:
-            self._permits.unpark(count=1)  # the stream is still free, for the next one that waits
-            raise
+        finally:
+            self.wake()
         try:
-            await trio.lowlevel.checkpoint()
             yield answer
         finally:
             self.cancel(number)
@@ -133,7 +137,7 @@ class AskingHalf:
 
     @property
     def _has_stream(self) -> bool:
-        return len(self.peer.asked) + self._unsent < self.peer.asked.open_max
+        return len(self.peer.asked) + self._unsent + self._woken < self.peer.asked.open_max
 
     def _send_open(
         self, frame: Open, rules: ReplyRules, answer: LinkAnswer, attached: Views = (), share: ByteShare | None = None
@@ -170,7 +174,7 @@ class AskingHalf:
             if carried.stream is None:
                 del self._carried[number]
                 self._unsent -= 1
-                self._permits.unpark()
+                self.wake()
 
     async def _send_carried(self, number: int, carried: CarriedRequest, request: Message) -> None:
         """Send a request whose tensors are attached or described, once there is room for what is attached."""
@@ -186,8 +190,11 @@ class AskingHalf:
     # What the link does ------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake everybody who waits for a free stream."""
-        self._permits.unpark_all()
+        """Wake the first that waits, if a stream is free, which then wakes the next; all, if nothing can be asked."""
+        if self._unavailable is not None:
+            self._woken += len(self._permits.unpark(count=len(self._permits)))
+        elif self._permits and not self._woken and self._has_stream:
+            self._woken += len(self._permits.unpark())
 
     def suspend(self, detail: str) -> None:
         """Fail all askers, and all requests from now on; streams still end as the other end says."""
@@ -295,7 +302,7 @@ class AskingHalf:
         rules, answer = self._rules.pop(stream), self._answers.pop(stream)
         self._left.discard(stream)
         self._carried.pop(self._numbers.pop(stream, 0), None)
-        self._permits.unpark()
+        self.wake()
         if rules.shared:  # its answerer may free what it shares
             self.writer.send(Cancel(stream, "the tensors were taken"))
         if rules.failure is not None:

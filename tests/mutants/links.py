@@ -23,6 +23,11 @@ BUGS: Bugs = {
             "        if routing.has_room(request):\n",
             "        if True:\n",
         ),
+        Bug(
+            "a direct call overtakes one from the inbox",
+            "None if taken else routing.choose(request)",
+            "routing.choose(request)",
+        ),
     ),
     "actors/kit/calls.py": (
         Bug(
@@ -190,6 +195,11 @@ BUGS: Bugs = {
         ),
         Bug("a node of an older version is sent a Step", " or not self.hello.takes_steps:", ":"),
         Bug(
+            "a request without tensors is refused while others wait for room",
+            "and size and share is None",
+            "and share is None",
+        ),
+        Bug(
             "a reply takes room that somebody waits for",
             "(not size or self._outgoing.budget.fits(size))",
             "True",
@@ -226,6 +236,18 @@ BUGS: Bugs = {
         Bug("the last request of a burst is asked first", "self._unasked.popleft()", "self._unasked.pop()"),
     ),
     "supervisor/links/asking.py": (
+        Bug("who asks later overtakes who waits for a stream", "bool(self._permits or self._woken)", "False"),
+        Bug(
+            "those that wait for a stream are woken together",
+            "self._permits and not self._woken and",
+            "self._permits and",
+        ),
+        Bug("who asks has a free stream that is another's", "self._unsent + self._woken <", "self._unsent <"),
+        Bug(
+            "an asker has its answer a turn after its request has left",
+            "            self.wake()\n        try:\n",
+            "            self.wake()\n        try:\n            await trio.lowlevel.checkpoint()\n",
+        ),
         Bug("requests of one turn leave in any order", "trio.lowlevel.checkpoint_if_cancelled()", "trio.sleep(0)"),
         Bug("no Cancel frame on leaving", 'self.writer.send(Cancel(stream, "the asker left"))', "pass"),
         Bug(
@@ -235,7 +257,7 @@ BUGS: Bugs = {
         ),
         Bug(
             "a closed stream wakes no request that waits for one",
-            "stream, 0), None)\n        self._permits.unpark()\n",
+            "stream, 0), None)\n        self.wake()\n",
             "stream, 0), None)\n",
         ),
         Bug(

@@ -261,6 +261,7 @@ BUGS: Bugs = {
             "common, len(request.tokens) - 1,",
             "common, len(request.tokens),",
         ),
+        Bug("a prompt is expected in pages of any size", "if not load.page_size:", "if True:"),
         Bug("what is queued costs nothing", " + settings.queued_weight * load.queued", ""),
         Bug(
             "what is computed anyway counts as much as what is not",
@@ -502,6 +503,11 @@ BUGS: Bugs = {
         ),
     ),
     "supervisor/cluster/workers.py": (
+        Bug(
+            "a worker has pages of a size that is not known",
+            "(info.kv_tokens_max, info.page_size)",
+            "(info.kv_tokens_max, 0)",
+        ),
         Bug(
             "a computed prompt is queued until its answer ends",
             "            if pending.discard(request_id):\n                self.directory.load_changed(self, asker)\n                return",

@@ -63,8 +63,8 @@ BUGS: Bugs = {
     "actors/routing/kv.py": (
         Bug(
             "a prefix of a rank counts for all",
-            "computing, holder = self.expected.get(worker, 0), engine_and_rank(worker)",
-            "computing, holder = self.expected.get(worker, 0), (engine_and_rank(worker)[0], 0)",
+            "computing, holder = self.expected.get(load.name, 0), engine_and_rank(load.name)",
+            "computing, holder = self.expected.get(load.name, 0), (engine_and_rank(load.name)[0], 0)",
         ),
         Bug(
             "a rank with a prefix is not looked for",

@@ -172,8 +172,13 @@ BUGS: Bugs = {
         Bug("all that wait look at each change", "if line[0] is not own:", "if False:"),
         Bug(
             "those behind the first wait another turn",
-            "        served.woken.set()\n",
-            "        served.woken.set()\n        break\n",
+            "        last = served\n",
+            "        last = served\n        break\n",
+        ),
+        Bug(
+            "those behind the first go on in any order",
+            "            last.following = served\n",
+            "            served.woken.set()\n",
         ),
         Bug(
             "one that leaves takes the turn of others",

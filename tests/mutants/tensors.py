@@ -56,8 +56,8 @@ BUGS: Bugs = {
         ),
         Bug(
             "a request that waits for room takes no stream",
-            "len(self.peer.asked) + self._unsent <",
-            "len(self.peer.asked) <",
+            "len(self.peer.asked) + self._unsent + self._woken <",
+            "len(self.peer.asked) + self._woken <",
         ),
     ),
     "protocol/codec.py": (

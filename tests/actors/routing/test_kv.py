@@ -405,6 +405,35 @@ def test_the_page_size_of_a_worker_is_the_one_that_its_cache_is_found_by() -> No
     assert chosen(made, request, A, B) == ("b", 8 * PAGE)
 
 
+def of_both_sizes(prompt: Sequence[int] = PROMPT) -> Generate:
+    blocks = (PromptBlocks(size, *block_hashes_after(b"", list(prompt), size)) for size in (PAGE, 4 * PAGE))
+    return evolve(wanted(prompt), hints=RoutingHints("", tuple(blocks)))
+
+
+def test_a_prompt_is_expected_in_the_pages_of_the_worker_that_computes_it() -> None:
+    made, large = policy(), evolve(B, page_size=4 * PAGE)
+    shorter = of_both_sizes(PROMPT[: 6 * PAGE])
+    first = taken(made, of_both_sizes(), large)
+    assert chosen(made, shorter, large) == ("b", 4 * PAGE)
+    made.index.add_holders("b", 1)
+    first.begun()
+    assert chosen(made, shorter, large) == ("b", 4 * PAGE), "computed just now"
+    hashes = block_hashes_after(b"", PROMPT, 4 * PAGE)[0]
+    made.index.apply("b", [BlockEvent(STORED, 0, tuple(hashes)), BlockEvent(REMOVED, 0, tuple(hashes[1:]))])
+    assert chosen(made, of_both_sizes(), large) == ("b", 4 * PAGE), "nothing of another size hides an eviction"
+
+
+@pytest.mark.parametrize("size", [PAGE, 4 * PAGE])
+def test_an_answer_is_expected_in_the_pages_of_its_worker(size: int) -> None:
+    made, worker = policy(), evolve(B, page_size=size)
+    made.index.add_holders("b", 1)
+    followed = taken(made, of_both_sizes(), worker)
+    followed.begun()
+    followed.answered([*range(3 * PAGE)])
+    request = of_both_sizes([*PROMPT, *range(3 * PAGE), 1])
+    assert chosen(made, request, worker) == ("b", 13 * PAGE // size * size)
+
+
 def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     made = policy({"a": PROMPT[:PAGE]})
     followed = taken(made, wanted(), A)

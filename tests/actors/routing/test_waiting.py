@@ -144,6 +144,27 @@ async def test_requests_that_have_lost_their_workers_come_before_new_ones(autoju
             route.end()
 
 
+async def test_those_that_are_given_routes_in_one_turn_go_on_in_this_order(autojump_clock: MockClock) -> None:
+    busy, went_on = Fake("a", slots=5, more=5), list[int]()
+    pool = FakePool([busy], None)
+    routing = routing_of(pool, CountingPolicy())
+
+    async def go_on(number: int) -> None:
+        route = await routing.wait_for_other(generate(), (), (), 0.0)
+        went_on.append(number)
+        route.end()
+
+    for _ in range(12):  # Trio runs the tasks that are woken in one turn forwards or backwards
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(go_on, number)
+                await wait_all_tasks_blocked()
+            busy.more = 0
+            pool.change()
+        busy.more = 5
+    assert went_on == [*range(5)] * 12
+
+
 @pytest.mark.parametrize("_", range(20))  # who runs first in a turn is chance
 async def test_one_that_leaves_as_it_is_given_a_route_gives_it_back(_: int, autojump_clock: MockClock) -> None:
     busy, got = Fake("a", slots=2, more=2), list[Route]()

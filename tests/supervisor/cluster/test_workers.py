@@ -68,6 +68,7 @@ async def test_a_request_counts_while_it_runs_on_both_nodes(autojump_clock: Mock
         offer = far.local["one"].offer
         assert (offer.running, offer.waiting, offer.tokens) == (2, 1, 3 * 4 + 2 + 4 + 6)
         assert (remote.load.busy, far.running) == (3, 3)
+        assert (remote.load.kv_tokens_max, remote.load.page_size) == (INFO.kv_tokens_max, INFO.page_size)
         with trio.fail_after(10):
             await far.wait_idle()
         assert trio.current_time() == 6
@@ -106,6 +107,7 @@ async def test_a_request_counts_for_what_it_may_hold_where_it_is(autojump_clock:
         with trio.move_on_after(1), worker.engine.publish(SimpleNamespace(info=INFO)):
             async with worker.ask(evolve(request, cached_tokens=cached), 1):
                 assert (worker.load.kv_tokens, worker.load.tokens) == (tokens, tokens)
+                assert (worker.load.kv_tokens_max, worker.load.page_size) == (INFO.kv_tokens_max, INFO.page_size)
 
 
 # Going elsewhere --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, 
 from protocol.frames import Cancel, Fail, Open
 from protocol.messages import Done, FlushCache, Generate, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
+from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
 from tests.rig.links import ask, bugs_logged, count_to_three, hand_written, held_for, linked, never_answer
@@ -116,6 +117,64 @@ async def test_a_stream_that_the_next_asker_cannot_use_goes_to_the_one_behind_it
                     await wait_all_tasks_blocked()
         assert (failed, trio.current_time()) == ([3, 3], 6)
         ends.check_at_rest()
+
+
+async def test_who_waits_for_a_stream_is_not_overtaken_by_who_asks_later(autojump_clock: MockClock) -> None:
+    asked, opened = list[int](), list[int]()
+
+    async def ask_again_and_again(link: Link) -> None:
+        for _ in range(20):
+            number = len(asked)
+            asked.append(number)
+            async with link.ask(FlushCache(), 1) as replies:
+                opened.append(number)
+                await replies.result()
+
+    async def end(call: AnyCall, replies: AnyAnswer) -> None:
+        replies.end(Done())
+
+    async with linked(end, streams=2) as ends:
+        async with trio.open_nursery() as nursery:
+            for _ in range(6):
+                nursery.start_soon(ask_again_and_again, ends.asker)
+        assert opened == asked
+        ends.check_at_rest()
+
+
+async def test_a_stream_that_is_free_for_who_waits_is_nobody_else_s(autojump_clock: MockClock) -> None:
+    async with linked(count_to_three, streams=1) as ends:
+
+        async def ask_and_open() -> None:
+            async with ends.asker.ask(FlushCache(), 9) as replies:
+                await replies.result()
+                with pytest.raises(Overloaded):
+                    ends.asker.open(FlushCache(), 9)
+
+        for _ in range(12):  # who runs first in a turn is chance
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask_and_open)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(ask, ends.asker)
+        ends.check_at_rest()
+
+
+async def test_an_asker_has_its_answer_in_the_turn_in_which_its_request_leaves(autojump_clock: MockClock) -> None:
+    async with hand_written() as other:
+
+        async def ask_once() -> None:
+            async with other.link.ask(FlushCache(), 1):
+                entered.append(True)
+                await trio.sleep_forever()
+
+        for number in range(12):  # who runs first in a turn is chance
+            entered = list[bool]()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask_once)
+                while other.link.statistics().streams_asked == 0:
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            assert entered
+            await other.send(Fail(number + 1, "asker_left", ""))
 
 
 async def test_leaving_after_the_end_sends_nothing(autojump_clock: MockClock) -> None:

@@ -165,6 +165,24 @@ async def test_a_request_that_may_not_wait_for_a_stream_waits_for_room_within_it
         await check_nothing_held(ends)
 
 
+async def test_a_request_without_tensors_does_not_wait_for_those_that_wait_for_room(autojump_clock: MockClock) -> None:
+    near, far = sim_pair()
+    other = HandWritten(Link(near, Peer("here", serves_max=2)), far)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.run)
+        await other.send(Hello(VERSION, "there", 8, attached_bytes_max=200_000))
+        for _ in range(2):
+            other.link.open(Encode("a", pixels(LARGE)), 0)
+        await wait_all_tasks_blocked()
+        assert other.link.peer.statistics().waiting == 1
+        other.link.open(GetLoad(), 7)
+        opened: list[int] = []
+        while 7 not in opened:
+            opened += [frame.credit for frame in await other.receive() if isinstance(frame, Open)]
+        assert opened == [0, 7]
+        nursery.cancel_scope.cancel()
+
+
 async def test_an_asker_that_leaves_while_it_waits_for_room_lets_the_next_one_pass(autojump_clock: MockClock) -> None:
     async with standing_still(streams=9) as ends:
         async with trio.open_nursery() as nursery:
