@@ -32,19 +32,13 @@ async def router(
     """Route each call, a direct one at once; the others stay in the inbox while all workers of their pools are full."""
     bugs, unstarted, refused = BugCounter(), UnstartedRequests(), trio.lowlevel.ParkingLot()
     direct = direct or DirectCalls()
-    taken = 0  # from the inbox, whose tasks have not run yet
 
     async def route_one(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
         with call.answering(bugs) as answer:
             answer.end(await RoutedRequest(call.request, answer, routing, unstarted).run(route))
 
-    async def route_taken(call: Call[Generate, Started | Tokens, Finished], route: Route | None) -> None:
-        nonlocal taken
-        taken -= 1
-        await route_one(call, route)
-
     def begin(request: Generate) -> Answerer[Generate, Started | Tokens, Finished] | None:
-        route = None if taken else routing.choose(request)  # workers are asked in the order in which they are chosen
+        route = routing.choose(request)
         return None if route is None else partial(route_one, route=route)
 
     def has_room(request: Generate) -> bool:
@@ -68,5 +62,4 @@ async def router(
         task_status.started()
         while True:
             call = await inbox.receive(has_room)  # a call that must wait does so in the inbox
-            taken += 1
-            requests.start_soon(route_taken, call, routing.choose(call.request))
+            requests.start_soon(route_one, call, routing.choose(call.request))

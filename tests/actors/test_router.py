@@ -9,13 +9,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.kit.direct import DirectAddress, DirectCalls
-from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
-from protocol.messages import Finished, Generate, Logprob, Started, Tokens, Usage
+from protocol.messages import Generate, Logprob, Tokens, Usage
 from tests.rig.calls import AnyAnswer
 from tests.rig.router import (
     LOSSES,
@@ -363,30 +360,3 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
                     clients.start_soon(ask_one, str(number))
 
     simulate(scenario, seed)
-
-
-async def test_workers_are_asked_in_the_order_in_which_they_were_chosen(autojump_clock: MockClock) -> None:
-    worker, chosen = Fake("a", slots=80), list[str]()
-    direct: DirectCalls[Generate, Started | Tokens, Finished] = DirectCalls()
-
-    def choose(request: Generate, candidates: Candidates, /) -> Choice | None:
-        chosen.append(request.id)
-        return least_loaded(request, candidates)
-
-    async with routed(worker, direct=direct) as rig:
-        direct.pass_by, rig.routing.policy = rig.inbox.pass_by, choose
-        address = DirectAddress(rig.inbox, direct)
-
-        async def ask_later(name: str, turns: int) -> None:
-            for _ in range(turns):
-                await trio.lowlevel.checkpoint()
-            async with address.ask(generate(name), 6) as answer:
-                await answer.relay(lambda _: None)
-
-        async with trio.open_nursery() as nursery:
-            for number in range(40):  # Trio runs the tasks of one turn forwards or backwards
-                nursery.start_soon(ask, rig, generate(f"inbox {number}"))
-                nursery.start_soon(ask_later, f"direct {number}", number % 5)
-                await wait_all_tasks_blocked()
-        assert [request.id for request in worker.asked] == chosen
-        assert len(chosen) == 80

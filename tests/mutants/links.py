@@ -23,11 +23,6 @@ BUGS: Bugs = {
             "        if routing.has_room(request):\n",
             "        if True:\n",
         ),
-        Bug(
-            "a direct call overtakes one from the inbox",
-            "None if taken else routing.choose(request)",
-            "routing.choose(request)",
-        ),
     ),
     "actors/kit/calls.py": (
         Bug(

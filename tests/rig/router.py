@@ -13,7 +13,6 @@ import trio
 from attrs import Factory, define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors.kit.direct import DirectCalls
 from actors.kit.fast_path import put_token
 from actors.router import router
 from actors.routing.least_loaded import least_loaded
@@ -263,7 +262,6 @@ async def routed(
     prefill_tokens_min: int = 0,
     levels: ServiceLevels | None = None,
     early: Sequence[Generate] = (),
-    direct: DirectCalls[Generate, Started | Tokens, Finished] | None = None,
 ) -> AsyncIterator[RouterRig]:
     """Run a router over workers; the `early` requests come before it begins."""
     ids, rng = count(1), random.Random(0)
@@ -287,7 +285,7 @@ async def routed(
         for request in early:
             stage.start_soon(ask, rig, request)
         await wait_all_tasks_blocked()
-        await stage.start(router, inbox, routing, direct)
+        await stage.start(router, inbox, routing)
         yield rig
         await wait_all_tasks_blocked()
         rig.check_at_rest()

@@ -36,7 +36,7 @@ from tests.system.simulator.single_fault import FailingEngine, SingleFault, Stuc
 from tests.system.simulator.slow_readers import SlowReaders
 from tests.system.simulator.system import LIMITS, System
 
-DEADLINES = Deadlines(first_token_s=8.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
+DEADLINES = Deadlines(first_token_s=10.0, gap_s=2.0, total_s=30.0, release_s=1.0, leak_s=2.0)
 KINDS = (*[HttpClient] * 5, *[LaneClient] * 6, TextClient, TextClient, PostClient, DeafClient, DeafLaneClient)
 SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
     FailingEngine,
