@@ -67,7 +67,7 @@ class VirtualWorker:
     speeds: Speeds
     gateways: Sequence[Gateway] = ()
     cache: OrderedDict[int, None] = field(factory=OrderedDict)
-    prompts: trio.Lock = field(factory=trio.Lock)
+    line: deque[trio.Event] = field(factory=deque)  # of prompts, in the order in which they were asked
     places: trio.Semaphore = field(init=False)
     asked: list[Counts] = field(factory=list)  # by gateway
     told: list[Counts] = field(factory=list)  # what each gateway heard last of the others
@@ -163,15 +163,20 @@ class View:
         whole = Counts(1, len(request.tokens) + credit)
         self._count(first)
         self._count(whole)
-        begun = False
+        begun, first_in_line = False, trio.Event()
+        self.worker.line.append(first_in_line)  # now: tasks that wait for places go on in any order
 
         async def begin(prompt: Prompt) -> int:
             nonlocal begun
             worker, speeds = self.worker, self.worker.speeds
-            async with worker.prompts:
-                found = worker.found(prompt.hashes)
-                await trio.sleep(speeds.request_s + speeds.prompt_token_s * (prompt.tokens - PAGE * found))
-                worker.store(prompt.hashes)
+            if worker.line[0] is not first_in_line:
+                await first_in_line.wait()
+            found = worker.found(prompt.hashes)
+            await trio.sleep(speeds.request_s + speeds.prompt_token_s * (prompt.tokens - PAGE * found))
+            worker.store(prompt.hashes)
+            worker.line.popleft()
+            if worker.line:
+                worker.line[0].set()
             begun = True
             self._count(first, -1)
             worker.served += 1
