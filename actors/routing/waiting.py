@@ -3,7 +3,7 @@
 A worker that is lost may leave hundreds of requests that wait for the others. Were each of them to look at each change,
 every answer that ends would cost as many choices. So only the first of a line looks, and while it finds a route it
 looks for those behind it as well, in the same turn: they come before requests that wait for a first route. They go on
-one after the other: of what the first computes the next may be expected to find it in the cache.
+one after the other: the next may be expected to find in the cache what the first computes.
 """
 
 from __future__ import annotations
