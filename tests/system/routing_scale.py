@@ -24,6 +24,7 @@ from attrs import define, field, frozen
 from trio.testing import MockClock
 
 from actors.routing.kv import KvSettings
+from supervisor.node import garbage
 from tests.system.virtual_workers import TOLD_S, Figures, Gateway, Prompt, Speeds, VirtualWorker
 
 
@@ -148,6 +149,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("runs", nargs="*", default=RUNS, help="each a JSON object of the fields of Run")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
+    garbage.prepare()  # as in a node; here the caches of all workers are in the heap, too
     results = []
     for text in options.runs:
         fields = json.loads(text)
