@@ -133,12 +133,20 @@ async def standing_still(**fields: Any) -> AsyncIterator[Ends]:
         yield ends
 
 
-async def test_requests_wait_for_room_in_the_order_in_which_they_came(autojump_clock: MockClock) -> None:
+@asynccontextmanager
+async def asking_one_with_little_room() -> AsyncIterator[HandWritten]:
+    """A link whose other end, written by hand, has room for one request with `LARGE` tensors."""
     near, far = sim_pair()
     other = HandWritten(Link(near, Peer("here", serves_max=2)), far)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other.run)
         await other.send(Hello(VERSION, "there", 8, attached_bytes_max=200_000))
+        yield other
+        nursery.cancel_scope.cancel()
+
+
+async def test_requests_wait_for_room_in_the_order_in_which_they_came(autojump_clock: MockClock) -> None:
+    async with asking_one_with_little_room() as other:
         for number, size in enumerate((LARGE, LARGE, 51_000, LARGE)):
             other.link.open(Encode("a", pixels(size)), number)
             await wait_all_tasks_blocked()
@@ -152,7 +160,6 @@ async def test_requests_wait_for_room_in_the_order_in_which_they_came(autojump_c
             received = sum(len(frame.data) for frame in frames if isinstance(frame, RequestData))
             await other.send(*[WindowUpdate(received)] * bool(received))
         assert opened == [0, 1, 2, 3]
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_request_that_may_not_wait_for_a_stream_waits_for_room_within_its_answer(
@@ -166,11 +173,7 @@ async def test_a_request_that_may_not_wait_for_a_stream_waits_for_room_within_it
 
 
 async def test_a_request_without_tensors_does_not_wait_for_those_that_wait_for_room(autojump_clock: MockClock) -> None:
-    near, far = sim_pair()
-    other = HandWritten(Link(near, Peer("here", serves_max=2)), far)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(other.run)
-        await other.send(Hello(VERSION, "there", 8, attached_bytes_max=200_000))
+    async with asking_one_with_little_room() as other:
         for _ in range(2):
             other.link.open(Encode("a", pixels(LARGE)), 0)
         await wait_all_tasks_blocked()
@@ -180,7 +183,6 @@ async def test_a_request_without_tensors_does_not_wait_for_those_that_wait_for_r
         while 7 not in opened:
             opened += [frame.credit for frame in await other.receive() if isinstance(frame, Open)]
         assert opened == [0, 7]
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_asker_that_leaves_while_it_waits_for_room_lets_the_next_one_pass(autojump_clock: MockClock) -> None:
