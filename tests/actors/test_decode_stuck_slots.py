@@ -67,7 +67,7 @@ async def expect(error: type[EngineLost | DeadlineExceeded | Preempted], worker:
     assert type(caught.value) is error
 
 
-async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock: MockClock) -> None:
+async def test_one_stuck_slot_touches_no_other_stream(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(leave_after, worker, wanted_of("bad"), 1.5)
         wanted = wanted_of("good", tokens_max=200)
@@ -76,7 +76,7 @@ async def test_b17_one_stuck_slot_touches_no_other_stream(autojump_clock: MockCl
         worker.engine.healed.set()
 
 
-async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock: MockClock) -> None:
+async def test_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock: MockClock) -> None:
     async with working(engine=Hanging("bad"), slots=2, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         await leave_after(worker, wanted_of("bad"), 1)
         await trio.sleep(6)
@@ -98,7 +98,7 @@ async def test_b17_a_stuck_slot_is_one_slot_less_until_it_is_free(autojump_clock
         pytest.param(["bad"], 8, True, 1, "does not report its load", 11, id="one, and the engine is silent"),
     ],
 )
-async def test_b17_stuck_slots_are_the_engines_fault(
+async def test_stuck_slots_are_the_engines_fault(
     stuck: list[str], slots: int, mute: bool, left_s: float, reason: str, ends_at: float, autojump_clock: MockClock
 ) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match=reason), flatten_subgroups=True):
@@ -200,7 +200,7 @@ async def ask_hostile(rig: RouterRig) -> None:
         await route(rig, evolve(wanted_of("x", tokens_max=5), tokens=HANGS))
 
 
-async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:
+async def test_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:
     async with over_hung("abcdef") as rig:
         await ask_hostile(rig)
         await trio.sleep(1000)
@@ -208,7 +208,7 @@ async def test_b3_a_request_that_hangs_engines_is_not_carried_from_one_to_the_ne
         assert sum(worker.killed for worker in rig.pool.all) <= 2
 
 
-async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
+async def test_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(autojump_clock: MockClock) -> None:
     """The engine stops for all: nobody can tell who is to blame, so each is carried on once."""
     got: list[Received] = []
     async with over_hung("ab") as rig, trio.open_nursery() as clients:
@@ -218,7 +218,7 @@ async def test_b3_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhe
     assert [received.finished.usage.completion_tokens for received in got] == [100] * 4
 
 
-async def test_b3_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
+async def test_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
     prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
@@ -236,7 +236,7 @@ async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> 
         assert got.finished.usage.completion_tokens == 5
 
 
-async def test_d7_a_request_that_stands_still_while_others_go_on_was_preempted(autojump_clock: MockClock) -> None:
+async def test_a_request_that_stands_still_while_others_go_on_was_preempted(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
         nursery.start_soon(call_later, 3.5, worker.engine.scheduler.silent.add, "bad")
@@ -244,7 +244,7 @@ async def test_d7_a_request_that_stands_still_while_others_go_on_was_preempted(a
         assert trio.current_time() == 23
 
 
-async def test_d7_tokens_that_skip_the_decode_count_as_progress_of_the_others(autojump_clock: MockClock) -> None:
+async def test_tokens_that_skip_the_decode_count_as_progress_of_the_others(autojump_clock: MockClock) -> None:
     async def ask_by_fast_path(worker: Worker, wanted: Generate, texts: list[str]) -> None:
         path = FastPath(lambda text, _: texts.append(text.text))
         path.open({token: Text(str(token), 1) for token in range(100)})

@@ -93,7 +93,7 @@ async def test_a_verdict_is_remembered_and_the_oldest_forgotten(autojump_clock: 
         assert [outcome for outcome, _ in rig.outcomes] == ["refused", *["accepted"] * 4, "refused"]
 
 
-async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
+async def test_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: MockClock) -> None:
     took = {}
 
     async def timed(rig: CheckerRig, text: str, owner: str) -> None:
@@ -112,7 +112,7 @@ async def test_o2_eight_heavy_ones_of_a_key_hold_no_other_key(autojump_clock: Mo
         assert max(took.values()) == pytest.approx(80.0)
 
 
-async def test_o2_a_check_without_askers_is_cancelled(autojump_clock: MockClock) -> None:
+async def test_a_check_without_askers_is_cancelled(autojump_clock: MockClock) -> None:
     async with running() as rig:
         with trio.move_on_after(1.5):
             async with trio.open_nursery() as nursery:

@@ -40,7 +40,7 @@ def test_common_grammars_pass(sample: Sample) -> None:
         "q(" + "(?P<n>a)*" * 300 + ")",
     ],
 )
-def test_b2_consecutive_parts_that_may_each_be_empty_are_counted_at_any_depth(text: str) -> None:
+def test_consecutive_parts_that_may_each_be_empty_are_counted_at_any_depth(text: str) -> None:
     assert "parts in a row that may each be empty" in str(regex(text))
 
 

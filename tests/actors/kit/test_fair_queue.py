@@ -197,7 +197,7 @@ def test_while_two_wait_neither_has_had_more_than_the_other_by_more_than_one_tur
     trio.run(main)
 
 
-async def test_b13_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock: MockClock) -> None:
+async def test_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them(autojump_clock: MockClock) -> None:
     address, inbox = request_inbox(64)
     slots, ended = trio.Semaphore(16), dict[str, float]()
 

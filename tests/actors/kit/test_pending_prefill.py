@@ -108,7 +108,7 @@ LEGS = pytest.mark.parametrize(
 
 @LEGS
 @pytest.mark.parametrize("tokens_max", [4, 400])
-async def test_b13_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
+async def test_the_many_long_prompts_of_a_key_delay_other_keys_by_one_turn(
     legs: tuple[str, ...], tokens_max: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     async with node(tmp_path, *legs) as assembly, trio.open_nursery() as nursery:
@@ -134,7 +134,7 @@ async def test_what_waits_for_other_prompts_is_all_answered_and_nothing_of_it_is
 
 
 @pytest.mark.parametrize("size", [20, 300, LONG], ids="{} tokens".format)
-async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
+async def test_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
     size: int, autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     answered: list[float] = []
@@ -151,7 +151,7 @@ async def test_b13_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
         nursery.cancel_scope.cancel()
 
 
-async def test_b13_a_decode_that_takes_again_is_given_prompts_again(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_a_decode_that_takes_again_is_given_prompts_again(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with node(tmp_path, "prefill", "decode", "decode") as assembly, trio.open_nursery() as nursery:
         stall(assembly, 20)
         for _ in range(50):
@@ -353,7 +353,7 @@ async def test_an_asker_that_waited_for_room_and_left_delays_no_one(autojump_clo
 
 
 @pytest.mark.parametrize("room", [1, 16], ids=["for room in the queue", "in the queue"])
-async def test_b13_the_call_behind_one_that_leaves_enters_at_once(room: int, autojump_clock: MockClock) -> None:
+async def test_the_call_behind_one_that_leaves_enters_at_once(room: int, autojump_clock: MockClock) -> None:
     address, inbox = priority_inbox(room, lambda _: 0)
     got = []
 

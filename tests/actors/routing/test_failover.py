@@ -275,7 +275,7 @@ class Replaced(LinkLost):
 
 
 @pytest.mark.parametrize("loss", [Draining, Replaced])
-async def test_b15_five_drains_in_a_row_lose_nothing(loss: type[RequestError], autojump_clock: MockClock) -> None:
+async def test_five_drains_in_a_row_lose_nothing(loss: type[RequestError], autojump_clock: MockClock) -> None:
     workers = [Fake(str(n), [Play(loss("it goes"), 8)], more=n % 4) for n in range(5)]
     async with routed(*workers, Fake("last", slots=9, more=8)) as rig:
         wanted = generate(tokens_max=50)
@@ -283,7 +283,7 @@ async def test_b15_five_drains_in_a_row_lose_nothing(loss: type[RequestError], a
         assert [len(worker.asked) for worker in workers] == [1] * 5
 
 
-async def test_b15_drains_leave_the_resumes_for_losses(autojump_clock: MockClock) -> None:
+async def test_drains_leave_the_resumes_for_losses(autojump_clock: MockClock) -> None:
     plays = [Draining("1"), LinkLost("2"), Draining("3"), LinkLost("4"), Draining("5"), LinkLost("6")]
     workers = [Fake(str(n), [Play(loss, 2)], slots=8, more=n) for n, loss in enumerate(plays)]
     async with routed(*workers, limits=FailoverLimits(resumes_max=3, pause_s=0.01)) as rig:

@@ -79,7 +79,7 @@ def test_one_request_at_a_time_probes_an_ejected_worker() -> None:
     assert not outliers.begin_probe("a", "one")
 
 
-def test_b11_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
+def test_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -92,7 +92,7 @@ def test_b11_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     assert not outliers.avoided("a", 1_000)
 
 
-def test_b11_an_earlier_probe_does_not_end_a_later_one() -> None:
+def test_an_earlier_probe_does_not_end_a_later_one() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
     assert outliers.begin_probe("a", "first")
@@ -250,7 +250,7 @@ def ejected(rig: RouterRig) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [InternalError("a bug"), DeadlineExceeded("late")])
-async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error: RequestError, autojump_clock: MockClock) -> None:
+async def test_a_worker_that_fails_at_once_is_no_black_hole(error: RequestError, autojump_clock: MockClock) -> None:
     async with routed(*four(error)) as rig:
         failed = await many(rig, 200)
         assert len(failed) <= 5 + 3
@@ -258,7 +258,7 @@ async def test_b11_a_worker_that_fails_at_once_is_no_black_hole(error: RequestEr
         assert ejected(rig) == ["bad"]
 
 
-async def test_b11_a_request_refused_by_one_engine_is_answered_by_another_and_counts_against_it(
+async def test_a_request_refused_by_one_engine_is_answered_by_another_and_counts_against_it(
     autojump_clock: MockClock,
 ) -> None:
     async with routed(*four(EngineRefused("no"))) as rig:
@@ -266,7 +266,7 @@ async def test_b11_a_request_refused_by_one_engine_is_answered_by_another_and_co
         assert len(rig.worker("bad").asked) <= 25, "those of the first second, before another had begun to answer"
 
 
-async def test_b11_a_clients_own_mistakes_eject_no_worker(autojump_clock: MockClock) -> None:
+async def test_a_clients_own_mistakes_eject_no_worker(autojump_clock: MockClock) -> None:
     for error in (EngineRefused("no"), BadRequest("no")):
         workers = [Fake(name, otherwise=Play(error, 0), slots=64) for name in "abcd"]
         async with routed(*workers) as rig:
@@ -275,7 +275,7 @@ async def test_b11_a_clients_own_mistakes_eject_no_worker(autojump_clock: MockCl
             assert sum(len(each.asked) for each in workers) <= 100
 
 
-async def test_b11_a_probe_that_fails_costs_its_request_nothing(autojump_clock: MockClock) -> None:
+async def test_a_probe_that_fails_costs_its_request_nothing(autojump_clock: MockClock) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=5, ejected_max_s=5))
     async with routed(*four(InternalError("a bug")), limits=limits) as rig:
         assert len(await many(rig, 300)) <= 5, "those before it was known"
@@ -290,7 +290,7 @@ async def test_b11_a_probe_that_fails_costs_its_request_nothing(autojump_clock: 
         assert not rig.routing.outliers
 
 
-async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock: MockClock) -> None:
+async def test_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(autojump_clock: MockClock) -> None:
     """The way between p0 and d0 is cut; each of them reaches everybody else."""
 
     workers = pairs(2, 2)
@@ -303,7 +303,7 @@ async def test_b11_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_n
         assert ejected(rig) == ["p0+d0"]
 
 
-async def test_b11_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(autojump_clock: MockClock) -> None:
+async def test_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(autojump_clock: MockClock) -> None:
     """One slot each: a request that finds the good decode busy waits for it, and does not fail on the bad one."""
 
     prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
@@ -334,7 +334,7 @@ def met(rig: RouterRig, prefill: str) -> int:
 
 @pytest.mark.parametrize("late_s", [0, 2])
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_b11_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pair_by_pair(
+async def test_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pair_by_pair(
     at_once: bool, late_s: int, autojump_clock: MockClock
 ) -> None:
     """Its own leg may have ended well before: it knows no more than what it has sent."""
@@ -347,7 +347,7 @@ async def test_b11_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pai
         assert met(rig, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
-async def test_b11_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
+async def test_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
     autojump_clock: MockClock,
 ) -> None:
     workers = [*pairs(4, 1, cut=("p0", "p1", "p2", "p3")), *pairs(0, 3, cut=())[1:]]
@@ -359,7 +359,7 @@ async def test_b11_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pai
 
 @pytest.mark.parametrize("bad", ["d0", "p0"])
 @pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
-async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
+async def test_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
     bad: str, told_by: Leg, autojump_clock: MockClock
 ) -> None:
     class Waits(Fake):
@@ -381,13 +381,13 @@ async def test_b11_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_i
         assert ejected(rig) == [bad]
 
 
-async def test_b11_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
+async def test_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
     async with routed(*pairs(4, 8, cut=("p0", "p1")), limits=FOR_LONG) as rig:
         assert await one_by_one(rig, 20) == ["p0", "p1"]
         assert met(rig, "p0") + met(rig, "p1") <= 2 * (5 + 1)
 
 
-async def test_b11_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
+async def test_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
     autojump_clock: MockClock,
 ) -> None:
     limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
@@ -441,7 +441,7 @@ async def chooses(workers: Sequence[Fake], ejected_names: Sequence[str] = ()) ->
     return routing, ordered
 
 
-async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojump_clock: MockClock) -> None:
+async def test_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojump_clock: MockClock) -> None:
     workers = [Fake(f"w{number}", slots=8) for number in range(1000)]
     routing, ordered = await chooses(workers, ["w7"])
     assert len(routing.outliers) == 1
@@ -454,7 +454,7 @@ async def test_d5_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojum
     assert ordered.looks.total() <= 3
 
 
-async def test_b13_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: MockClock) -> None:
+async def test_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: MockClock) -> None:
     """Ten decodes take nothing, and are the least busy."""
 
     class Counted(Reservations):

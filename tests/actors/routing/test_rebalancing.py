@@ -50,13 +50,13 @@ async def check_leaves(rig: RouterRig, nursery: trio.Nursery, worker: Memory) ->
     check_whole(got[0], generate())
 
 
-async def test_d6_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
+async def test_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as rig:
         check_whole(await ask(rig, generate()), generate())
         assert len(rig.worker("b").asked) == 1
 
 
-async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
+async def test_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
     async with routed(Memory("a", [SILENT], kv=50), Memory("b", kv=99)) as rig, trio.open_nursery() as nursery:
         got: list[Received] = []
         nursery.start_soon(append_result, got, ask, rig, generate())
@@ -72,7 +72,7 @@ async def test_d6_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(a
         assert rig.worker("a").left == [rig.worker("b").times[0]], "never at both at once"
 
 
-async def test_d6_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojump_clock: MockClock) -> None:
+async def test_a_request_stays_if_it_has_begun_or_its_worker_has_room(autojump_clock: MockClock) -> None:
     slow = Play(None, 3)
     async with routed(Memory("a", [slow, SILENT], kv=10), Memory("b", slots=0)) as rig, trio.open_nursery() as nursery:
         for name in ("begun", "waits"):
@@ -234,7 +234,7 @@ async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_c
         nursery.cancel_scope.cancel()
 
 
-async def test_d7_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock: MockClock) -> None:
+async def test_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock: MockClock) -> None:
     gone = [Play(Preempted("for want of memory"), 2)]
     async with routed(Fake("a", [*gone]), Fake("b", more=2), Fake("c", more=3)) as rig:
         check_whole(await ask(rig, generate()), generate())

@@ -69,7 +69,7 @@ async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock:
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 0.5}, {"presence_penalty": -0.5}, {"repetition_penalty": 1.05}]
 )
-async def test_d10_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tokens_sent(
+async def test_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tokens_sent(
     penalty: dict[str, Any], autojump_clock: MockClock
 ) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
@@ -113,7 +113,7 @@ async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_cl
     assert observed == ["engine_lost"]
 
 
-async def test_c8_an_answer_does_not_go_on_with_other_weights(autojump_clock: MockClock) -> None:
+async def test_an_answer_does_not_go_on_with_other_weights(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
         rig.pool.has = "old"
         rig.pool.change("b")

@@ -71,7 +71,7 @@ def texts(count: int) -> Iterator[Text]:
 
 
 @pytest.mark.parametrize(("dialect", "path"), [(chat, "chat/completions"), (completions, "completions")])
-async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
+async def test_an_answer_in_one_piece_is_built_in_pieces(
     dialect: ModuleType, path: str, autojump_clock: MockClock
 ) -> None:
     """It was built in one turn: 0.2 s for these 128 x 60 tokens, and 5 s for the review's 128 x 1,200."""
@@ -86,7 +86,7 @@ async def test_b1_an_answer_in_one_piece_is_built_in_pieces(
 
 
 @pytest.mark.parametrize(("dialect", "most"), [(chat, 1500), (completions, 600)])
-def test_b1_what_waits_of_an_answer_in_one_piece_is_bytes(dialect: ModuleType, most: int) -> None:
+def test_what_waits_of_an_answer_in_one_piece_is_bytes(dialect: ModuleType, most: int) -> None:
     """Objects took 4 kB a token with 20 log probabilities; now a token takes what it takes in the body."""
     fields = (
         {"messages": [{"role": "user", "content": "x"}], **SCORED}
@@ -117,7 +117,7 @@ def test_a_body_in_pieces_is_the_whole_of_it(parts: list[Any]) -> None:
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
 
 
-async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: MockClock) -> None:
+async def test_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
     most = 0
     async with gateway_rig(requests_max=256, backlog_bytes_max=300_000) as rig:
@@ -136,7 +136,7 @@ async def test_b1_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow
 @pytest.mark.parametrize(
     ("prompt", "choices"), [("n=4 " + "x" * 1500, 64), (["n=4 " + "x" * 1500, "n=4 " + "y" * 1500], 128)]
 )
-async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
+async def test_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
     prompt: str | list[str], choices: int, rather_slow: MockClock
 ) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
@@ -151,7 +151,7 @@ async def test_c2_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its
         assert rig.gateway.answers.reserved_bytes == 0
 
 
-async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: MockClock) -> None:
+async def test_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: MockClock) -> None:
     body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": "n=4 " + "x" * 1500, "echo": True}
     async with gateway_rig(requests_max=256, answers_bytes_max=100_000) as rig:
         for stream in (False, True):
@@ -162,7 +162,7 @@ async def test_c2_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_s
 
 
 @pytest.mark.parametrize(("answers_bytes_max", "whole"), [(10_000_000, True), (200_000, False)])
-async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
+async def test_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_they_are(
     answers_bytes_max: int, whole: bool, rather_slow: MockClock
 ) -> None:
     """A token was counted as the 8 bytes of an answer in one piece, and its event has 200: here 26 kB for 600."""
@@ -186,7 +186,7 @@ async def test_c2_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_
         assert rig.gateway.answers.reserved_bytes == 0
 
 
-async def test_b1_candidates_are_kept_packed_and_replayed_in_many_turns(autojump_clock: MockClock) -> None:
+async def test_candidates_are_kept_packed_and_replayed_in_many_turns(autojump_clock: MockClock) -> None:
     """The likeliest of 128 drafts was told in one turn, and all were kept as objects: 4 kB a token."""
     body = {"model": "tiny", "n": 64, "best_of": 128, "max_tokens": 100, "prompt": "n=100", "logprobs": 20}
     with turns_counted():
@@ -219,7 +219,7 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
 
 
 @pytest.mark.parametrize("last", ["b", "a"])
-async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
+async def test_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
     last: str, autojump_clock: MockClock
 ) -> None:
     """A thousand tokens with 20 log probabilities each, of all choices in one turn: seconds."""
@@ -239,7 +239,7 @@ async def test_b1_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
         assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
 
 
-async def test_b1_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
+async def test_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
     draft, line, replies = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any]()
     for place in range(1000):
         draft.note(Tokens((line[place % len(line)],)), scored=False)
@@ -271,7 +271,7 @@ class CountedStops(StopStrings):
         return super().step(state, character)
 
 
-def test_b10_long_stop_strings_cost_a_step_a_character() -> None:
+def test_long_stop_strings_cost_a_step_a_character() -> None:
     """Each token took 16,000 comparisons, a millisecond, and 128 choices took them in one turn."""
     stops = CountedStops(tuple("a" * (1000 + place) + "b" for place in range(16)))
     stops.steps = 0
@@ -318,7 +318,7 @@ LONG_BODIES = {
 
 
 @pytest.mark.parametrize("body", LONG_BODIES.values(), ids=LONG_BODIES)
-async def test_b10_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
+async def test_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
     async with gateway_rig() as rig:
         rig.gateway.run_in_thread = aside = Counting()

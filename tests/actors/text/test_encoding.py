@@ -105,7 +105,7 @@ def test_the_bound_of_composed_characters_is_unicodes() -> None:
 # What a refusal costs --------------------------------------------------------------------------
 
 
-async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
+async def test_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
     aside = Counting()
     with pytest.raises(TooManyTokens, match="more than 100"):
         await tokenize_text("a" * 4_000_000, TINY, 100, Offload(aside, "alice"))
@@ -113,7 +113,7 @@ async def test_b10_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
-async def test_b10_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -> None:
+async def test_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
     model, aside, limit = evolve(TINY, tokenizer=tokenizer, characters_per_token_max=bound(tokenizer)), Counting(), 200
     text = "ab <|im_end|>" * 20_000
@@ -152,7 +152,7 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
     assert len(ids) == 1500
 
 
-async def test_b10_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
+async def test_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
     aside = Counting()
     limits = PromptLimits(INFO, 8192, 8192)
     unbounded = evolve(TINY, characters_per_token_max=None)
@@ -186,13 +186,13 @@ QUADRATIC = {
 
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
-async def test_b10_a_template_is_held_to_a_number_of_steps(source: str) -> None:
+async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
     model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
         await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, ""))
 
 
-async def test_b10_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
     model = load_with_fixed_clock(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):

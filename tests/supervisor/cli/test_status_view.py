@@ -48,7 +48,7 @@ def shown(what: ConsoleRenderable | RichCast | str, width: int = 110) -> list[An
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def test_d8_a_link_to_a_stopped_process_is_shown_as_standing_still() -> None:
+def test_a_link_to_a_stopped_process_is_shown_as_standing_still() -> None:
     one = evolve(ONE, links=(LinkState("two", True, 4.0, stalled=True),))
     lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
     assert "one two stands still 4.0 s 0 0 0 B 0 B" in lines

@@ -123,7 +123,7 @@ async def asking(front: Directory, clients: int, until: float) -> int:
 
 
 @pytest.mark.parametrize(("step_s", "a_second"), [(0.1, 80), (0.02, 400)])
-async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(
+async def test_a_freed_slot_of_a_remote_worker_is_free_at_once(
     step_s: float, a_second: int, autojump_clock: MockClock
 ) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
@@ -134,7 +134,7 @@ async def test_b14_a_freed_slot_of_a_remote_worker_is_free_at_once(
         assert received == []  # of its own requests a router knows best
 
 
-async def test_b14_the_requests_of_others_are_announced(autojump_clock: MockClock) -> None:
+async def test_the_requests_of_others_are_announced(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0) as received:
         received.clear()
@@ -166,7 +166,7 @@ async def test_prompts_that_ended_while_a_state_was_announced_are_queued_no_more
             assert worker.load.queued > 0
 
 
-async def test_d6_a_load_has_the_kv_memory_that_requests_may_come_to(autojump_clock: MockClock) -> None:
+async def test_a_load_has_the_kv_memory_that_requests_may_come_to(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back, 1.0):
         (worker,) = front.workers("oak")
@@ -176,7 +176,7 @@ async def test_d6_a_load_has_the_kv_memory_that_requests_may_come_to(autojump_cl
             assert worker.load.kv_tokens == len(asked.tokens) + 5 == back.local["w0"].load.kv_tokens
 
 
-async def test_d2_a_node_that_does_not_route_gets_no_loads_and_no_nodes_but_those_that_do(
+async def test_a_node_that_does_not_route_gets_no_loads_and_no_nodes_but_those_that_do(
     autojump_clock: MockClock,
 ) -> None:
     front, back = a_node("front", routes=True, workers=2), a_node("back")
@@ -200,7 +200,7 @@ async def test_a_node_that_joins_at_a_worker_is_found_by_nodes_that_route(autoju
     assert dict(front.addresses())["far"] == "10.0.0.3:7401"
 
 
-async def test_d13_a_request_wakes_no_task_that_waits_for_nodes_or_links(autojump_clock: MockClock) -> None:
+async def test_a_request_wakes_no_task_that_waits_for_nodes_or_links(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         versions = front.version, back.version
@@ -211,7 +211,7 @@ async def test_d13_a_request_wakes_no_task_that_waits_for_nodes_or_links(autojum
             nursery.cancel_scope.cancel()
 
 
-async def test_d3_values_that_depend_on_no_load_are_derived_once(autojump_clock: MockClock) -> None:
+async def test_values_that_depend_on_no_load_are_derived_once(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back")
     async with joined(front, back):
         derived = []
@@ -225,7 +225,7 @@ async def test_d3_values_that_depend_on_no_load_are_derived_once(autojump_clock:
         assert len(derived) == 2
 
 
-async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockClock) -> None:
+async def test_workers_are_ranked_as_their_loads_change(autojump_clock: MockClock) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=3)
     async with joined(front, back):
 
@@ -241,7 +241,7 @@ async def test_d3_workers_are_ranked_as_their_loads_change(autojump_clock: MockC
         assert order() == ["w1", "w2", "w0"]
 
 
-async def test_d5_the_place_of_a_grammar_check_is_chosen_without_reading_every_worker(
+async def test_the_place_of_a_grammar_check_is_chosen_without_reading_every_worker(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, back = a_node("front", routes=True, workers=0), a_node("back", workers=100)
@@ -305,7 +305,7 @@ def test_an_impossible_announcement_interval_is_a_violation(tell_s: float) -> No
         check_state(NodeState(tell_s=tell_s))
 
 
-async def test_d1_announcements_of_many_workers_cost_a_gateway_limited_turns_and_bytes(
+async def test_announcements_of_many_workers_cost_a_gateway_limited_turns_and_bytes(
     autojump_clock: MockClock,
 ) -> None:
     """Counted, so that no other load of the machine matters; `make cluster-cost` has the CPU."""

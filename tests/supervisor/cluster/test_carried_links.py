@@ -126,7 +126,7 @@ async def test_of_two_that_one_end_has_dialed_the_newer_stays_and_it_alone_is_he
         assert node.directory.nodes["b"].state.draining is is_draining
 
 
-async def test_b9_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(
+async def test_an_answer_over_a_link_that_is_replaced_ends_in_link_replaced(
     meet: Meet, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     node = Node("a")
@@ -170,7 +170,7 @@ async def check_refused(node: Node, first: Link, far: trio.abc.Stream) -> None:
     assert not first.lost
 
 
-async def test_b9_another_process_of_a_name_is_refused_with_the_reason_while_the_first_is_alive(
+async def test_another_process_of_a_name_is_refused_with_the_reason_while_the_first_is_alive(
     meet: Meet, autojump_clock: MockClock
 ) -> None:
     node = Node("a")
@@ -178,7 +178,7 @@ async def test_b9_another_process_of_a_name_is_refused_with_the_reason_while_the
     await check_refused(node, link_to_b(node), await meet(node, "b", "b", "two"))
 
 
-async def test_b9_another_process_that_is_dialed_at_another_address_is_refused_with_the_reason(
+async def test_another_process_that_is_dialed_at_another_address_is_refused_with_the_reason(
     meet: Meet, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """The first has been dialed from here, too: a second link to that very one would be closed without a reason."""
@@ -197,7 +197,7 @@ async def test_b9_another_process_that_is_dialed_at_another_address_is_refused_w
     await check_refused(node, link_to_b(node), far)
 
 
-async def test_b9_a_process_that_is_silent_gives_way_to_a_newer_one(meet: Meet, autojump_clock: MockClock) -> None:
+async def test_a_process_that_is_silent_gives_way_to_a_newer_one(meet: Meet, autojump_clock: MockClock) -> None:
     node = Node("a")
     await meet(node, "b", "b", "one", beats=False)  # so nobody has noticed the silence
     first = link_to_b(node)
@@ -216,7 +216,7 @@ async def refuse(node: Node, nursery: trio.Nursery) -> None:
     assert readiness.unready(node.directory, ()) == CONFLICT
 
 
-async def test_b9_a_process_that_was_refused_is_not_ready_until_it_is_linked(
+async def test_a_process_that_was_refused_is_not_ready_until_it_is_linked(
     meet: Meet, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     node = Node("a")
@@ -225,7 +225,7 @@ async def test_b9_a_process_that_was_refused_is_not_ready_until_it_is_linked(
     assert readiness.unready(node.directory, ()) is None
 
 
-async def test_b9_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
+async def test_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     """Nothing comes or goes when it expires, so the time itself must wake them."""
@@ -249,7 +249,7 @@ OFFER = Offer("b-0", "oak", Leg.BOTH, 4, up=True, engine=INFO)
 PATIENT = evolve(QUICK, heartbeat_s=1.0, silent_s=3.0, stalled_s=15.0)
 
 
-async def test_d8_requests_that_wait_for_an_engine_go_to_a_node_that_goes_on_again(
+async def test_requests_that_wait_for_an_engine_go_to_a_node_that_goes_on_again(
     meet: Meet, autojump_clock: MockClock
 ) -> None:
     node = Node("a", section=PATIENT)
@@ -266,7 +266,7 @@ async def test_d8_requests_that_wait_for_an_engine_go_to_a_node_that_goes_on_aga
         assert failed == [ActorLost] * 2
 
 
-async def test_d8_a_node_that_stands_still_is_not_chosen_and_readiness_and_metrics_have_the_reason(
+async def test_a_node_that_stands_still_is_not_chosen_and_readiness_and_metrics_have_the_reason(
     meet: Meet, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = Node("a", section=PATIENT)

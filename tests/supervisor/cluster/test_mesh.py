@@ -56,7 +56,7 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name() -> None:
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
-async def test_b16_a_node_that_listens_at_every_address_is_found_at_its_host() -> None:
+async def test_a_node_that_listens_at_every_address_is_found_at_its_host() -> None:
     z = Node("z", host="0.0.0.0")
     z.links.host = "box.example"
     async with linked_nodes(z):

@@ -60,7 +60,7 @@ async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons) -> 
     assert ["node c was expected in its place" in reason for reason in reasons()] == [True, True]
 
 
-async def test_b9_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(reasons: Reasons) -> None:
+async def test_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(reasons: Reasons) -> None:
     front, backs = Node("front"), [Node("back"), Node("back")]
     answers = []
     async with linked_nodes(front, *backs, know=False):

@@ -174,7 +174,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(crowd: Crowd, pat
     assert len(reasons()) <= 2
 
 
-async def test_d9_a_slow_node_keeps_its_place_however_many_connect_from_another_address(
+async def test_a_slow_node_keeps_its_place_however_many_connect_from_another_address(
     crowd: Crowd, patient: Node
 ) -> None:
     async with linked_nodes(patient):
@@ -188,7 +188,7 @@ async def test_d9_a_slow_node_keeps_its_place_however_many_connect_from_another_
             assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"
 
 
-async def test_d9_nodes_link_while_one_address_connects_without_end(crowd: Crowd, patient: Node) -> None:
+async def test_nodes_link_while_one_address_connects_without_end(crowd: Crowd, patient: Node) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:
         for _ in range(4):

@@ -67,7 +67,7 @@ async def no_loads() -> dict[Any, Any]:
     return {}
 
 
-async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(
+async def test_a_worker_of_another_model_is_never_asked_and_its_limits_count_for_nobody(
     directory: Directory,
 ) -> None:
     directory.merge_state("far", NodeState((offer("one", INFO), offer("two", SMALL))))
@@ -77,7 +77,7 @@ async def test_c8_a_worker_of_another_model_is_never_asked_and_its_limits_count_
     assert readiness.unready(directory, ["oak"]) is None, "another one serves it"
 
 
-async def test_c8_readiness_names_the_worker_and_what_differs(directory: Directory) -> None:
+async def test_readiness_names_the_worker_and_what_differs(directory: Directory) -> None:
     directory.merge_state("far", NodeState((offer("two", SMALL),)))
     assert readiness.unready(directory, ["oak"]) == readiness.never_ready(directory, ["oak"]) == f"engine two {WHY}"
     directory.merge_state("far", NodeState((offer("two", INFO),)))
@@ -85,7 +85,7 @@ async def test_c8_readiness_names_the_worker_and_what_differs(directory: Directo
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
 
 
-async def test_c8_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
+async def test_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
     directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -104,7 +104,7 @@ async def test_c8_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
 
 
 @pytest.mark.parametrize("own", [(), (*OWN, *digest({WEIGHTS: b"some"}))])
-async def test_c8_a_worker_without_a_digest_or_with_weights_beside_is_asked(
+async def test_a_worker_without_a_digest_or_with_weights_beside_is_asked(
     directory: Directory, own: tuple[tuple[str, str], ...]
 ) -> None:
     directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=own)),)))
@@ -128,7 +128,7 @@ def asked(directory: Directory) -> list[Any]:
     return [worker.load.name for worker in directory.workers("oak")]
 
 
-async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(
+async def test_of_two_engines_whose_weights_differ_the_second_is_refused_by_name(
     directory: Directory, caplog: pytest.LogCaptureFixture
 ) -> None:
     announce(directory, "a", OLD)
@@ -146,7 +146,7 @@ async def test_c8_of_two_engines_whose_weights_differ_the_second_is_refused_by_n
 
 
 @pytest.mark.parametrize("goes", ["link", "down", "drain"])
-async def test_c8_other_weights_are_served_once_the_served_ones_are_gone(directory: Directory, goes: str) -> None:
+async def test_other_weights_are_served_once_the_served_ones_are_gone(directory: Directory, goes: str) -> None:
     announce(directory, "a", OLD)
     announce(directory, "b", NEW)
     if goes == "link":
@@ -160,7 +160,7 @@ async def test_c8_other_weights_are_served_once_the_served_ones_are_gone(directo
     assert list(directory.models.rejections) == ["a/w0"]
 
 
-async def test_c8_the_weights_that_most_have_are_served_and_loads_are_kept(directory: Directory) -> None:
+async def test_the_weights_that_most_have_are_served_and_loads_are_kept(directory: Directory) -> None:
     announce(directory, "a", OLD, OLD)
     announce(directory, "b", NEW, NEW)
     directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
@@ -173,7 +173,7 @@ async def test_c8_the_weights_that_most_have_are_served_and_loads_are_kept(direc
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
-async def test_c8_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory: Directory) -> None:
+async def test_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory: Directory) -> None:
     directory.models = ModelIdentities({"oak": OLD.digest})
     announce(directory, "b", NEW, NEW)
     announce(directory, "a", OLD)
@@ -195,7 +195,7 @@ words = st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from([OLD, NEW, IN
 
 
 @given(st.lists(words, max_size=12))
-def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(
+def test_whatever_nodes_announce_the_weights_that_most_available_workers_have_are_served(
     announcements: list[Any],
 ) -> None:
     async def scenario() -> None:
@@ -217,7 +217,7 @@ def test_c8_whatever_nodes_announce_the_weights_that_most_available_workers_have
     trio.run(scenario)
 
 
-async def test_c8_an_endless_digest_is_a_violation(directory: Directory) -> None:
+async def test_an_endless_digest_is_a_violation(directory: Directory) -> None:
     with pytest.raises(PeerViolation, match="longer than any"):
         directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
     assert directory.workers("oak") == []
@@ -230,7 +230,7 @@ async def test_a_gateway_has_the_digests_of_its_models(tmp_path: Path) -> None:
     assert {"config.json", "tokenizer.json"} <= {file for file, _ in own}
 
 
-async def test_c8_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work() -> None:
+async def test_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_no_work() -> None:
     registration: Registration[Any] = Registration()
     unused: Any = None
     engine = LocalEngine("e", unused, registration, unused, lambda: None, lambda: None, digest=OWN)
@@ -247,7 +247,7 @@ async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Pa
     assert assembly.directory.models.digests.keys() == {"tiny"}
 
 
-async def test_c1_a_scrape_computes_once_why_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_scrape_computes_once_why_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
     for number in range(20):
         engine = evolve(INFO, digest=OTHER if number < 5 else OWN)

@@ -50,7 +50,7 @@ def fails(assembly: Assembly, name: str, wait_s: float = 8.0, error: EngineDied 
     assembly.on_event(ChildEvent(path, ChildEventKind.RESTARTING, now, wait_s=wait_s))
 
 
-async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
+async def test_readiness_has_the_failure_and_when_the_engine_starts_again(
     assemblies: Assemblies, autojump_clock: MockClock
 ) -> None:
     cluster, assembly = assemblies(("a", "main"))
@@ -64,7 +64,7 @@ async def test_b7_readiness_has_the_failure_and_when_the_engine_starts_again(
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
-async def test_b7_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) -> None:
+async def test_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"))
     fails(assembly, "a")
     [offer] = assembly.directory.state().offers
@@ -83,7 +83,7 @@ async def test_an_announced_failure_is_limited_in_length(assemblies: Assemblies)
         check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
 
 
-async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start(assemblies: Assemblies) -> None:
+async def test_a_node_ends_once_all_its_engines_have_failed_their_first_start(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), ("b", "main"))
     fails(assembly, "a")
     failures = [assembly.start_failure]
@@ -93,7 +93,7 @@ async def test_b7_a_node_ends_once_all_its_engines_have_failed_their_first_start
     assert failures == [None, "the GPU is gone; there is no model", "the GPU is gone"]
 
 
-async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(assemblies: Assemblies) -> None:
+async def test_an_engine_that_has_been_up_keeps_its_node_alive(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), ("b", "main"))
     with assembly.engines["a"].publish(Engine()):
         pass
@@ -102,7 +102,7 @@ async def test_b7_an_engine_that_has_been_up_keeps_its_node_alive(assemblies: As
     assert assembly.start_failure is None
 
 
-async def test_b7_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(assemblies: Assemblies) -> None:
+async def test_a_gateway_of_other_nodes_engines_does_not_end_with_its_own(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), listen='listen = "127.0.0.1:7401"')
     fails(assembly, "a")
     assert assembly.start_failure is None

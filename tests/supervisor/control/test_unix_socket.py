@@ -129,7 +129,7 @@ async def test_o_a_file_with_the_name_of_the_socket_or_the_description_is_replac
 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others", "another's"])
-async def test_b12_a_folder_that_somebody_else_has_put_in_place_of_the_run_folder_is_not_used(
+async def test_a_folder_that_somebody_else_has_put_in_place_of_the_run_folder_is_not_used(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, placed: str
 ) -> None:
     if placed == "another's" and os.geteuid() != 0:

@@ -182,7 +182,7 @@ async def test_a_cancelled_request_that_waited_is_not_counted_as_refused(
 # Probes ------------------------------------------------------------------------------------------
 
 
-async def test_o12_refused_probes_are_logged_at_debug_level_and_counted(
+async def test_refused_probes_are_logged_at_debug_level_and_counted(
     logged: Logged, caplog: pytest.LogCaptureFixture, rather_slow: MockClock
 ) -> None:
     caplog.set_level(logging.DEBUG)

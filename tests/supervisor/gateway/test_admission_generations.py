@@ -51,13 +51,13 @@ def make_gate(requests_max: int, admit_s: float = 60.0, waiting_max: int = 100) 
     return AdmissionGate(requests_max, admit_s, waiting_max, lambda: None)
 
 
-async def test_b13_places_are_counted_in_generations(autojump_clock: MockClock) -> None:
+async def test_places_are_counted_in_generations(autojump_clock: MockClock) -> None:
     gate, log = make_gate(10), Log()
     await run_requests(gate, log, ("a", 5, {"weight": 6}), ("b", 5, {"weight": 5}), ("c", 5, {"weight": 4}))
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "requests of one owner are admitted in their order"
 
 
-async def test_b13_a_request_that_could_never_fit_is_refused_by_its_field(autojump_clock: MockClock) -> None:
+async def test_a_request_that_could_never_fit_is_refused_by_its_field(autojump_clock: MockClock) -> None:
     gate = make_gate(10)
     with pytest.raises(
         BadRequest, match=r"11 answers are asked for at once, .* computes 10 \(requests_max\)"
@@ -76,14 +76,14 @@ async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: Mock
     assert log[4:] == [(10, "b1"), (11, "a3"), (12, "a4")]
 
 
-async def test_b13_many_requests_of_one_owner_do_not_delay_another(autojump_clock: MockClock) -> None:
+async def test_many_requests_of_one_owner_do_not_delay_another(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
     await run_requests(gate, log, *crowd, ("b", 1, {"owner": "b"}))
     assert (1.0, "b") in log, "it is admitted before 28 earlier ones"
 
 
-async def test_b13_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: MockClock) -> None:
+async def test_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
     await run_requests(gate, log, *crowds, ("c", 1, {"owner": "c"}))
@@ -180,7 +180,7 @@ async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: Moc
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_b13_a_heavy_request_is_overtaken_by_at_most_its_own_weight(autojump_clock: MockClock) -> None:
+async def test_a_heavy_request_is_overtaken_by_at_most_its_own_weight(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
 
     async def again_and_again(number: int) -> None:
@@ -249,7 +249,7 @@ async def walked(keys: int) -> int:
 
 
 @pytest.mark.turns_exempt("a thousand come and go at once")
-async def test_b13_the_work_of_one_release_is_linear_in_the_waiting_keys(autojump_clock: MockClock) -> None:
+async def test_the_work_of_one_release_is_linear_in_the_waiting_keys(autojump_clock: MockClock) -> None:
     few, many = await walked(125), await walked(1000)
     assert few > 125
     assert many < 10 * few
@@ -301,7 +301,7 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
 # Keys ----------------------------------------------------------------------------------------------
 
 
-def test_b13_the_concurrency_of_a_key_counts_generations() -> None:
+def test_the_concurrency_of_a_key_counts_generations() -> None:
     key = Key("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
     with key.generating(3):
         with (
@@ -321,7 +321,7 @@ def texts(**fields: int) -> dict[Any, Any]:
     return {"model": "tiny", "prompt": "n=3", **fields}
 
 
-async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
+async def test_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
     file = tmp_path / "keys.toml"
@@ -342,7 +342,7 @@ async def test_b13_a_key_with_a_concurrency_of_1_cannot_request_128_choices(
 @pytest.mark.parametrize(
     ("fields", "param"), [({"n": 9}, "n"), ({"best_of": 9}, "best_of"), ({"prompt": ["n=3"] * 9}, "prompt")]
 )
-async def test_b13_more_choices_than_the_gateway_admits_are_refused_by_their_field(
+async def test_more_choices_than_the_gateway_admits_are_refused_by_their_field(
     fields: dict[str, Any], param: str, autojump_clock: MockClock
 ) -> None:
     async with gateway_client(requests_max=8) as (rig, client):

@@ -333,7 +333,7 @@ def terminal(*, gone: bool, live: bool) -> Terminal:
     return Terminal(stream, live)
 
 
-async def test_c1_signals_are_handled_while_a_reload_waits_for_a_file(
+async def test_signals_are_handled_while_a_reload_waits_for_a_file(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     drained: list[str] = []

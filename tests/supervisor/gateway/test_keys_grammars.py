@@ -28,7 +28,7 @@ def tag(content: Mapping[Any, Any]) -> dict[Any, Any]:
     return {"type": "structural_tag", "format": content}
 
 
-async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_path: Path) -> None:
+async def test_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_path: Path) -> None:
     async with locked(tmp_path, SCHEMAS) as rig:
         client = await rig.client()
         for field, text in (("regex", "a+"), ("ebnf", 'root ::= "a"')):
@@ -50,7 +50,7 @@ async def test_b2_a_key_may_use_only_the_kinds_of_grammars_of_its_section(tmp_pa
         ({"type": "sequence", "elements": [{"type": "grammar", "grammar": 'root ::= "a"'}]}, "ebnf"),
     ],
 )
-async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
+async def test_a_structural_tag_hides_no_grammar_of_another_kind(
     tmp_path: Path, content: dict[str, Any], kind: str
 ) -> None:
     async with locked(tmp_path, SCHEMAS) as rig:
@@ -63,9 +63,7 @@ async def test_b2_a_structural_tag_hides_no_grammar_of_another_kind(
         assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
 
 
-async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_structural_tag_is_searched_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with locked(tmp_path, SCHEMAS) as rig:
         plain, run_in_thread, within = grammar_kinds, rig.gateway.run_in_thread, list[bool]()
         now = False
@@ -95,7 +93,7 @@ async def test_b1_a_long_structural_tag_is_searched_in_a_thread(
         assert within == [True, False]
 
 
-async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Path) -> None:
+async def test_over_a_websocket_the_refused_request_fails_alone(tmp_path: Path) -> None:
     async with locked(tmp_path, "grammars = []") as rig:
         client = await rig.client()
         await client.upgrade(**as_("alice"))
@@ -104,7 +102,7 @@ async def test_b2_over_a_websocket_the_refused_request_fails_alone(tmp_path: Pat
         assert (await whole(client, create("n=3")))["status"] == "completed"
 
 
-async def test_b2_without_a_setting_of_the_key_the_gateways_section_applies(tmp_path: Path) -> None:
+async def test_without_a_setting_of_the_key_the_gateways_section_applies(tmp_path: Path) -> None:
     async with gateway_rig() as rig:
         rig.gateway.grammars = frozenset({"json_schema"})
         client = await rig.client()

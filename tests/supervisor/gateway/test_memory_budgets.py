@@ -60,7 +60,7 @@ def test_the_share_of_one_key_is_configurable(share: float, second: int | None) 
             two.grow(second)
 
 
-def test_d11_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
+def test_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
     budget = make_budget()
     with budget.reserving("a") as one, budget.reserving("a") as two, budget.reserving("b") as other:
         one.grow(70)
@@ -122,7 +122,7 @@ def large(size: int, **headers: str) -> bytes:
     return post(body[:-1] + b" " * (size - len(body)) + b"}", **headers)
 
 
-async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_slow: MockClock) -> None:
+async def test_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_slow: MockClock) -> None:
     async with gateway_rig(bodies_bytes_max=100_000, close_s=0.1) as rig:
         slow, late, small = [await rig.client() for _ in range(3)]
         await slow.send(large(90_000)[:1000])
@@ -142,7 +142,7 @@ async def test_d11_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rat
         await leave_all(rig)
 
 
-async def test_d11_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow: MockClock) -> None:
+async def test_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow: MockClock) -> None:
     async with gateway_websocket(bodies_bytes_max=50_000, websocket_running_max=1) as (rig, client):
         await client.say(create("n=1 s=5 " + "x" * 600, stream_id="a"))
         for lane in "bcdefg":
@@ -153,7 +153,7 @@ async def test_d11_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_
         await leave_all(rig)
 
 
-async def test_d11_half_a_message_counts_by_the_bytes_received(rather_slow: MockClock) -> None:
+async def test_half_a_message_counts_by_the_bytes_received(rather_slow: MockClock) -> None:
     async with gateway_rig(bodies_bytes_max=300_000) as rig:
         require_keys(rig)
         clients = [await websocket_client(rig, **as_("alice")) for _ in range(4)]
@@ -170,7 +170,7 @@ async def test_d11_half_a_message_counts_by_the_bytes_received(rather_slow: Mock
         await leave_all(rig)
 
 
-async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rather_slow: MockClock) -> None:
+async def test_a_message_that_was_taken_gives_back_only_its_own_memory(rather_slow: MockClock) -> None:
     async with gateway_websocket(bodies_bytes_max=300_000) as (rig, client):
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
@@ -185,7 +185,7 @@ async def test_d11_a_message_that_was_taken_gives_back_only_its_own_memory(rathe
 # Answers in one piece ------------------------------------------------------------------------------
 
 
-async def test_d11_a_response_in_one_piece_that_never_fits_is_refused_with_its_parameter(
+async def test_a_response_in_one_piece_that_never_fits_is_refused_with_its_parameter(
     rather_slow: MockClock,
 ) -> None:
     async with gateway_client(answers_bytes_max=10_000) as (rig, client):
@@ -198,7 +198,7 @@ async def test_d11_a_response_in_one_piece_that_never_fits_is_refused_with_its_p
         assert rig.gateway.answers.reserved_bytes == 0
 
 
-async def test_d11_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
+async def test_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
     async with gateway_rig(answers_bytes_max=10_000) as rig:
         first, second = await rig.client(), await rig.client()
         asked = chat("n=5 s=1", max_completion_tokens=800)
@@ -221,7 +221,7 @@ def conversation(size: int, name: str = "r") -> Conversation:
     return Conversation.after(None, name, turn)
 
 
-def test_d11_the_owner_of_most_conversations_forgets_first() -> None:
+def test_the_owner_of_most_conversations_forgets_first() -> None:
     shared = ResponseHistories(lambda: 100_000)
     greedy = [ResponseHistory(80_000, shared, "greedy") for _ in range(4)]
     honest = ResponseHistory(80_000, shared, "honest")
@@ -257,7 +257,7 @@ def test_a_conversation_larger_than_the_total_is_not_kept() -> None:
     assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
 
 
-async def test_d11_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
+async def test_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
     async with gateway_websocket() as (rig, client):
         await whole(client, create("n=3"))
         assert rig.gateway.histories.size_bytes > 0
@@ -267,7 +267,7 @@ async def test_d11_conversations_end_with_their_connection(rather_slow: MockCloc
 # Backlogs ------------------------------------------------------------------------------------------
 
 
-def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half() -> None:
+def test_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_half() -> None:
     backlogs = Backlogs(lambda: 1000)
     assert backlogs.allows(0, 500)
     assert not backlogs.allows(0, 501)
@@ -276,7 +276,7 @@ def test_d11_beyond_half_of_all_backlogs_each_client_has_its_share_of_the_other_
     assert not backlogs.allows(26, 100)
 
 
-async def test_d11_backlogs_of_all_clients_share_a_limit_and_a_client_that_reads_is_not_dropped(
+async def test_backlogs_of_all_clients_share_a_limit_and_a_client_that_reads_is_not_dropped(
     rather_slow: MockClock,
 ) -> None:
     async with gateway_rig(backlogs_bytes_max=200_000, send_buffer_bytes=4096, close_s=0.1) as rig:

@@ -74,7 +74,7 @@ def streamed(**headers: str) -> bytes:
     return post(chat(f"n={LONG}", stream=True, max_completion_tokens=LONG), **headers)
 
 
-async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_closes(
+async def test_a_slow_reader_gets_its_whole_response_before_its_connection_closes(
     lines: Lines, rather_slow: MockClock
 ) -> None:
     async with gateway_rig(**SMALL) as rig:
@@ -89,7 +89,7 @@ async def test_b5_a_slow_reader_gets_its_whole_response_before_its_connection_cl
         assert (line.outcome, line.response_bytes) == ("length", client.stream.read_bytes)
 
 
-async def test_b5_a_slow_reader_of_http_1_0_gets_its_whole_response(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_slow_reader_of_http_1_0_gets_its_whole_response(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         assert not await client.closed()
@@ -132,7 +132,7 @@ def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
     node.Node(unused, assembly, runtime, unused, drain_s, nursery=nursery).drain("a test")
 
 
-async def test_b5_a_drain_waits_for_slow_readers(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_drain_waits_for_slow_readers(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed())
         began_at = trio.current_time()
@@ -168,7 +168,7 @@ async def test_o_half_a_request_is_refused_at_the_end_of_a_drain(part: str, rath
         await at_rest(rig)
 
 
-async def test_b5_a_drain_waits_for_slow_readers_of_websockets(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_drain_waits_for_slow_readers_of_websockets(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = Client(Slow(await rig.connect(receive_buffer=2304)))
         assert (await client.upgrade()).status == 101
@@ -184,9 +184,7 @@ async def test_b5_a_drain_waits_for_slow_readers_of_websockets(lines: Lines, rat
         assert line.response_bytes <= client.stream.read_bytes
 
 
-async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
-    lines: Lines, rather_slow: MockClock
-) -> None:
+async def test_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
         async with trio.open_nursery() as nursery:
@@ -202,7 +200,7 @@ async def test_b5_a_response_that_a_drain_cuts_is_logged_and_counted_as_cut(
     del client
 
 
-async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_cut_response_of_http_1_0_ends_with_a_reset(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL | {"stall_s": 3.0}) as rig:
         stream = await rig.connect(receive_buffer=2304)
         await stream.send_all(streamed().replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -214,7 +212,7 @@ async def test_b5_a_cut_response_of_http_1_0_ends_with_a_reset(lines: Lines, rat
                 pass
 
 
-async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_dropped_client_is_logged_as_slow_and_not_as_left(lines: Lines, rather_slow: MockClock) -> None:
     """Its response was not complete when the server closed the connection, and that is logged and counted."""
     async with gateway_rig(**SMALL | {"stall_s": 1.0}) as rig:
         stream = await rig.connect(receive_buffer=2304)
@@ -231,7 +229,7 @@ async def test_b5_a_dropped_client_is_logged_as_slow_and_not_as_left(lines: Line
         assert b"espalier_requests_cancelled_total{" not in text
 
 
-async def test_b5_a_client_that_leaves_with_a_backlog_is_logged_as_left(lines: Lines, rather_slow: MockClock) -> None:
+async def test_a_client_that_leaves_with_a_backlog_is_logged_as_left(lines: Lines, rather_slow: MockClock) -> None:
     async with gateway_rig(**SMALL) as rig:
         client = await asked(rig, streamed())
         await trio.aclose_forcefully(client.stream.stream)

@@ -56,7 +56,7 @@ async def answered(rig: Rig, **fields: Any) -> Reply:
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_b18_an_engine_that_leaves_during_admission_does_not_change_the_limit(at: int) -> None:
+async def test_an_engine_that_leaves_during_admission_does_not_change_the_limit(at: int) -> None:
     async with gateway_rig() as rig:
         offers = Offers(rig, BOTH, (LARGE,), at)
         reply = await answered(rig)
@@ -65,7 +65,7 @@ async def test_b18_an_engine_that_leaves_during_admission_does_not_change_the_li
     assert offers.looks == 1
 
 
-async def test_b18_a_streamed_response_has_the_limit_of_its_admission() -> None:
+async def test_a_streamed_response_has_the_limit_of_its_admission() -> None:
     async with gateway_rig() as rig:
         Offers(rig, BOTH, (LARGE,), at=2)
         reply = await answered(rig, stream=True, stream_options={"include_usage": True})
@@ -74,14 +74,14 @@ async def test_b18_a_streamed_response_has_the_limit_of_its_admission() -> None:
     assert reply.chunks[-1]["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_smaller_engine_that_joins_during_admission_lowers_the_limit() -> None:
+async def test_a_smaller_engine_that_joins_during_admission_lowers_the_limit() -> None:
     async with gateway_rig() as rig:
         Offers(rig, (LARGE,), BOTH)
         reply = await answered(rig)
     assert reply.json["usage"]["total_tokens"] == 64
 
 
-async def test_b18_a_request_for_which_no_engine_was_ready_is_refused_though_one_is_by_now() -> None:
+async def test_a_request_for_which_no_engine_was_ready_is_refused_though_one_is_by_now() -> None:
     async with gateway_rig() as rig:
         Offers(rig, (), BOTH)
         reply = await (await rig.client()).ask(post(chat()))

@@ -135,7 +135,7 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("lives_s", [0.0, 4.0, 59.0, 61.0])
-async def test_b7_a_node_that_dies_again_and_again_ends_no_other(
+async def test_a_node_that_dies_again_and_again_ends_no_other(
     one: Launcher, lives_s: float, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     lives = []

@@ -76,7 +76,7 @@ def one(tmp_path: Path) -> Launcher:
     return Launcher(load_cluster(file), names, ("false",), dict(os.environ), terminal, random.Random(0))
 
 
-async def test_d8_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
+async def test_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
     one: Launcher, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     life, watched, began, node = node_process.Life(), Process(), trio.current_time(), _node(HUNG_S)
@@ -155,7 +155,7 @@ async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
+async def test_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
     one: Launcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_process, "STACK_S", 4.0)  # a busy machine may let the process stand still
@@ -170,7 +170,7 @@ async def test_d8_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_while_it_is_stopped_is_killed_long_before_its_drain_is_over(
+async def test_a_node_that_hangs_while_it_is_stopped_is_killed_long_before_its_drain_is_over(
     one: Launcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_process, "STACK_S", 4.0)  # a busy machine may let the process stand still
@@ -206,7 +206,7 @@ async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_n
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
+async def test_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
     again = f"""
 from pathlib import Path
 from supervisor.launcher.parent_pipe import ParentPipe
@@ -277,7 +277,7 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
 
 
 @pytest.mark.realtime
-async def test_d8_a_node_that_is_not_up_in_time_and_hangs_while_it_is_stopped_did_not_start(
+async def test_a_node_that_is_not_up_in_time_and_hangs_while_it_is_stopped_did_not_start(
     one: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_process, "STACK_S", 0.1)
@@ -309,7 +309,7 @@ async def _run_alone(node: KeptNode, keeper: Launcher, start_s: float = 60.0) ->
         raise first_leaf(group) from None
 
 
-async def test_d8_the_status_of_a_node_has_the_reason_of_its_last_restart() -> None:
+async def test_the_status_of_a_node_has_the_reason_of_its_last_restart() -> None:
     async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
 

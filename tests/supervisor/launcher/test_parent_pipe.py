@@ -78,7 +78,7 @@ def test_a_launcher_that_has_gone_makes_no_node_fail() -> None:
     os.close(writes)
 
 
-def test_b4_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_message_once_it_reads() -> None:
+def test_a_launcher_that_does_not_read_blocks_no_node_and_gets_the_final_message_once_it_reads() -> None:
     reads, writes = os.pipe()
     pipe = ParentPipe(writes)
     for _ in range(100_000):

@@ -229,7 +229,7 @@ async def test_a_deadline_that_the_first_reply_may_move_stays_here(autojump_cloc
 
 
 @pytest.mark.parametrize(("code", "error"), [("left", ActorLost), ("from_the_future", InternalError)])
-async def test_b18_a_code_that_cannot_be_meant_becomes_an_error_that_can(
+async def test_a_code_that_cannot_be_meant_becomes_an_error_that_can(
     code: str, error: type[Exception], autojump_clock: MockClock
 ) -> None:
     async with hand_written() as other:

@@ -56,9 +56,7 @@ def text(*places: str) -> str:
 
 
 @pytest.mark.parametrize(("places", "wrong"), ONE_HOST.items(), ids=str)
-def test_b16_two_nodes_may_not_listen_at_one_address(
-    places: tuple[str, str, str], wrong: bool, written: Written
-) -> None:
+def test_two_nodes_may_not_listen_at_one_address(places: tuple[str, str, str], wrong: bool, written: Written) -> None:
     path = written(text(*places))
     if not wrong:
         read_cluster(path)
@@ -68,7 +66,7 @@ def test_b16_two_nodes_may_not_listen_at_one_address(
     assert path.read_text().splitlines()[line - 1] == f'listen = "{places[2]}"'
 
 
-def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Written) -> None:
+def test_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Written) -> None:
     cluster = read_cluster(written(text("0.0.0.0:7401", "two", "[::]:7402")))
     front, back = (built_assembly(cluster, name)[0] for name in ("front", "back"))
     assert front.directory.nodes["back"].address == "two:7402"
@@ -78,7 +76,7 @@ def test_b16_a_node_that_listens_at_every_address_is_dialed_at_its_host(written:
 
 
 @pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_d5_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written: Written) -> None:
+def test_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written: Written) -> None:
     path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
     if not wrong:
         read_cluster(path)
@@ -125,7 +123,7 @@ def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) ->
                 reply_rules(request).reply(answer, 1)
 
 
-def test_b18_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:
+def test_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:
     lost = request_error(Fail(1, AskerLeft.code, "x"), asker_left=False)
     assert isinstance(lost, ActorLost)
     assert lost.retry_after_s is not None

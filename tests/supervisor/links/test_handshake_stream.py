@@ -23,7 +23,7 @@ async def connected(nursery: trio.Nursery) -> tuple[trio.SocketStream, trio.Sock
     return near, far
 
 
-async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery: trio.Nursery) -> None:
+async def test_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery: trio.Nursery) -> None:
     near, far = await connected(nursery)
     async with near, far:
         line = LimitedStream(near)
@@ -39,7 +39,7 @@ async def test_d8_a_kernel_acknowledges_for_a_process_that_reads_nothing(nursery
         await until(lambda: (line.acknowledged_s() or 0.0) < (trio.current_time() - full_at) / 2)
 
 
-async def test_d8_a_kernel_that_owes_an_acknowledgement_counts_by_its_last_one(
+async def test_a_kernel_that_owes_an_acknowledgement_counts_by_its_last_one(
     nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near, far = await connected(nursery)
@@ -55,7 +55,7 @@ async def test_d8_a_kernel_that_owes_an_acknowledgement_counts_by_its_last_one(
         assert LimitedStream(near).acknowledged_s() is None
 
 
-async def test_d8_acknowledgements_are_known_below_tls_and_not_without_a_socket(nursery: trio.Nursery) -> None:
+async def test_acknowledgements_are_known_below_tls_and_not_without_a_socket(nursery: trio.Nursery) -> None:
     near, far = await connected(nursery)
     async with near, far:
         line = LimitedStream(trio.SSLStream(near, ssl.create_default_context(), server_hostname="x"))

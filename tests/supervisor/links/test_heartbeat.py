@@ -126,9 +126,7 @@ async def test_an_end_that_stops_is_lost_after_its_silence_and_not_before(autoju
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
-async def test_d8_an_end_that_never_sends_hello_is_lost_at_silent_s(
-    acknowledges: bool, autojump_clock: MockClock
-) -> None:
+async def test_an_end_that_never_sends_hello_is_lost_at_silent_s(acknowledges: bool, autojump_clock: MockClock) -> None:
     near, _far = sim_pair()
     acknowledged_s = near.acknowledged_s if acknowledges else lambda: None
     with pytest.raises(PeerLost, match="silent for 3 s"):

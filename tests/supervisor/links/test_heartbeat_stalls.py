@@ -58,7 +58,7 @@ class Asked:
             self.failed = (error.detail, trio.current_time())
 
 
-async def test_d8_requests_to_a_process_that_stands_still_fail_at_silent_s_and_its_own_go_on(
+async def test_requests_to_a_process_that_stands_still_fail_at_silent_s_and_its_own_go_on(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     released: list[float] = []
@@ -87,7 +87,7 @@ async def test_d8_requests_to_a_process_that_stands_still_fail_at_silent_s_and_i
         assert len(released) == 1
 
 
-async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_that_it_has_asked(
+async def test_a_process_that_stands_still_for_stalled_s_is_lost_with_all_that_it_has_asked(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     released: list[float] = []
@@ -103,7 +103,7 @@ async def test_d8_a_process_that_stands_still_for_stalled_s_is_lost_with_all_tha
 
 
 @pytest.mark.parametrize("acknowledges", [True, False])
-async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(
+async def test_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_asked(
     acknowledges: bool, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
     released: list[float] = []
@@ -120,7 +120,7 @@ async def test_d8_a_host_that_is_gone_is_lost_at_silent_s_whichever_end_has_aske
         assert None not in {request.failed for request in requests}
 
 
-async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_heartbeat_or_two_later(
+async def test_a_host_that_goes_while_its_process_stands_still_is_lost_a_heartbeat_or_two_later(
     autojump_clock: MockClock,
 ) -> None:
     async with linked(None, heartbeat=HEARTBEAT, acknowledges=True) as ends:
@@ -135,7 +135,7 @@ async def test_d8_a_host_that_goes_while_its_process_stands_still_is_lost_a_hear
 
 @pytest.mark.parametrize("before_s", [3.5, 14.5])
 @pytest.mark.parametrize("stood_still_s", [3.2, 13.2, 50])
-async def test_d8_an_end_that_stood_still_itself_reads_first_whichever_limit_is_next(
+async def test_an_end_that_stood_still_itself_reads_first_whichever_limit_is_next(
     before_s: float, stood_still_s: float, mock_clock: MockClock
 ) -> None:
     async def pass_s(seconds: float) -> None:

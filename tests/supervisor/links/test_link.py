@@ -216,7 +216,7 @@ async def test_a_step_wakes_only_the_reader_of_the_link(autojump_clock: MockCloc
         assert steps.by_name["link"] <= 2 * 10 + 2
 
 
-async def test_c1_a_message_of_many_frames_is_handled_in_many_turns(autojump_clock: MockClock) -> None:
+async def test_a_message_of_many_frames_is_handled_in_many_turns(autojump_clock: MockClock) -> None:
     counts: list[int] = []
     received: list[Message] = []
 

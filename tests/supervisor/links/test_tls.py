@@ -71,7 +71,7 @@ def node(name: str, files: Files, section: ClusterSection = STRICT) -> Node:
 
 @pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_d9_nodes_whose_certificates_name_them_link(shows: Shows, form: str) -> None:
+async def test_nodes_whose_certificates_name_them_link(shows: Shows, form: str) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
@@ -80,7 +80,7 @@ async def test_d9_nodes_whose_certificates_name_them_link(shows: Shows, form: st
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
-async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
+async def test_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
     shows: Shows, reasons: Reasons, first: str, second: str
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
@@ -95,14 +95,14 @@ async def test_d9_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it
 
 
 @pytest.mark.realtime
-async def test_d9_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows: Shows) -> None:
+async def test_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows: Shows) -> None:
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
 
 
 @pytest.mark.realtime
-async def test_d9_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
+async def test_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -111,7 +111,7 @@ async def test_d9_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
 
 
 @pytest.mark.realtime
-async def test_d9_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows: Shows) -> None:
+async def test_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows: Shows) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
@@ -144,7 +144,7 @@ async def greeted(node: Node, files: Files) -> str:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["dials", "listens"])
-def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(
+def test_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_proved(
     names: tuple[str, ...], role: Literal["dials", "listens"]
 ) -> None:
     other = Greeter("listens" if role == "dials" else "dials", "grove", "oak", b"s", b"2" * 32)
@@ -160,7 +160,7 @@ def test_d9_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_
         other.receive(own.final_message)
 
 
-def test_d9_an_end_that_listens_is_no_operator() -> None:
+def test_an_end_that_listens_is_no_operator() -> None:
     own = Greeter("dials", "grove", "elm", b"s", b"1" * 32, certified=frozenset())
     with pytest.raises(PeerRefused, match="its certificate must name it"):
         own.receive(*Greeter("listens", "grove", "operator-1", b"s", b"2" * 32).start())
@@ -203,14 +203,14 @@ def lines(files: Files, names: str = "nodes") -> str:
     return "\n".join([f'tls_names = "{names}"', *(f'{key} = "{file}"' for key, file in zip(keys, files, strict=True))])
 
 
-def test_d9_tls_names_needs_certificates_and_is_hosts_or_nodes(read: Read) -> None:
+def test_tls_names_needs_certificates_and_is_hosts_or_nodes(read: Read) -> None:
     with pytest.raises(StartFailed, match=r"line 3: cluster.tls_names: means nothing without"):
         read('tls_names = "nodes"')
     with pytest.raises(StartFailed, match=r'line 3: cluster.tls_names: expected "hosts" or "nodes"'):
         read('tls_names = "keys"')
 
 
-def test_d9_a_node_named_like_the_host_of_others_is_refused(read: Read, shows: Shows) -> None:
+def test_a_node_named_like_the_host_of_others_is_refused(read: Read, shows: Shows) -> None:
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main"):
         read(lines(shows("DNS:main")), host="main")
     with pytest.raises(StartFailed, match=r"node.main: is the host of other nodes, whose certificates name main.grove"):
@@ -218,7 +218,7 @@ def test_d9_a_node_named_like_the_host_of_others_is_refused(read: Read, shows: S
     read(lines(shows("DNS:main"), "hosts"), host="main")
 
 
-def test_d9_a_node_whose_own_certificate_does_not_name_it_does_not_start(read: Read, shows: Shows) -> None:
+def test_a_node_whose_own_certificate_does_not_name_it_does_not_start(read: Read, shows: Shows) -> None:
     cluster = read(lines(shows("DNS:main", "URI:x")))
     tls = link_credentials.link_tls(cluster)
     assert tls is not None
@@ -235,7 +235,7 @@ def test_the_names_of_a_certificate_that_no_handshake_accepts_are_unknown(shows:
     assert load_link_tls(tmp_path / "a.pem", tmp_path / "a.key", authority).names is None
 
 
-def test_d9_a_preview_shows_which_names_certificates_must_have(
+def test_a_preview_shows_which_names_certificates_must_have(
     read: Read, shows: Shows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "is_local_host", lambda _: True)

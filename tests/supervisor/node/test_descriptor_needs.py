@@ -43,7 +43,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, Any], None]:
     return limit
 
 
-def test_b6_a_node_that_may_need_more_descriptors_than_it_may_have_is_refused(
+def test_a_node_that_may_need_more_descriptors_than_it_may_have_is_refused(
     cluster: Cluster, limited: Callable[[int, int], None]
 ) -> None:
     limited(1024, 1024)
@@ -72,7 +72,7 @@ def test_b6_a_node_that_may_need_more_descriptors_than_it_may_have_is_refused(
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
     ],
 )
-def test_b6_the_limit_is_raised_as_far_as_permitted(limited: Any, soft: int, hard: int, raised: int) -> None:
+def test_the_limit_is_raised_as_far_as_permitted(limited: Any, soft: int, hard: int, raised: int) -> None:
     limited(soft, hard)
     descriptor_needs.raise_limit()
     assert limited.now == [raised, hard]

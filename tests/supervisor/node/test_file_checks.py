@@ -39,7 +39,7 @@ def refused(file: Path, environment: Mapping[str, str] | None = None) -> str:
     return str(caught.value)
 
 
-def test_o6_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(written: Written, tmp_path: Path) -> None:
+def test_no_mistake_hides_another_and_all_are_in_the_order_of_their_lines(written: Written, tmp_path: Path) -> None:
     (tmp_path / "no.jinja").write_text("{% for %}")
     for name in ("a", "b"):
         certificate.make(tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
@@ -126,17 +126,17 @@ def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Written) -> No
         ('[cluster]\nsecret = "/dev/null"', "is a device, not a file"),
     ],
 )
-def test_o7_a_value_that_would_only_fail_later_is_a_mistake(written: Written, lines: str, message: str) -> None:
+def test_a_value_that_would_only_fail_later_is_a_mistake(written: Written, lines: str, message: str) -> None:
     report = refused(written(f"{GOOD}{lines}\n"))
     assert message in report
     assert report.replace("\n", "").isprintable()
 
 
-def test_o7_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Written) -> None:
+def test_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Written) -> None:
     read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
-def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(
+def test_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(
     written: Written, tmp_path: Path
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key")
@@ -172,18 +172,18 @@ def test_o7_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warn
     ],
     ids=range(9),
 )
-def test_o8_a_file_of_any_content_is_refused_without_a_traceback(
+def test_a_file_of_any_content_is_refused_without_a_traceback(
     written: Callable[[str | bytes], Path], text: str | bytes
 ) -> None:
     assert refused(written(text))
 
 
-def test_o8_a_folder_a_device_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+def test_a_folder_a_device_and_a_missing_file_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/dev/zero"), tmp_path / "none"):
         assert "cannot be read" in refused(path)
 
 
-def test_o18_a_byte_order_mark_and_windows_line_ends_are_accepted(written: Written) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(written: Written) -> None:
     assert read_cluster(written("\ufeff" + GOOD.replace("\n", "\r\n"))).model_path("tiny") == TINY
 
 
@@ -200,7 +200,7 @@ PIECES = st.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(PIECES, max_size=12))
-def test_o8_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: Path, pieces: list[Any]) -> None:
+def test_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: Path, pieces: list[Any]) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text("\n".join(pieces))
     try:
@@ -212,7 +212,7 @@ def test_o8_a_file_of_any_lines_is_read_or_refused_in_printable_text(tmp_path: P
 # Secrets ---------------------------------------------------------------------------------
 
 
-def test_o5_a_file_of_keys_that_others_may_write_is_refused_at_a_reload_too(tmp_path: Path) -> None:
+def test_a_file_of_keys_that_others_may_write_is_refused_at_a_reload_too(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     file.write_text(key_file_lines("alice", SECRET))
     file.chmod(0o600)
@@ -224,7 +224,7 @@ def test_o5_a_file_of_keys_that_others_may_write_is_refused_at_a_reload_too(tmp_
     assert keys.names(admin=False) == ["alice"]
 
 
-def test_o5_a_file_that_others_may_replace_in_its_folder_cannot_be_trusted(tmp_path: Path) -> None:
+def test_a_file_that_others_may_replace_in_its_folder_cannot_be_trusted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     file = tmp_path / "a" / "secret"
     file.write_text("x")
@@ -238,7 +238,7 @@ def test_o5_a_file_that_others_may_replace_in_its_folder_cannot_be_trusted(tmp_p
     assert permissions.writable_by_others(file) is None
 
 
-def test_o5_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(
+def test_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_a_mistake(
     written: Written, tmp_path: Path
 ) -> None:
     file = written(f'{GOOD}[cluster]\nsecret = "secret"\n[gateway]\nkeys = "keys.toml"\n')
@@ -305,7 +305,7 @@ def run_shell(written: Written, folder: Path, pipeline: str) -> subprocess.Compl
 
 @pytest.mark.realtime
 @pytest.mark.parametrize(("option", "beginning"), [("--json", '{"cluster"'), ("", "")])
-def test_o9_a_closed_output_ends_status_without_a_traceback(
+def test_a_closed_output_ends_status_without_a_traceback(
     written: Written, tmp_path: Path, option: str, beginning: str
 ) -> None:
     done = run_shell(written, tmp_path, f"SUPERVISOR status --watch {option} | head -n 2")

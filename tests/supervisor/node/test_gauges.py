@@ -42,7 +42,7 @@ def metrics() -> Metrics:
     return metrics
 
 
-def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metrics: Metrics) -> None:
+def test_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metrics: Metrics) -> None:
     pieces = list(render(metrics.families(LOADS)))
     assert max(piece.count(b"\n") for piece in pieces) <= SAMPLES_PER_PIECE + OF_HISTOGRAM + 2
     text = b"".join(pieces)
@@ -59,7 +59,7 @@ def test_c1_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metric
     assert all(family.documentation and family.type != "unknown" for family in families)
 
 
-async def test_c1_other_tasks_run_and_count_between_any_two_pieces_of_a_scrape(
+async def test_other_tasks_run_and_count_between_any_two_pieces_of_a_scrape(
     metrics: Metrics, autojump_clock: MockClock
 ) -> None:
     turns = 0

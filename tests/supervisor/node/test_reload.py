@@ -309,7 +309,7 @@ async def test_each_reload_asks_the_launcher_which_starts_the_new_nodes_of_its_h
     assert asked == ["reload"] * 3
 
 
-async def test_d9_certificates_must_name_nodes_from_the_next_link_on_if_links_use_tls(
+async def test_certificates_must_name_nodes_from_the_next_link_on_if_links_use_tls(
     front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     certificate.make(tmp_path / "a.pem", tmp_path / "a.key", "-nodes", names="subjectAltName=DNS:front,DNS:one")

@@ -42,7 +42,7 @@ def dead_disk_after(monkeypatch: pytest.MonkeyPatch) -> Iterator[partial[None]]:
     os.close(writer)
 
 
-async def test_c1_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be_revoked_all_the_same(
+async def test_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be_revoked_all_the_same(
     front: Front, tmp_path: Path, dead_disk_after: partial[None]
 ) -> None:
     alices_headers = write_keys(tmp_path / "a.toml", "alice")
@@ -72,7 +72,7 @@ async def test_c1_a_file_that_does_not_answer_blocks_no_turn_and_its_keys_can_be
     assert alice.revoked
 
 
-async def test_c1_few_threads_wait_for_a_dead_disk_and_further_reads_are_refused(
+async def test_few_threads_wait_for_a_dead_disk_and_further_reads_are_refused(
     dead_disk_after: partial[None], tmp_path: Path
 ) -> None:
     dead_disk_after()
@@ -89,7 +89,7 @@ async def test_c1_few_threads_wait_for_a_dead_disk_and_further_reads_are_refused
         await threads(partial(read_cluster, tmp_path / "file"))
 
 
-async def test_c1_all_files_are_read_in_threads_before_any_value_is_applied(
+async def test_all_files_are_read_in_threads_before_any_value_is_applied(
     front: Front, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     for name in ("a", "b"):
@@ -136,7 +136,7 @@ def slow(front: Front) -> Callable[..., Any]:
     return make
 
 
-async def test_c1_reloads_run_one_after_the_other_and_requests_that_wait_share_the_next(
+async def test_reloads_run_one_after_the_other_and_requests_that_wait_share_the_next(
     slow: Callable[..., Any], autojump_clock: MockClock
 ) -> None:
     node, began, results = slow(), trio.current_time(), []
@@ -156,7 +156,7 @@ async def test_c1_reloads_run_one_after_the_other_and_requests_that_wait_share_t
     assert len({id(result) for result, _ in results[1:]}) == 1
 
 
-async def test_c1_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
+async def test_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
     slow: Callable[..., Any], tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     for name in ("a", "b"):

@@ -59,7 +59,7 @@ async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path:
     assert len(output_log.tail) == 50
 
 
-async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: Path) -> None:
+async def test_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: Path) -> None:
     goes_on, written = threading.Event(), []
 
     def hangs(data: bytes) -> None:
@@ -82,7 +82,7 @@ async def test_b4_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: 
     assert len(notice.sub(b"", text)) == 200 * LIMIT_BYTES - lost
 
 
-def test_c6_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next() -> None:
+def test_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next() -> None:
     written: list[bytes] = []
     none = ["can't start new thread"] * 2
 
@@ -150,7 +150,7 @@ def test_the_pause_of_a_writer_ends_by_itself() -> None:
     assert written == [b"1", b"2"]
 
 
-async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
+async def test_a_failing_folder_is_logged_once_and_again_when_it_works(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -175,7 +175,7 @@ async def test_o16_a_failing_folder_is_logged_once_and_again_when_it_works(
     assert 'espalier_log_failing{log="tiny-0"} 0.0' in metrics.render({}).decode()
 
 
-async def test_o16_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_disk_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     full = tmp_path / "engine.log"
     full.symlink_to("/dev/full")
     output_log = await written_by_a_child(OutputLog(full), b"hello\n")

@@ -65,7 +65,7 @@ async def gone(pid: int) -> None:
         await trio.sleep(0.01)  # nobody tells when somebody else reaps it
 
 
-async def test_b6_children_are_reaped_though_no_descriptor_is_left(nursery: trio.Nursery) -> None:
+async def test_children_are_reaped_though_no_descriptor_is_left(nursery: trio.Nursery) -> None:
     nursery.start_soon(reaper.run)
     await trio.testing.wait_all_tasks_blocked()
     pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})  # noqa: ASYNC221
@@ -80,7 +80,7 @@ def ended(tmp_path: Path) -> Process:
         return start("it", [sys.executable, "-c", ""], {}, [], log.fileno())
 
 
-async def test_b18_a_process_is_reaped_by_its_owner_alone_until_it_is_closed(tmp_path: Path) -> None:
+async def test_a_process_is_reaped_by_its_owner_alone_until_it_is_closed(tmp_path: Path) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reaper.run)
@@ -109,7 +109,7 @@ async def zygote(tmp_path: Path, forks_refused: int = 0) -> AsyncIterator[Callab
             nursery.cancel_scope.cancel()
 
 
-async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path: Path) -> None:
+async def test_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_it(tmp_path: Path) -> None:
     async with zygote(tmp_path) as fork:
         for _ in range(3):
             process = await fork()
@@ -119,7 +119,7 @@ async def test_b18_a_zygote_keeps_the_id_of_a_host_until_its_node_has_done_with_
             await gone(process.pid)
 
 
-async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path: Path) -> None:
+async def test_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp_path: Path) -> None:
     async with zygote(tmp_path, forks_refused=2) as fork:
         for _ in range(2):
             with pytest.raises(StartFailed, match=r"^the zygote could not fork a host: Resource temporarily"):
@@ -127,7 +127,7 @@ async def test_b6_a_fork_that_fails_is_one_failed_start_and_the_zygote_lives(tmp
         await (await fork()).stop(LADDER, GracePeriods())
 
 
-async def test_b6_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(tmp_path: Path) -> None:
+async def test_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_behind(tmp_path: Path) -> None:
     async with zygote(tmp_path) as fork:
         with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
             await fork()

@@ -82,7 +82,7 @@ def test_a_folder_that_is_held_stays(base: Path, shared: Path) -> None:
     assert (folder / "e1" / "deep" / "file").exists()
 
 
-def test_b12_no_link_is_followed_out_of_the_temporary_folder(base: Path, shared: Path, tmp_path: Path) -> None:
+def test_no_link_is_followed_out_of_the_temporary_folder(base: Path, shared: Path, tmp_path: Path) -> None:
     """/var/lib/dpkg has a file `lock`, and so have many others."""
     precious = left(tmp_path, "dpkg")
     (base / "espalier-evil").symlink_to(precious)
@@ -90,7 +90,7 @@ def test_b12_no_link_is_followed_out_of_the_temporary_folder(base: Path, shared:
     assert (precious / "e1" / "deep" / "file").exists()
 
 
-def test_b12_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) -> None:
+def test_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) -> None:
     precious = left(tmp_path, "precious")
     folder = left(base)
     (folder / "e2").symlink_to(precious)
@@ -105,7 +105,7 @@ def test_b12_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Pa
     assert (shared / "psm_hers").exists()
 
 
-def test_b12_a_lock_that_is_a_link_is_none(base: Path, shared: Path, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_is_none(base: Path, shared: Path, tmp_path: Path) -> None:
     folder = left(base)
     (folder / "lock").unlink()
     (tmp_path / "other").touch()
@@ -114,15 +114,13 @@ def test_b12_a_lock_that_is_a_link_is_none(base: Path, shared: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
-def test_b12_a_folder_that_others_may_enter_is_none_of_ours(base: Path, shared: Path, mode: int) -> None:
+def test_a_folder_that_others_may_enter_is_none_of_ours(base: Path, shared: Path, mode: int) -> None:
     folder = left(base, mode=mode)
     assert run_folder.remove_stale(base, shared_memory.remove) == []
     assert folder.exists()
 
 
-def test_b12_a_strangers_folder_and_what_it_lists_stay(
-    base: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strangers_folder_and_what_it_lists_stay(base: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = left(base)
     (folder / "e1" / "shared-memory").write_text("psm_1")
     (shared / "psm_1").touch()
@@ -134,7 +132,7 @@ def test_b12_a_strangers_folder_and_what_it_lists_stay(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
-def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(base: Path, shared: Path) -> None:
+def test_shared_memory_of_another_user_stays_though_our_own_list_names_it(base: Path, shared: Path) -> None:
     folder = left(base)
     (folder / "e1" / "shared-memory").write_text("psm_theirs psm_ours psm_link psm_folder")
     for name in ("psm_theirs", "psm_ours"):
@@ -146,7 +144,7 @@ def test_b12_shared_memory_of_another_user_stays_though_our_own_list_names_it(ba
     assert sorted(path.name for path in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
 
 
-def test_b6_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(**_: object) -> NoReturn:
         raise OSError(28, "No space left on device")
 
@@ -174,7 +172,7 @@ def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base: Path, 
 
 
 @pytest.mark.parametrize("placed", ["a link", "open to others"])
-def test_b12_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(
+def test_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(
     base: Path, tmp_path: Path, placed: str
 ) -> None:
     precious = left(tmp_path, "precious", mode=0o777)

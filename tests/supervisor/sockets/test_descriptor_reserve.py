@@ -87,7 +87,7 @@ async def accepted(guarded: GuardedListener, seconds: float) -> list[Any]:
     return let_in
 
 
-async def test_b6_connections_take_all_descriptors_but_the_reserve(
+async def test_connections_take_all_descriptors_but_the_reserve(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Full(monkeypatch, 10)
@@ -107,7 +107,7 @@ async def test_b6_connections_take_all_descriptors_but_the_reserve(
     assert len(await accepted(guarded, 1)) == 1
 
 
-async def test_b6_a_listener_goes_on_after_even_the_reserve_was_taken(
+async def test_a_listener_goes_on_after_even_the_reserve_was_taken(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 0)
@@ -117,7 +117,7 @@ async def test_b6_a_listener_goes_on_after_even_the_reserve_was_taken(
     assert len(await accepted(guarded, 1)) == 1
 
 
-async def test_b6_a_reserve_that_is_lent_is_left_to_its_borrower(
+async def test_a_reserve_that_is_lent_is_left_to_its_borrower(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 4)
@@ -134,7 +134,7 @@ async def test_b6_a_reserve_that_is_lent_is_left_to_its_borrower(
     assert kept.fill()
 
 
-async def test_b6_overlapping_loans_of_the_reserve_end_in_any_order(
+async def test_overlapping_loans_of_the_reserve_end_in_any_order(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine, kept = Full(monkeypatch, 9), Reserve(4)

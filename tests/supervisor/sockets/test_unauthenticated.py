@@ -17,7 +17,7 @@ from tests.rig.keys import as_, require_keys
 KEY = as_("alice")
 
 
-async def test_o4_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slow: MockClock) -> None:
+async def test_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slow: MockClock) -> None:
     """Each of them is opened again when it ends; every request with a key is answered."""
     async with gateway_rig(connections_max=20) as rig:
         require_keys(rig)
@@ -100,7 +100,7 @@ async def test_a_probe_does_not_authenticate_its_connection_where_keys_are_wante
         assert await probe.closed()
 
 
-async def test_o4_an_address_with_too_many_unauthenticated_connections_loses_its_oldest(
+async def test_an_address_with_too_many_unauthenticated_connections_loses_its_oldest(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from supervisor.gateway import server as module
@@ -180,7 +180,7 @@ def test_unauthenticated_connections_are_closed_oldest_first(steps: list[Any]) -
 
 
 @given(st.lists(st.sampled_from("abc")))
-def test_d9_the_busiest_address_loses_its_oldest_connection(addresses: list[Any]) -> None:
+def test_the_busiest_address_loses_its_oldest_connection(addresses: list[Any]) -> None:
     connections: UnauthenticatedConnections[int] = UnauthenticatedConnections()
     left = list(enumerate(addresses))
     for number, address in left:

@@ -26,14 +26,14 @@ def beside(name: str, *lives: Life, needs: tuple[str, ...] = (), **fields: int) 
 # Starting and stopping together ----------------------------------------------------------
 
 
-async def test_b8_a_gateway_that_fails_while_an_engine_loads_is_up_again_at_once(autojump_clock: MockClock) -> None:
+async def test_a_gateway_that_fails_while_an_engine_loads_is_up_again_at_once(autojump_clock: MockClock) -> None:
     gateway = child("gateway", Life(lasts_s=20))
     worker = child("worker", Life(lasts_s=10), Life(ready_after_s=600), start_within_s=900)
     events = await supervised(tree(gateway, worker), 700)
     assert events.starts() == ["0 gateway", "0 worker", "20 gateway", "610 worker"]
 
 
-async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_again_at_once(
+async def test_one_that_fails_while_another_starts_for_the_first_time_is_up_again_at_once(
     autojump_clock: MockClock,
 ) -> None:
     gateway = child("gateway", Life(lasts_s=5))
@@ -42,7 +42,7 @@ async def test_b8_one_that_fails_while_another_starts_for_the_first_time_is_up_a
     assert events.starts() == ["0 gateway", "5 gateway", "60 engine"]
 
 
-async def test_b8_no_sibling_waits_while_a_slow_start_is_ended(autojump_clock: MockClock) -> None:
+async def test_no_sibling_waits_while_a_slow_start_is_ended(autojump_clock: MockClock) -> None:
     slow = Life(ready_after_s=50, cleans_up_s=9)
     engine = child("engine", Life(lasts_s=1), slow, start_within_s=4, stop_within_s=12)
     gateway = child("gateway", Life(lasts_s=6))  # while the engine cleans up
@@ -50,7 +50,7 @@ async def test_b8_no_sibling_waits_while_a_slow_start_is_ended(autojump_clock: M
     assert events.starts() == ["0 engine", "0 gateway", "6 gateway", "15 engine"]
 
 
-async def test_d12_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one(autojump_clock: MockClock) -> None:
+async def test_eight_engines_load_in_the_time_of_one_and_stop_in_that_of_one(autojump_clock: MockClock) -> None:
     life = Life(ready_after_s=60, cleans_up_s=9)
     engines = [beside(f"e{n}", life, needs=("gateway",), start_within_s=100, stop_within_s=10) for n in range(8)]
     value = tree(child("gateway", Life(ready_after_s=1, cleans_up_s=1)), *engines)
@@ -106,7 +106,7 @@ def never(*children: Child, name: str = "bad", **fields: Backoff) -> Tree:
     return tree(*children, name=name, **{**every, **fields})
 
 
-async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock: MockClock) -> None:
+async def test_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock: MockClock) -> None:
     """It crashes 1 s after each start; its neighbours never notice."""
     bad = never(fails_every(1, "engine"), child("decode"))
     value = tree(child("gateway"), bad, child("good", needs=()), restarts_max=5, restarts_window_s=300)
@@ -117,7 +117,7 @@ async def test_b7_one_engine_that_keeps_failing_is_alone_in_it(autojump_clock: M
     assert events.lines(ChildEventKind.GAVE_UP) == []
 
 
-async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(autojump_clock: MockClock) -> None:
+async def test_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(autojump_clock: MockClock) -> None:
     """After a crash each start fails, 5 s after it began."""
     gone = Life(ready_after_s=5, starts=False)
     bad = never(child("engine", Life(lasts_s=10), *[gone] * 99, start_within_s=60))
@@ -127,13 +127,13 @@ async def test_b7_a_gpu_that_is_gone_ends_neither_its_node_nor_its_neighbours(au
     assert events.waits()[:5] == [1, 1 * 2, 4, 8, 8]
 
 
-async def test_b7_the_back_off_after_crashes_begins_anew_after_a_quiet_time(autojump_clock: MockClock) -> None:
+async def test_the_back_off_after_crashes_begins_anew_after_a_quiet_time(autojump_clock: MockClock) -> None:
     lives = [Life(lasts_s=1)] * 3 + [Life(lasts_s=60)] + [Life(lasts_s=1)] * 2
     events = await supervised(tree(never(child("engine", *lives))), 200)
     assert events.waits() == [1, 2, 4, 1, 2, 4]
 
 
-async def test_b7_waits_of_engines_that_fail_together_are_spread_by_chance(autojump_clock: MockClock) -> None:
+async def test_waits_of_engines_that_fail_together_are_spread_by_chance(autojump_clock: MockClock) -> None:
     backoff = Backoff(min_s=1, max_s=30, jitter=0.5, crashes=True)
     trees = [never(child("engine", Life(lasts_s=1)), name=name, backoff=backoff) for name in ("a", "b")]
     events = await supervised(tree(*trees), 9, rng=random.Random(1))

@@ -195,7 +195,7 @@ def test_an_announcement_to_a_closed_output_raises_no_error() -> None:
     terminal.flush()
 
 
-def test_o12_without_a_terminal_an_announcement_is_a_line_of_json() -> None:
+def test_without_a_terminal_an_announcement_is_a_line_of_json() -> None:
     out, plain = io.StringIO(), io.StringIO()
     terminal = Terminal(out, live=False, stdout=plain, formatter=JsonFormatter("front"))
     for text in ("", "Ready: http://127.0.0.1:8000", ""):
@@ -248,7 +248,7 @@ def unread() -> Iterator[tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]]]:
         yield ours, theirs
 
 
-def test_b4_logging_never_waits_for_the_reader_of_the_log(
+def test_logging_never_waits_for_the_reader_of_the_log(
     unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
 ) -> None:
     ours, theirs = unread
@@ -281,7 +281,7 @@ def test_b4_logging_never_waits_for_the_reader_of_the_log(
     assert lines[-1]["event"] == "after all"
 
 
-def test_b4_the_live_line_does_not_queue_up_while_a_terminal_is_stopped(
+def test_the_live_line_does_not_queue_up_while_a_terminal_is_stopped(
     unread: tuple[io.FileIO, io.TextIOWrapper[io._WrappedBuffer]],
 ) -> None:
     _, theirs = unread
@@ -292,7 +292,7 @@ def test_b4_the_live_line_does_not_queue_up_while_a_terminal_is_stopped(
     assert terminal.log.queued_bytes < 100
 
 
-def test_b4_the_length_of_a_record_is_bounded() -> None:
+def test_the_length_of_a_record_is_bounded() -> None:
     out = io.StringIO()
     terminal = configure_logging(out)
     huge = "x" * 1_000_000

@@ -43,7 +43,7 @@ async def together(threads: TextThreads, *asked: tuple[str, int]) -> list[str]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-async def test_b10_behind_many_long_prompts_of_one_key_another_waits_for_one_task(
+async def test_behind_many_long_prompts_of_one_key_another_waits_for_one_task(
     threads: int, autojump_clock: MockClock
 ) -> None:
     pool = TextThreads(TextLimits(threads=threads))
@@ -182,7 +182,7 @@ async def test_an_abandoned_thread_counts_until_it_ends() -> None:
     assert pool.running == 0
 
 
-async def test_b6_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_the_next_may_succeed(
+async def test_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_the_next_may_succeed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads, failing = TextThreads(TextLimits()), [True]

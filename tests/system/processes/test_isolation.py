@@ -97,7 +97,7 @@ def get(target: Node, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_b7_an_engine_that_crashes_again_and_again_affects_no_other_client(folder: Path) -> None:
+def test_an_engine_that_crashes_again_and_again_affects_no_other_client(folder: Path) -> None:
     with served(folder, "simulated.faults.crash_after_s = 0.3") as target:
         wait_ready(target)
         honest = Honest(target.port, 100)  # five seconds, of which four restarts take two
@@ -115,7 +115,7 @@ def test_b7_an_engine_that_crashes_again_and_again_affects_no_other_client(folde
         check_exit(target)
 
 
-def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder: Path) -> None:
+def test_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder: Path) -> None:
     """It crashes as it starts, before anything else of the node is up."""
     with served(folder, "simulated.faults.crash_after_s = 0.000001") as target:
         assert wait_until(lambda: "main/good-0 is ready" in target.output(), WITHIN_S) is not None, target.output()
@@ -125,7 +125,7 @@ def test_b7_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbour
         check_exit(target)
 
 
-def test_b6_without_descriptors_connections_are_refused_and_nothing_else_happens(folder: Path) -> None:
+def test_without_descriptors_connections_are_refused_and_nothing_else_happens(folder: Path) -> None:
     with served(folder, "simulated.faults.crash_after_s = 2.0") as target:
         wait_ready(target)
         honest = Honest(target.port, 120)

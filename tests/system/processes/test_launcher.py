@@ -436,7 +436,7 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     assert '"event"' not in text
 
 
-def test_d8_a_stopped_node_is_killed_and_restarted_and_its_status_has_the_reason(folder: Path) -> None:
+def test_a_stopped_node_is_killed_and_restarted_and_its_status_has_the_reason(folder: Path) -> None:
     with simulated_launcher(folder, change=("[node.one]", "[node.one]\nwatchdog_s = 8.0")) as target:
         wait_ready(target)
         before = pids(nodes(target))

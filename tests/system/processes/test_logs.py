@@ -64,7 +64,7 @@ def ask(connection: HTTPConnection) -> int:
     return answer.status
 
 
-def test_b4_an_unread_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> None:
+def test_an_unread_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> None:
     reads, writes = os.pipe()
     same = os.dup(writes)
     with (
@@ -87,7 +87,7 @@ def test_b4_an_unread_log_stops_neither_requests_nor_the_shutdown(folder: Path) 
         check_exit(target)
 
 
-def test_b4_a_full_disk_under_the_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> None:
+def test_a_full_disk_under_the_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> None:
     with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as target:
         beside = BackgroundReader(Chat(target.port, chat_body("Tell me a long story", 500)).read)
         connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)

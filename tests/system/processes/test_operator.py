@@ -185,7 +185,7 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert again.poll() is None
 
 
-def test_o17_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running) -> None:
+def test_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running) -> None:
     """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
     alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
     alone = "".join(line for line in alone.splitlines(keepends=True) if not line.startswith(("listen", "secret")))

@@ -153,7 +153,7 @@ def is_ready(ports: dict[str, int]) -> bool:
         return False
 
 
-def test_o3_a_job_drains_when_its_script_gets_sigterm_and_leaves_nothing() -> None:
+def test_a_job_drains_when_its_script_gets_sigterm_and_leaves_nothing() -> None:
     with slurm() as cluster:
         ports = example(cluster.folder)
         job = cluster.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()

@@ -50,7 +50,7 @@ def stopped(node: Node, noticed: Callable[[], bool]) -> None:
         node.signal(SIGCONT)
 
 
-def test_d8_streams_continue_after_the_gateways_process_was_stopped(folder: Path) -> None:
+def test_streams_continue_after_the_gateways_process_was_stopped(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = {name: len(target.nodes[name].output()) for name in target.workers}
 
@@ -69,7 +69,7 @@ def test_d8_streams_continue_after_the_gateways_process_was_stopped(folder: Path
         assert not target.stop(WITHIN_S)
 
 
-def test_d8_streams_move_from_a_stopped_worker_which_is_used_again_afterwards(folder: Path) -> None:
+def test_streams_move_from_a_stopped_worker_which_is_used_again_afterwards(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = len(target.front.output())
         with rolling.steady(target, CLIENTS, seed=1) as tally:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 WITHIN_S = 120.0
 
 
-def test_o16_a_full_disk_under_the_engines_logs_is_reported_and_the_engine_serves() -> None:
+def test_a_full_disk_under_the_engines_logs_is_reported_and_the_engine_serves() -> None:
     with short_folder() as folder:
         logs = folder / "logs"
         logs.mkdir()

@@ -120,7 +120,7 @@ def accepted(served: Node) -> tuple[float, list[tuple[int, Json]]]:
     return client.worst(), answered
 
 
-def test_b2_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(
+def test_no_explosive_grammar_holds_the_engine_or_costs_its_neighbour_an_answer(
     served: Node, accepted: tuple[float, list[tuple[int, Json]]]
 ) -> None:
     before = {role: seen.pid for role, seen in served.observe().items()}
@@ -167,7 +167,7 @@ def honest_took_s(port: int, word: str) -> float:
     return time.perf_counter() - began_at
 
 
-def test_o2_schemas_of_clients_that_have_left_delay_no_other(served: Node) -> None:
+def test_schemas_of_clients_that_have_left_delay_no_other(served: Node) -> None:
     alone_s = honest_took_s(served.port, "yes")  # on this machine now
     patterns = [f"^[a-z]{{1,{number % 40 + 1}}}(-[a-z0-9]{{1,20}}){{0,{number % 7}}}x" for number in range(1500)]
     for attacker in range(8):

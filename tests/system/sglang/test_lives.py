@@ -52,7 +52,7 @@ async def freed_after_s(engine: Engine, wanted: Generate, *, begun: bool = False
     return time.perf_counter() - left_at
 
 
-async def test_b17_a_slot_is_free_soon_after_an_abort_in_whatever_state_its_request_is(
+async def test_a_slot_is_free_soon_after_an_abort_in_whatever_state_its_request_is(
     make_engine: MakeEngine,
 ) -> None:
     async with make_engine(slots=4, kv_tokens_max=1024) as engine:
@@ -150,7 +150,7 @@ async def check_stopped(
             await trio.sleep(0.05)
 
 
-async def test_c8_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason(
+async def test_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason(
     keep_engines: KeepEngines, zygote: ZygoteProcess
 ) -> None:
     async with keep_engines(SILENT_S) as keep:
@@ -174,7 +174,7 @@ async def test_what_an_engine_accepts_it_answers_whole_however_full_its_memory_b
         }
 
 
-async def test_c11_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones(
+async def test_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones(
     keep_engines: KeepEngines,
 ) -> None:
     async with keep_engines() as keep, trio.open_nursery() as nursery:

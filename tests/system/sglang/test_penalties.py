@@ -27,7 +27,7 @@ EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between
 
 
 @pytest.mark.parametrize("together", [False, True])
-async def test_d10_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
+async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
     make_engine: MakeEngine, *, together: bool
 ) -> None:
     # A scheduler that runs ahead counts by the steps of its batch: a prompt between two of them counts one token twice.

@@ -90,7 +90,7 @@ class Living:
 
 
 @pytest.mark.parametrize("stopped_at", [0.0, 99.9, 101.0, 102.49])
-async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
+async def test_an_engine_that_stops_answering_is_silent_within_silent_s(
     stopped_at: float, autojump_clock: MockClock
 ) -> None:
     link = Living(stops_at=stopped_at)
@@ -99,14 +99,14 @@ async def test_c8_an_engine_that_stops_answering_is_silent_within_silent_s(
     assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
 
 
-async def test_c8_an_engine_that_answers_late_is_not_silent(autojump_clock: MockClock) -> None:
+async def test_an_engine_that_answers_late_is_not_silent(autojump_clock: MockClock) -> None:
     link = Living(answers_in_s=7.4)
     with trio.move_on_after(1000) as patience:
         await engine_over(link).wait_silent(10.0)
     assert patience.cancelled_caught
 
 
-async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_engine(
+async def test_a_node_that_stood_still_itself_does_not_hold_that_against_its_engine(
     autojump_clock: MockClock,
 ) -> None:
     link = Living(answers_in_s=5.0)
@@ -117,7 +117,7 @@ async def test_c8_a_node_that_stood_still_itself_does_not_hold_that_against_its_
     assert patience.cancelled_caught
 
 
-async def test_c8_waiting_for_silence_ends_with_the_link() -> None:
+async def test_waiting_for_silence_ends_with_the_link() -> None:
     class Lost:
         @asynccontextmanager
         async def ask(self, request: Ping, credit: int) -> AsyncIterator[AnyAnswer]:

@@ -354,7 +354,7 @@ def test_the_example_is_two_nodes_of_this_host() -> None:
     assert cluster.engine["tiny-0"].nodes == ("first", "second")
 
 
-def test_b18_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read: Read) -> None:
+def test_an_engine_with_variables_of_its_own_is_forked_from_a_zygote_that_has_them(read: Read) -> None:
     """Torch reads OMP_NUM_THREADS when it is imported, and so do others."""
     plain = '[engine.q]\nmodel = "tiny"\nnode = "b"\ndevice = "cpu"\nkv_tokens_max = 4096\n'
     own = plain.replace("engine.q", "engine.r") + '[engine.r.environment]\nOMP_NUM_THREADS = "3"\n'

@@ -33,7 +33,7 @@ from tests.rig.gateway import at_rest, gateway_client, gateway_rig, head, leave_
         (":80", None),
     ],
 )
-def test_o13_a_host_header_is_a_host_with_or_without_a_port(text: str, expected: Authority | None) -> None:
+def test_a_host_header_is_a_host_with_or_without_a_port(text: str, expected: Authority | None) -> None:
     assert authority(text) == expected
 
 
@@ -67,7 +67,7 @@ HERE = Authority("localhost", 8000)
         ("null", HERE, False),
     ],
 )
-def test_o13_an_origin_is_the_same_by_scheme_host_and_port(origin: str, host: Authority, same: bool) -> None:
+def test_an_origin_is_the_same_by_scheme_host_and_port(origin: str, host: Authority, same: bool) -> None:
     assert same_origin(origin, host) is same
 
 
@@ -96,7 +96,7 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
         (head(origin="chrome-extension://127.0.0.1"), 403),
     ],
 )
-async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
+async def test_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
     data: bytes, status: int, rather_slow: MockClock
 ) -> None:
     async with gateway_client(close_s=0.1) as (rig, client):
@@ -107,26 +107,26 @@ async def test_o13_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(("count", "status"), [(HEADERS_MAX, 200), (HEADERS_MAX + 1, 431)])
-async def test_c1_a_head_has_at_most_512_headers(count: int, status: int, rather_slow: MockClock) -> None:
+async def test_a_head_has_at_most_512_headers(count: int, status: int, rather_slow: MockClock) -> None:
     async with gateway_client(close_s=0.1) as (rig, client):
         assert (await client.ask(RAW[:-2] + b"a:\r\n" * (count - 1) + b"\r\n")).status == status
         await leave_all(rig)
 
 
 @pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
-async def test_o15_a_request_id_that_is_unsafe_in_logs_is_replaced(given: str, rather_slow: MockClock) -> None:
+async def test_a_request_id_that_is_unsafe_in_logs_is_replaced(given: str, rather_slow: MockClock) -> None:
     async with gateway_rig() as rig:
         reply = await (await rig.client()).ask(head(x_request_id=given))
         assert reply.headers["x-request-id"] == "0" * 31 + "1"
 
 
 @pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
-async def test_o15_a_safe_request_id_is_returned(given: str, rather_slow: MockClock) -> None:
+async def test_a_safe_request_id_is_returned(given: str, rather_slow: MockClock) -> None:
     async with gateway_rig() as rig:
         assert (await (await rig.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
 
 
-async def test_o14_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
+async def test_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
     one = head(x="y" * 40)
     async with gateway_client(close_s=0.1) as (rig, client):
         await client.send(one * (2 * PIPELINED_BYTES_MAX // len(one)))

@@ -199,7 +199,7 @@ async def test_a_warm_up_has_no_output_and_can_be_continued(rather_slow: MockClo
 
 
 @pytest.mark.parametrize(("answers_bytes_max", "waits"), [(10_000_000, True), (2000, False)])
-async def test_c2_last_events_that_wait_for_their_reader_reserve_memory(
+async def test_last_events_that_wait_for_their_reader_reserve_memory(
     answers_bytes_max: int, waits: bool, rather_slow: MockClock
 ) -> None:
     """They repeat the text several times, and are in no backlog unless there is no memory for them."""

@@ -139,7 +139,7 @@ async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: Moc
         await leave_all(rig)
 
 
-async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:
+async def test_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:
     """They repeat the whole text several times, so two responses that end together could fill a backlog."""
     async with gateway_websocket(2048, backlog_bytes_max=6_000, send_buffer_bytes=4096) as (rig, client):
         for lane in "abc":
@@ -149,7 +149,7 @@ async def test_c5_last_events_of_long_responses_wait_for_their_reader(rather_slo
         await leave_all(rig)
 
 
-async def test_c5_last_events_of_a_long_streamed_response_wait_for_their_reader(rather_slow: MockClock) -> None:
+async def test_last_events_of_a_long_streamed_response_wait_for_their_reader(rather_slow: MockClock) -> None:
     async with gateway_client(2048, backlog_bytes_max=8_500, send_buffer_bytes=2048) as (rig, client):
         await client.send(post({"model": "tiny", "input": "n=60 s=0.001", "stream": True}, "/v1/responses"))
         await trio.sleep(5)  # all deltas have come, and most of them wait

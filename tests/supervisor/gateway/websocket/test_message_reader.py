@@ -32,7 +32,7 @@ async def reading(**limits: Any) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
         await leave_all(rig)
 
 
-async def test_b1_pings_and_cancels_behind_a_long_message_are_handled_at_once(rather_slow: MockClock) -> None:
+async def test_pings_and_cancels_behind_a_long_message_are_handled_at_once(rather_slow: MockClock) -> None:
     async with reading() as (_, client, parsing):
         for number in range(4):
             await client.say(create(f"short {number}"))
@@ -45,7 +45,7 @@ async def test_b1_pings_and_cancels_behind_a_long_message_are_handled_at_once(ra
         parsing.set()
 
 
-async def test_b5_a_drain_waits_for_a_message_that_is_being_parsed(rather_slow: MockClock) -> None:
+async def test_a_drain_waits_for_a_message_that_is_being_parsed(rather_slow: MockClock) -> None:
     async with reading() as (rig, client, parsing):
         await client.say({"type": "response.cancel"})
         assert (await client.events("response.incomplete"))[-1]["type"] == "response.incomplete"
@@ -67,7 +67,7 @@ async def test_b5_a_drain_waits_for_a_message_that_is_being_parsed(rather_slow: 
                 await answered.wait()
 
 
-async def test_b1_messages_behind_a_long_one_keep_their_order(rather_slow: MockClock) -> None:
+async def test_messages_behind_a_long_one_keep_their_order(rather_slow: MockClock) -> None:
     async with reading() as (_, client, parsing):
         for lane, wrong in (("a", 5), ("b", [5] * 50_000), ("c", 6)):
             await client.say(create(wrong, stream_id=lane))
@@ -78,7 +78,7 @@ async def test_b1_messages_behind_a_long_one_keep_their_order(rather_slow: MockC
         assert [each["stream_id"] for each in errors] == ["a", "b", "c"]
 
 
-async def test_b1_too_many_messages_behind_a_long_one_are_refused_in_their_lanes(rather_slow: MockClock) -> None:
+async def test_too_many_messages_behind_a_long_one_are_refused_in_their_lanes(rather_slow: MockClock) -> None:
     async with reading(websocket_queue_max=2) as (_, client, parsing):
         for number in range(5):
             await client.say(create(f"short {number}", stream_id=f"lane-{number}"))
