@@ -19,7 +19,7 @@ COMMANDS = {
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
     "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
-    "figures": ("bench.figures.command", "write the figures of README.md from the results that are kept"),
+    "figures": ("bench.figures.command", "write the figures of docs/performance.md from the results that are kept"),
     "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
     "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),
     "shutdown": ("bench.shutdown", "stop servers, and see how long it takes, which answers are lost and what is left"),

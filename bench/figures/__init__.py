@@ -1,1 +1,1 @@
-"""The figures and plots of README.md and docs/performance.md, written from the results in `bench/results/`."""
+"""The figures and plots of docs/performance.md, written from the results in `bench/results/`."""

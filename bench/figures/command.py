@@ -1,4 +1,4 @@
-"""`python -m bench figures`: write the figures and plots of README.md and docs/performance.md from the kept results."""
+"""`python -m bench figures`: write the figures and plots of docs/performance.md from the kept results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from bench.figures.routing_data import ROUTING, read
 from bench.rig.node import ROOT
 
 DESCRIPTION = """\
-Write the tables of targets and figures in README.md and docs/performance.md, between their marks, and draw the plots in
-docs/plots/, from the documents in bench/results/. A new result is taken over by copying it there from build/bench/."""
+Write the tables of targets and figures in docs/performance.md, between their marks, and draw the plots in docs/plots/,
+from the documents in bench/results/. A new result is taken over by copying it there from build/bench/."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:

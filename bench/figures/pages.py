@@ -1,4 +1,4 @@
-"""The tables of targets and figures as Markdown, each between two marks of a page, and the plots beside them."""
+"""The tables of targets and figures as Markdown, each between two marks of the page, and the plots beside them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,6 @@ NOTE = (
 
 class NoMarks(Exception):
     """A page lacks the marks between which its figures stand."""
-
-
-def summary(kept: Mapping[str, Kept], results: str) -> str:
-    """Return the table of README.md: each target that has been measured, and where its figure comes from."""
-    measured = [(target, found) for target, found in _found(kept) if found.values]
-    missing = len(TARGETS) - len(measured)
-    rest = f"Not measured: {missing} other targets, which the page on performance names." if missing else ""
-    if not measured:
-        return rest
-    rows = [
-        _row(target.what, spread(found.values, target.unit), target.wanted, verdict(target, found))
-        for target, found in measured
-    ]
-    head = ["| what | figure | target | |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, "", f"{NOTE} {rest}".strip(), "", *_origins(kept, results)])
 
 
 def table(kept: Mapping[str, Kept], results: str) -> str:
@@ -89,14 +74,13 @@ def replaced(text: str, figures: str, name: str = TARGETS_NAME) -> str:
 
 def pages(kept: Mapping[str, Kept], root: Path = ROOT, routing: RoutingData | None = None) -> dict[Path, str]:
     """Return the pages and plots as they should be, by their files."""
-    readme, performance = root / "README.md", root / "docs" / "performance.md"
-    summarized = replaced(readme.read_text(), summary(kept, "bench/results"))
+    performance = root / "docs" / "performance.md"
     text = replaced(performance.read_text(), table(kept, "../bench/results"))
     routing = routing or RoutingData()
     for name, figures in tables(routing).items():
         text = replaced(text, figures, name)
     drawn = {performance.parent / PLOTS / name: plot for name, plot in plots(routing).items()}
-    return {readme: summarized, performance: text, **drawn}
+    return {performance: text, **drawn}
 
 
 def _found(kept: Mapping[str, Kept]) -> list[tuple[Target, Found]]:

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from actors.routing.policies import POLICIES
+from protocol.dialects.responses import CancelResponse, Create
 from supervisor.config.keyfile import KeySection
 from supervisor.config.pools import PoolSection
 from supervisor.config.schema import ClusterSection, GatewaySection, ModelSection, NodeSection
@@ -84,12 +85,12 @@ def test_a_news_fragment_is_of_a_type_that_a_release_collects() -> None:
         assert path.name == "README.md" or path.name.split(".")[1] in types, path.name
 
 
-# README --------------------------------------------------------------------------------------
+# Configuration and API -----------------------------------------------------------------------
 
-README = (ROOT / "README.md").read_text()
-HEADS = re.findall(r"^\| `\[(\w+)", README, re.MULTILINE)  # of the rows for the tables of `cluster.toml`
-ROWS = {head: "".join(re.findall(rf"^\| `\[{head}.*$", README, re.MULTILINE)) for head in HEADS}
-GROUPS = {"limits", "ladder", "simulated"}  # tables that README names without their keys: `--check` prints them
+KEYS = (ROOT / "docs" / "configuration.md").read_text()
+HEADS = re.findall(r"^\| `\[(\w+)", KEYS, re.MULTILINE)  # of the rows for the tables of `cluster.toml`
+ROWS = {head: "".join(re.findall(rf"^\| `\[{head}.*$", KEYS, re.MULTILINE)) for head in HEADS}
+GROUPS = {"limits", "ladder", "simulated"}  # tables that the page names without their keys: `--check` prints them
 SECTIONS: list[tuple[str, type]] = [
     *(("node", NodeSection), ("cluster", ClusterSection), ("gateway", GatewaySection), ("model", ModelSection)),
     ("pool", PoolSection),
@@ -107,21 +108,31 @@ def keys(section: Any) -> Iterator[str]:
             yield from keys(inner[0])
 
 
-def test_readme_names_every_key_of_the_configuration() -> None:
+def test_the_page_names_every_key_of_the_configuration() -> None:
     for table, section in SECTIONS:
         for key in keys(section):
             named = f"`{key}`" in ROWS[table] or f".{key}]`" in ROWS[table]
-            assert named, f"add `{key}` to the row `[{table}...]` of README's table of the configuration"
+            assert named, f"add `{key}` to the row `[{table}...]` of docs/configuration.md"
     for key in keys(KeySection):
-        assert re.search(rf"^{key} = ", README, re.MULTILINE), f"add `{key}` to README's example of a key"
+        example = (ROOT / "docs" / "access.md").read_text()
+        assert re.search(rf"^{key} = ", example, re.MULTILINE), f"add `{key}` to the example of a key in docs/access.md"
 
 
-def test_readme_names_every_routing_policy_and_every_kind_of_engine() -> None:
+def test_the_page_names_every_routing_policy_and_every_kind_of_engine() -> None:
     for table, names in (("model", POLICIES), ("engine", KINDS)):
         for name in names:
-            assert f"`{name}`" in ROWS[table], f"add `{name}` to the row `[{table}.NAME]` of README"
+            assert f"`{name}`" in ROWS[table], f"add `{name}` to the row `[{table}.NAME]` of docs/configuration.md"
 
 
-def test_readme_names_the_path_of_every_route() -> None:
-    for path in (route.operation.path for route in ROUTES.routes):
-        assert re.search(rf"{re.escape(path)}`", README), f"add {path} to README's table of endpoints"
+def test_the_page_of_the_api_names_the_path_of_every_route() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [path for path in (route.operation.path for route in ROUTES.routes) if f" {path}`" not in page]
+    assert not missing, "add them to the table of endpoints of docs/api.md"
+
+
+def test_the_page_of_the_api_names_every_field_of_a_request() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    bodies = [body for body in (route.operation.request for route in ROUTES.routes) if body is not None]
+    fields = {field.name for body in (*bodies, Create, CancelResponse) for field in attrs.fields(body)} - {"type"}
+    missing = [name for name in sorted(fields) if not re.search(rf"`{name}\b", page)]
+    assert not missing, "add them to docs/api.md"
