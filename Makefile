@@ -89,7 +89,7 @@ news: $(VENV)/ready-dev  ## print what the next release's entry in CHANGELOG.md 
 hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
 	$(BIN)/python -m tests.system.hunt --seeds 2000
 
-mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and print which suites notice
+mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and print which test notices each
 	$(BIN)/python -m tests.mutants
 
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment

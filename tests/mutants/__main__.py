@@ -1,199 +1,130 @@
-"""Plant one bug at a time in a copy of the code, and say which suites notice: `python -m tests.mutants [WORD ...]`.
+"""Plant one bug at a time in a copy of the code, and print the test that notices it: `python -m tests.mutants [WORD ...]`.
 
-The first suite is the bugged file's own tests, as the mirror of the rooms has them; then come those of its part. With
-`--first` a bug ends at the first test that notices it, and the test that noticed it last time (`noticed.json`) is tried
-before all others, so that a bug takes one test where it took suites.
-
-A checker that never fails proves nothing. A mutant that survives everything is either harmless, and says here why, or
-shows that an oracle is weak. Run by hand or weekly, not on every commit.
+A test that never fails proves nothing. For each bug the tests run that its row names, then the own tests of its file, as the
+mirror of the rooms has them, then all tests in that folder, up to the first failure. A bug that survives shows that a test
+is weak, and fails the run. A row whose text is gone is stale: it is printed, and the run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import cache
+from datetime import UTC, datetime
 from pathlib import Path
 
-from attrs import frozen
-
-from tests.mutants.bug import Bug
-from tests.mutants.table import MUTANTS, PARTS, SUITES
+from tests.mutants.bug import Bug, bugs
 from tests.repository.test_mirror import own_tests
 
 ROOT = Path(__file__).parents[2]
-TEST_MAX_S = 40  # beside other suites tests have taken more than 25
-OWN = "own"  # the suite of a file's own tests
-NOTICED = Path(__file__).with_name("noticed.json")  # by the name of a bug: the test that noticed it last
 FOLDERS = ("protocol", "actors", "supervisor", "bench", "tests", "examples")
+TEST_S_MAX = 40  # a test that takes longer hangs
+SUITE_S_MAX = 300
+ENDS_WELL = {0, 5}  # 5: no test is chosen
 
 
 @contextmanager
-def copied() -> Iterator[Path]:
-    """Copy what the suites need into a folder of its own."""
+def copied(source: Path = ROOT) -> Iterator[Path]:
+    """Copy what the tests need into a folder of its own, so that several bugs can be tried at a time."""
     with tempfile.TemporaryDirectory() as place:
         for name in FOLDERS:
             ignored = shutil.ignore_patterns("*.safetensors")  # compiled files save most of a short suite's time
-            shutil.copytree(ROOT / name, Path(place, name), ignore=ignored)
+            shutil.copytree(source / name, Path(place, name), ignore=ignored)
         for name in ("pyproject.toml", "Makefile"):
-            shutil.copy(ROOT / name, place)
+            shutil.copy(source / name, place)
         yield Path(place)
 
 
-def plant(bug: Bug, file: Path) -> None:
-    """Write a bug into a file; exit if its place in the code is not found once."""
-    text = file.read_text()
-    if text.count(bug.old) != 1:
-        sys.exit(f"{bug.name}: what it replaces occurs {text.count(bug.old)} times in {file}")
-    file.write_text(text.replace(bug.old, bug.new))
-
-
-@frozen
-class Failure:
-    """The first test of a suite that failed or did not end, and what to print of it."""
-
-    test: str
-    about: str
-    slow: bool = False  # it did not end in time
-
-
-@frozen
-class Verdict:
-    """What to print of a bug, and the first test that noticed it, if one did."""
-
-    about: str
-    test: str = ""
-
-
-def first_failure(folder: Path, arguments: Sequence[str], patience_s: float) -> Failure | None:
-    """Run a suite up to its first failure, and return that, if there is one; a suite that hangs has failed."""
-    hang = ["-o", f"faulthandler_timeout={TEST_MAX_S}", "-o", "faulthandler_exit_on_timeout=true"]
-    command = [sys.executable, "-m", "pytest", "-x", "-vv", "-p", "no:cacheprovider", *hang, *arguments]
+def first_failure(folder: Path, tests: Sequence[str]) -> str:
+    """Run tests up to the first that fails or hangs, and return it, or nothing if all pass."""
+    hang = ["-o", f"faulthandler_timeout={TEST_S_MAX}", "-o", "faulthandler_exit_on_timeout=true"]
+    chosen = ["-m", "not realtime and not engine", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-vv", "-p", "no:cacheprovider", *hang, *chosen]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=patience_s, check=False, text=True)
+        done = subprocess.run(command, cwd=folder, capture_output=True, timeout=SUITE_S_MAX, check=False, text=True)
     except subprocess.TimeoutExpired:
-        return Failure("", f"not done in {patience_s:.0f} s", slow=True)
-    if done.returncode in {0, 5}:  # 5: no test is chosen
-        return None
+        return ""
+    if done.returncode in ENDS_WELL:
+        return ""
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-    if done.returncode in {1, 2} and failed:  # 2: a bug may break a file of tests while it is imported
-        return Failure(failed[1], failed[1].rpartition("/")[2])
-    if "Timeout (" in done.stderr:
-        begun = re.findall(r"^(tests/\S+::.*?) *(?:PASSED.*)?$", done.stdout, re.MULTILINE)
-        test = begun[-1] if begun else ""
-        return Failure(test, f"{test.rpartition('/')[2]} does not end in {TEST_MAX_S} s", slow=True)
-    sys.exit(done.stdout + done.stderr)
+    if failed is not None:
+        return failed[1]
+    begun = re.findall(r"^(tests/\S+::.*?) *(?:PASSED.*)?$", done.stdout, re.MULTILINE)
+    if "Timeout (" not in done.stderr or not begun:
+        sys.exit(done.stdout + done.stderr)
+    return str(begun[-1])
 
 
-@cache
-def sound(arguments: tuple[str, ...], patience_s: float) -> bool:
-    """Return whether a suite passes where no bug is planted; one that does not would notice them all.
-
-    Exits if it fails; it is not sound, either, if it is too slow beside other work, in two runs.
-    """
-    for _ in range(2):
-        with copied() as folder:
-            if (failed := first_failure(folder, arguments, patience_s)) is None:
-                return True
-        if not failed.slow:
-            sys.exit(f"a suite fails without any bug: {failed.about}")
-        print(f"a suite is too slow without any bug: {failed.about}", flush=True)  # noqa: T201
-    return False
+def suites(bug: Bug) -> Iterator[Sequence[str]]:
+    """Return the tests to run with a bug, the likeliest to notice it first."""
+    folder = Path("tests", bug.path).parent
+    for suite in (bug.tests, own_tests(Path(bug.path)), sorted(map(str, folder.glob("test_*.py")))):
+        if suite:
+            yield suite
 
 
-def arguments_of(suite: str, path: str) -> tuple[str, ...]:
-    """Return what a suite asks of pytest for a bug in a file."""
-    return tuple(SUITES[suite]) if suite != OWN else (*own_tests(Path(path)), "-m", "not realtime and not engine")
-
-
-def verdict(path: str, bug: Bug, suites: list[str], *, first: bool, patience_s: float, known: str = "") -> Verdict:
-    """Return the suites that notice a bug in a file, or why none need notice, or that none does.
-
-    With `first` the first failure is enough; the test `known` is tried before the suites.
-    """
-    noticed, test = [], ""
-    with copied() as folder:
-        plant(bug, folder / path)
-        failed = first_failure(folder, (known,), patience_s) if known else None
-        if failed is not None and (not failed.slow or sound((known,), patience_s)):
-            return Verdict(known, known)
-        for suite in suites:
-            arguments = arguments_of(suite, path)
-            failed = first_failure(folder, arguments, patience_s)
-            if failed is not None and sound(arguments, patience_s):
-                noticed.append(f"{suite}: {failed.about}")
-                test = test or failed.test
-                if first:
-                    break
-    return Verdict(", ".join(noticed) or (f"harmless: {bug.harmless}" if bug.harmless else "SURVIVED"), test)
-
-
-def known_tests() -> dict[str, str]:
-    """Return the test that noticed each bug last, by the name of the bug, without bugs and tests that are no more."""
-    tests: dict[str, str] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
-    names = {bug.name for _, bug, _ in MUTANTS}
-    there = collected(sorted({test.partition("::")[0] for test in tests.values()}))
-    return {name: test for name, test in tests.items() if name in names and test in there}
-
-
-def collected(files: Sequence[str]) -> set[str]:
-    """Return the tests in those of `files` that exist."""
-    there = [file for file in files if Path(ROOT, file).exists()]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *there]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True) if there else None
-    return set() if done is None else set(re.findall(r"^tests/\S+::.*$", done.stdout, re.MULTILINE))
+def verdict(bug: Bug, sound: Path) -> str:
+    """Return `noticed`, `SURVIVED`, `UNSOUND` (the test fails without the bug as well) or `stale`, and the test."""
+    with copied(sound) as folder:
+        file = folder / bug.path
+        planted = bug.planted_in(file.read_text()) if file.exists() else None
+        if planted is None:
+            return "stale"
+        file.write_text(planted)
+        for suite in suites(bug):
+            if test := first_failure(folder, suite):
+                alone = test.partition("[")[0]  # the name of a case may have any character
+                return f"{'UNSOUND' if first_failure(sound, [alone]) else 'noticed'} by {test}"
+    return "SURVIVED"
 
 
 def options() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("words", nargs="*", default=[""])
-    parser.add_argument("--suite", action="append", choices=[OWN, *SUITES], help="only this one")
-    parser.add_argument("--first", action="store_true", help="stop at the first suite that notices")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--patience-s", type=float, default=100.0, help="a suite that takes longer has noticed, too")
+    parser.add_argument(
+        "words", nargs="*", default=[""], help="plant the bugs with one of these in class, file or name"
+    )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no bug after this time")
+    parser.add_argument(
+        "--seed", type=int, default=datetime.now(UTC).toordinal(), help="of the order; default: the day"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="bugs at a time")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Try each mutant whose name, or part, has one of the words in it; fail if a harmful one survives."""
-    asked = options()
-    chosen = [mutant for mutant in MUTANTS if any(word in f"{mutant[2]}: {mutant[1].name}" for word in asked.words)]
-    known = known_tests()
-    shortcuts = known if asked.first and not asked.suite else {}
-    survived = 0
+    """Plant the bugs in a drawn order; fail if one survives."""
+    asked, begun = options(), time.monotonic()
+    chosen = [bug for bug in bugs() if any(word in f"{bug.kind}: {bug.path}: {bug.name}" for word in asked.words)]
+    random.Random(asked.seed).shuffle(chosen)
+    found = dict[str, list[str]]()
 
-    def judged(mutant: tuple[str, Bug, str]) -> Verdict:
-        path, bug, part = mutant
-        home = PARTS[part]
-        others = () if asked.first and bug.harmless else (name for name in SUITES if name not in home)
-        own = [OWN] if own_tests(Path(path)) else []  # a plugin's file has none that mirror it
-        suites = asked.suite or [*own, *home, *others]
-        test = shortcuts.get(bug.name, "")
-        return verdict(path, bug, suites, first=asked.first, patience_s=asked.patience_s, known=test)
+    def judged(bug: Bug, sound: Path) -> tuple[str, float]:
+        at = time.monotonic()
+        late = at - begun > 60 * asked.minutes
+        return "left out" if late else verdict(bug, sound), time.monotonic() - at
 
-    if tests := {shortcuts[bug.name] for _, bug, _ in chosen if bug.name in shortcuts}:
-        sound(tuple(sorted(tests)), asked.patience_s)  # all of them at once; exits if one fails without any bug
-    with ThreadPoolExecutor(asked.processes) as pool:
-        running = {pool.submit(judged, mutant): mutant[1].name for mutant in chosen}
+    with copied() as sound, ThreadPoolExecutor(asked.processes) as pool:
+        running = {pool.submit(judged, bug, sound): f"{bug.kind}: {bug.name}" for bug in chosen}
         for done in as_completed(running):
-            name, judgement = running[done], done.result()
-            survived += judgement.about == "SURVIVED"
-            print(f"{name:62s} {judgement.about}", flush=True)  # noqa: T201
-            if judgement.test and known.get(name) != judgement.test:
-                known[name] = judgement.test
-                NOTICED.write_text(json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
-    print(f"{len(chosen)} planted, {survived} survived")  # noqa: T201
-    return min(survived, 1)
+            result, took_s = done.result()
+            found.setdefault(result.partition(" by ")[0], []).append(running[done])
+            if result != "left out":
+                print(f"{took_s:4.0f} s  {running[done]}: {result}", flush=True)  # noqa: T201
+    print(f"seed {asked.seed}:", ", ".join(f"{len(names)} {result}" for result, names in found.items()))  # noqa: T201
+    for result in ("stale", "UNSOUND", "SURVIVED"):
+        for name in found.get(result, ()):
+            print(f"{result}: {name}")  # noqa: T201
+    return int("SURVIVED" in found or "UNSOUND" in found)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.table import SUITES
-
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
 PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the real engine
@@ -310,8 +308,3 @@ def test_every_product_file_has_its_tests_in_the_mirrored_folder_or_a_row_that_s
 
 def test_every_row_names_tests_that_exist() -> None:
     assert [name for name in TESTED_BY if not (ROOT / "tests" / name).exists()] == []
-
-
-def test_every_suite_of_the_planted_bugs_exists() -> None:
-    paths = {word for words in SUITES.values() for word in words if word.startswith("tests/")}
-    assert [path for path in paths if not (ROOT / path).exists()] == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.version import CHECKOUT
-from tests.mutants.table import MUTANTS
+from tests.mutants.bug import bugs
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "actors", "supervisor", "bench")
@@ -325,14 +325,5 @@ def test_the_rules_see_every_room() -> None:
     assert all((ROOT / path).exists() for path in {HOST, DECODER, STAGES, *SHARED, *TRADES, *HANDS})
 
 
-def test_every_planted_bug_replaces_text_that_is_once_in_its_file() -> None:
-    texts = {path: (ROOT / path).read_text() for path, _, _ in MUTANTS}
-    stale = [f"{path}: {bug.name}" for path, bug, _ in MUTANTS if texts[path].count(bug.old) != 1]
-    assert not stale
-
-
-def test_every_planted_bug_is_code_that_compiles() -> None:
-    # else whatever imports it "notices", and its test may have noticed nothing for long
-    for path, bug, _ in MUTANTS:
-        if path.endswith(".py"):
-            compile((ROOT / path).read_text().replace(bug.old, bug.new), f"{path}: {bug.name}", "exec")
+def test_planted_bugs_are_a_list_of_classes_that_a_reader_can_hold() -> None:
+    assert len(list(bugs())) <= 150, "leave out a bug of the same class"
