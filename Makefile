@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg demo-vision test check wide units realtime engines lint types lock coverage news \
+.PHONY: help demo demo-disagg demo-vision test check wide units realtime engines lint types lock coverage news docs \
 	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
@@ -85,6 +85,15 @@ coverage: $(VENV)/ready-dev  ## which lines of the product the fast part of the 
 
 news: $(VENV)/ready-dev  ## print what the next release's entry in CHANGELOG.md will say
 	$(BIN)/towncrier build --draft --version next
+
+docs: build/docs-env/ready  ## build the pages of docs/ as a site, build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 build/docs-env/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
+build/docs-env/ready: requirements/docs.txt
+	@$(PYTHON) -m venv build/docs-env
+	@build/docs-env/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
+	@touch $@
 
 hunt: $(VENV)/ready-dev  ## 2,000 seeds of the simulator, on all cores
 	$(BIN)/python -m tests.system.hunt --seeds 2000

@@ -72,6 +72,12 @@ def test_an_index_names_every_page_of_its_folder(folder: Path) -> None:
     assert not pages - listed
 
 
+def test_the_navigation_of_the_site_names_every_page_of_docs() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md", "plan.md"}
+    assert not [name for name in sorted(pages) if f": {name}\n" not in navigation]
+
+
 def test_decisions_are_numbered_without_a_gap() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs" / "decisions").glob("0*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))
