@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg demo-vision test check wide units realtime engines lint types lock coverage news docs \
+.PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage news docs \
 	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
@@ -23,26 +23,34 @@ demo-disagg: $(VENV)/ready  ## the same by two engines, one for prompts and one 
 demo-vision: $(VENV)/ready  ## a model that says what it sees, by an encoder, a prefill and a decode, and four nodes
 	@exec $(BIN)/python -m supervisor examples/vision.toml
 
-test: check  ## every test, the real engine included
-	@$(MAKE) --no-print-directory -j2 realtime engines
-
-realtime: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m realtime
-
-engines: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m engine
+# The parts of these three stand in tests/run/. At their end they print the slowest tests and the time of each part.
+test: $(VENV)/ready-dev  ## every test of a branch, the real engine included: ten minutes on two idle cores
+	@$(BIN)/python -m tests.run test
 
 check: $(VENV)/ready-dev  ## types, lint, units, simulation, sweep: the fast part of the tests
-	@$(MAKE) --no-print-directory -j3 wide units lint types
+	@$(BIN)/python -m tests.run check
 
-# Two runs of pytest beside each other, about as long: the one with the simulator, and the rest.
+nightly: $(VENV)/ready-dev  ## everything, with new seeds, planted bugs, coverage, loads and attacks; writes a page of results
+	@$(BIN)/python -m tests.run nightly
+
+realtime: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "realtime and not nightly"
+
+engines: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "engine and not nightly"
+
+late: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m nightly
+
+# The fast tests in two runs of pytest, about as long: the one with the simulator, and the rest.
+FAST := -m "not realtime and not engine and not nightly"
 WIDE := $(addprefix tests/,contracts protocol repository rig system)
 
 wide: $(VENV)/ready-dev
-	$(BIN)/python $(UNDER) -m pytest -m "not realtime and not engine" $(WIDE)
+	$(BIN)/python $(UNDER) -m pytest $(FAST) $(WIDE)
 
 units: $(VENV)/ready-dev
-	$(BIN)/python $(UNDER) -m pytest -m "not realtime and not engine" $(addprefix --ignore=,$(WIDE))
+	$(BIN)/python $(UNDER) -m pytest $(FAST) $(addprefix --ignore=,$(WIDE))
 
 lint: $(VENV)/ready-dev build/lint/actors build/lint/supervisor
 	$(BIN)/ruff check --quiet .

@@ -27,6 +27,7 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+INTERRUPTED = pytest.StashKey[bool]()
 CLOCKS = {"autojump_clock", "mock_clock"}
 
 
@@ -66,6 +67,24 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the run after a test that Ctrl-C ended: Trio raises it in a group, which pytest takes for a failed test."""
+    result = yield
+    if INTERRUPTED in item.stash:
+        raise KeyboardInterrupt
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note that a group of exceptions has a `KeyboardInterrupt` in it."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None:
+        item.stash[INTERRUPTED] = True
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--seeds 2000] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--seeds 2000 | --minutes M] [--only SEED]`.
 
 A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
 with `--gateways`, two of these nodes are gateways that share a port.
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing import Pool
 
@@ -25,6 +25,7 @@ from tests.system.simulator.two_gateways import run_gateways_seed
 RUNNERS = {"": run_seed, "cluster": run_cluster_seed, "gateways": run_gateways_seed}  # by the option
 FORCED = {"pictures": (pictured.SHARES, "sighted"), "prefixes": (prefix_plan.SHARES, "prefixes")}
 ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
+BATCH = 200  # new seeds between two looks at the clock
 
 
 def one(seed: int, *, kind: str = "", forced: Sequence[str] = ()) -> tuple[int, str | None]:
@@ -50,18 +51,28 @@ def force(forced: Sequence[str]) -> None:
         shares[name] = 1.0
 
 
-def hunt(seeds: range, processes: int | None, *, kind: str = "", forced: Sequence[str] = ()) -> int:
-    """Run the seeds, tell of each that fails in one line, and return how many did."""
+def new_seeds(minutes: float) -> Iterator[range]:
+    """Yield seeds that no earlier hunt had, in batches, until that many minutes are over."""
+    first, end = int(time.time()), time.perf_counter() + 60 * minutes
+    while time.perf_counter() < end:
+        yield range(first, first + BATCH)
+        first += BATCH
+
+
+def hunt(batches: Iterable[range], processes: int | None, *, kind: str = "", forced: Sequence[str] = ()) -> int:
+    """Run batches of seeds, print a line for each seed that fails, and return the number of these."""
     certificate.files()  # else each process would write its own to the folder that they share
-    begun, failed = time.perf_counter(), 0
+    begun, run, failed = time.perf_counter(), 0, 0
     again = f"python -m tests.system.hunt{f' --{kind}' * bool(kind)}{''.join(f' --{word}' for word in forced)}"
     with Pool(processes) as pool:
-        for seed, error in pool.imap_unordered(partial(one, kind=kind, forced=forced), seeds, ON_ALL_CORES_AT_ONCE):
-            if error is not None:
-                failed += 1
-                print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
+        for seeds in batches:
+            for seed, error in pool.imap_unordered(partial(one, kind=kind, forced=forced), seeds, ON_ALL_CORES_AT_ONCE):
+                run += 1
+                if error is not None:
+                    failed += 1
+                    print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
     took_s = time.perf_counter() - begun
-    print(f"{len(seeds)} seeds in {took_s:.0f} s, {len(seeds) / took_s:.0f} a second, {failed} failed")  # noqa: T201
+    print(f"{run} seeds in {took_s:.0f} s, {run / took_s:.0f} a second, {failed} failed")  # noqa: T201
     return failed
 
 
@@ -79,6 +90,7 @@ def main() -> int:
     """Hunt; the exit status says whether a seed failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, help="run seeds that no earlier hunt had, for so long")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--only", type=int)
     kinds = parser.add_mutually_exclusive_group()
@@ -102,7 +114,8 @@ def main() -> int:
         return only(options.only, kind=options.kind)
     if options.traces:
         return max(only(seed, kind=options.kind) for seed in seeds)
-    return min(hunt(seeds, options.processes, kind=options.kind, forced=forced), 1)
+    batches = [seeds] if options.minutes is None else new_seeds(options.minutes)
+    return min(hunt(batches, options.processes, kind=options.kind, forced=forced), 1)
 
 
 if __name__ == "__main__":
