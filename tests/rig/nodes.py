@@ -240,7 +240,7 @@ async def until(condition: Callable[[], object], within_s: float = WITHIN_S) -> 
     """Wait until a condition is true."""
     with trio.fail_after(within_s):
         while not condition():  # noqa: ASYNC110  # tests alone wait so
-            await trio.sleep(0.005)
+            await trio.sleep(0.02)
 
 
 async def all_linked(*nodes: Node) -> None:

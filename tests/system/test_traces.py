@@ -238,8 +238,7 @@ async def test_the_log_of_a_bug_of_a_worker_has_the_trace(lines: Lines, autojump
 # Between nodes ----------------------------------------------------------------------------
 
 
-@pytest.mark.realtime
-async def test_a_trace_crosses_a_link_as_it_is() -> None:
+async def test_a_trace_crosses_a_link_as_it_is(rather_slow: MockClock) -> None:
     a, b = Node("a"), Node("b")
     there: list[Generate] = []
     wanted = evolve(generate("a" * 32), trace=evolve(GATEWAY, state="a=b"))
@@ -253,8 +252,7 @@ async def test_a_trace_crosses_a_link_as_it_is() -> None:
     assert there == [wanted]
 
 
-@pytest.mark.realtime
-async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines: Lines) -> None:
+async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines: Lines, rather_slow: MockClock) -> None:
     a, b = Node("a"), Node("b")
     lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
     async with linked_nodes(a, b):

@@ -7,14 +7,13 @@ from itertools import permutations
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.errors import LinkLost, LinkReplaced
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
 from tests.rig.nodes import LOOPBACK, QUICK, Node, Reasons, all_linked, link_by_hand, linked_nodes, linked_pair, until
-
-pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
 
 async def break_off(link: Link | None) -> None:
@@ -28,7 +27,9 @@ async def break_off(link: Link | None) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations("abc")), ids="".join)
-async def test_three_nodes_link_to_each_other_whatever_the_order_they_start_in(order: tuple[str, ...]) -> None:
+async def test_three_nodes_link_to_each_other_whatever_the_order_they_start_in(
+    order: tuple[str, ...], rather_slow: MockClock
+) -> None:
     nodes = [Node(name) for name in order]
     async with linked_nodes() as nursery:
         for number, node in enumerate(nodes):
@@ -41,14 +42,14 @@ async def test_three_nodes_link_to_each_other_whatever_the_order_they_start_in(o
             assert await one.ask(other) == [0, 1, 2]
 
 
-async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link() -> None:
+async def test_of_two_nodes_the_first_by_name_dials_and_there_is_one_link(rather_slow: MockClock) -> None:
     async with linked_pair() as (a, b):
         await trio.sleep(0.3)
         assert a.links.statistics().dialers["b"] == b.links.statistics().dialers["a"] == "a"
         assert (a.links.statistics().dialing, b.links.statistics().dialing) == (frozenset("b"), frozenset())
 
 
-async def test_a_node_that_does_not_listen_dials_whatever_its_name() -> None:
+async def test_a_node_that_does_not_listen_dials_whatever_its_name(rather_slow: MockClock) -> None:
     a, z = Node("a"), Node("z", port=None)
     async with linked_nodes(a, z):
         await all_linked(a, z)
@@ -56,14 +57,14 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name() -> None:
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
-async def test_a_node_that_listens_at_every_address_is_found_at_its_host() -> None:
+async def test_a_node_that_listens_at_every_address_is_found_at_its_host(rather_slow: MockClock) -> None:
     z = Node("z", host="0.0.0.0")
     z.links.host = "box.example"
     async with linked_nodes(z):
         assert z.directory.address == f"box.example:{z.links.port}"
 
 
-async def test_a_node_that_listens_at_every_address_and_has_no_host_dials() -> None:
+async def test_a_node_that_listens_at_every_address_and_has_no_host_dials(rather_slow: MockClock) -> None:
     a, z = Node("a"), Node("z", host="0.0.0.0")
     async with linked_nodes(a, z, know=False):
         z.knows(a)
@@ -72,7 +73,7 @@ async def test_a_node_that_listens_at_every_address_and_has_no_host_dials() -> N
         assert a.links.statistics().dialers["z"] == "z"
 
 
-async def test_a_node_is_dialed_until_it_is_there(reasons: Reasons) -> None:
+async def test_a_node_is_dialed_until_it_is_there(reasons: Reasons, rather_slow: MockClock) -> None:
     with (await trio.open_tcp_listeners(0, host=LOOPBACK))[0].socket as taken:
         endpoint = Endpoint(LOOPBACK, taken.getsockname()[1])
     early, late = Node("a"), Node("b")
@@ -91,7 +92,7 @@ async def test_a_node_is_dialed_until_it_is_there(reasons: Reasons) -> None:
 # After a loss ------------------------------------------------------------------------------
 
 
-async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended() -> None:
+async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended(rather_slow: MockClock) -> None:
     async with linked_pair(b_step_s=0.05) as (a, b), trio.open_nursery() as nursery:
         lost = a.link(b)
 
@@ -108,7 +109,9 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended() -> N
         assert await a.ask(b) == [0, 1, 2]
 
 
-async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_nodes_next_link() -> None:
+async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_nodes_next_link(
+    rather_slow: MockClock,
+) -> None:
     async with linked_pair() as (a, b):
         first = a.link(b)
         assert first is not None
@@ -123,7 +126,7 @@ async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_node
         assert set(a.links.traffic) == {"b"}
 
 
-async def test_a_node_that_comes_back_by_a_new_link_replaces_the_old_one() -> None:
+async def test_a_node_that_comes_back_by_a_new_link_replaces_the_old_one(rather_slow: MockClock) -> None:
     b = Node("b", section=evolve(QUICK, silent_s=60.0))
     ended: list[int] = []
 
@@ -141,7 +144,7 @@ async def test_a_node_that_comes_back_by_a_new_link_replaces_the_old_one() -> No
         assert (b.linked, ended) == ({"a"}, [1])
 
 
-async def test_a_greeting_alone_replaces_no_link() -> None:
+async def test_a_greeting_alone_replaces_no_link(rather_slow: MockClock) -> None:
     async with linked_pair() as (a, b):
         link = b.link(a)
         await link_by_hand(b, "a", hello=False, close_after_s=0)
@@ -152,7 +155,7 @@ async def test_a_greeting_alone_replaces_no_link() -> None:
         assert await a.ask(b) == [0, 1, 2]
 
 
-async def test_a_mesh_that_starts_again_dials_again() -> None:
+async def test_a_mesh_that_starts_again_dials_again(rather_slow: MockClock) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b) as nursery:
         await all_linked(a, b)
@@ -163,7 +166,7 @@ async def test_a_mesh_that_starts_again_dials_again() -> None:
         await all_linked(a, b)
 
 
-async def test_a_node_that_leaves_sends_its_reason(reasons: Reasons) -> None:
+async def test_a_node_that_leaves_sends_its_reason(reasons: Reasons, rather_slow: MockClock) -> None:
     async with linked_pair() as (a, _):
         a.links.send_bye("node a shuts down")
         await trio.sleep(0.1)
@@ -183,7 +186,9 @@ async def answered(one: Node, other: Node) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["0-first", "z-last"])
-async def test_a_node_that_joins_one_node_is_learned_by_all_leaves_and_comes_back(name: str) -> None:
+async def test_a_node_that_joins_one_node_is_learned_by_all_leaves_and_comes_back(
+    name: str, rather_slow: MockClock
+) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b) as nursery:
         joiner = Node(name, join=(b.address,))
@@ -201,7 +206,7 @@ async def test_a_node_that_joins_one_node_is_learned_by_all_leaves_and_comes_bac
 
 
 @pytest.mark.parametrize("joins", [("j", "k"), ("a", "a")], ids=["two that join", "one of the file, twice"])
-async def test_nodes_that_may_both_dial_keep_one_link(joins: tuple[str, str]) -> None:
+async def test_nodes_that_may_both_dial_keep_one_link(joins: tuple[str, str], rather_slow: MockClock) -> None:
     b = Node("b")
     async with linked_nodes(b) as nursery:
         if joins[0] == joins[1]:

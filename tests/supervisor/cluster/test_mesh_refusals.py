@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol import greeting
 from protocol.frames import VERSION
@@ -16,8 +17,6 @@ from supervisor.links import websocket
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
 from tests.rig.nodes import QUICK, SECRET, WITHIN_S, Node, Reasons, all_linked, dial, linked_nodes, until
-
-pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
 
 @pytest.mark.parametrize(
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
     ids=["another secret", "another cluster", "no secret"],
 )
 async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
-    fields: dict[str, Any], sentence: str, reasons: Reasons
+    fields: dict[str, Any], sentence: str, reasons: Reasons, rather_slow: MockClock
 ) -> None:
     a, b = Node("a", **fields), Node("b")
     async with linked_nodes(a, b):
@@ -40,7 +39,7 @@ async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
     assert [sentence in reason for reason in reasons()] == [True, True]
 
 
-async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons) -> None:
+async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons, rather_slow: MockClock) -> None:
     a = Node("a")
     async with linked_nodes(a), trio.open_nursery() as nursery:
         await nursery.start(Node("a", port=None, join=(a.address,)).run)
@@ -50,7 +49,7 @@ async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons) -> None
     assert ["has the same name" in reason for reason in reasons()] == [True, True]
 
 
-async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons) -> None:
+async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons, rather_slow: MockClock) -> None:
     a, b = Node("a"), Node("b")
     async with linked_nodes(a, b, know=False):
         a.directory.configure("c", b.address)
@@ -60,7 +59,9 @@ async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons) -> 
     assert ["node c was expected in its place" in reason for reason in reasons()] == [True, True]
 
 
-async def test_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(reasons: Reasons) -> None:
+async def test_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(
+    reasons: Reasons, rather_slow: MockClock
+) -> None:
     front, backs = Node("front"), [Node("back"), Node("back")]
     answers = []
     async with linked_nodes(front, *backs, know=False):
@@ -78,7 +79,7 @@ async def test_of_two_processes_of_one_name_one_answers_and_the_other_is_refused
 
 
 async def test_a_second_process_is_told_of_the_name_conflict_by_a_node_that_has_dialed_the_first(
-    reasons: Reasons,
+    reasons: Reasons, rather_slow: MockClock
 ) -> None:
     ahead, backs = Node("ahead"), [Node("back"), Node("back")]
     async with linked_nodes(ahead, *backs, know=False) as nursery:
@@ -93,7 +94,7 @@ async def test_a_second_process_is_told_of_the_name_conflict_by_a_node_that_has_
     assert sum("two processes call themselves back" in reason for reason in reasons()) == 2, "one for each end"
 
 
-async def test_another_version_is_refused(reasons: Reasons) -> None:
+async def test_another_version_is_refused(reasons: Reasons, rather_slow: MockClock) -> None:
     b = Node("b")
 
     async def greet(transport: websocket.WebSocketTransport) -> None:
@@ -112,7 +113,7 @@ async def test_another_version_is_refused(reasons: Reasons) -> None:
     assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reason
 
 
-async def test_an_overheard_proof_proves_nothing(reasons: Reasons) -> None:
+async def test_an_overheard_proof_proves_nothing(reasons: Reasons, rather_slow: MockClock) -> None:
     b = Node("b")
     overheard: list[bytes] = []
 
@@ -157,14 +158,14 @@ def mutual_tls(*, sends: bool = True) -> LinkTls:
     return LinkTls(contexts[0], contexts[1])
 
 
-async def test_nodes_with_certificates_need_no_secret() -> None:
+async def test_nodes_with_certificates_need_no_secret(rather_slow: MockClock) -> None:
     a, b = (Node(name, secret=b"", tls=mutual_tls()) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
         assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
 
 
-async def test_a_node_without_a_certificate_is_refused(reasons: Reasons) -> None:
+async def test_a_node_without_a_certificate_is_refused(reasons: Reasons, rather_slow: MockClock) -> None:
     a, b = Node("a", tls=mutual_tls(sends=False)), Node("b", tls=mutual_tls())
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -175,7 +176,7 @@ async def test_a_node_without_a_certificate_is_refused(reasons: Reasons) -> None
     assert len(reasons()) == 2
 
 
-async def test_a_node_without_tls_and_one_with_it_do_not_link(reasons: Reasons) -> None:
+async def test_a_node_without_tls_and_one_with_it_do_not_link(reasons: Reasons, rather_slow: MockClock) -> None:
     a, b = Node("a"), Node("b", tls=mutual_tls())
     async with linked_nodes(a, b):
         await until(reasons)

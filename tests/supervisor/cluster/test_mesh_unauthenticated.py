@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol import greeting
 from protocol.frames import VERSION, KeepAlive, encode
@@ -32,8 +33,6 @@ from tests.rig.nodes import (
     until,
 )
 
-pytestmark = pytest.mark.realtime  # many sockets of loopback
-
 BYTES = {
     "nothing": b"",
     "zeros": bytes(100),
@@ -54,7 +53,7 @@ BYTES = {
 
 @pytest.mark.parametrize("name", BYTES)
 async def test_other_bytes_than_a_greeting_end_a_connection_and_disturb_nobody(
-    name: str, link_records: Callable[[], list[Any]]
+    name: str, link_records: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with undisturbed() as a:
 
@@ -70,7 +69,7 @@ async def test_other_bytes_than_a_greeting_end_a_connection_and_disturb_nobody(
     assert 1 <= sum(record.peer == LOOPBACK for record in link_records()) <= 2
 
 
-async def test_bytes_before_the_greeting_are_read_in_small_pieces() -> None:
+async def test_bytes_before_the_greeting_are_read_in_small_pieces(rather_slow: MockClock) -> None:
     near, far = trio.testing.memory_stream_pair()
     stream = LimitedStream(far)
     await near.send_all(bytes(20_000))
@@ -80,7 +79,7 @@ async def test_bytes_before_the_greeting_are_read_in_small_pieces() -> None:
 
 
 @pytest.mark.parametrize("origin", [b"Origin: https://elsewhere.example", b"origin: null", b"ORIGIN: http://127.0.0.1"])
-async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Reasons) -> None:
+async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Reasons, rather_slow: MockClock) -> None:
     a = Node("a")
     async with linked_nodes(a), raw_connection(a, UPGRADE[:-2] + origin + b"\r\n\r\n") as stream:
         response = await read_to_end(stream)
@@ -90,7 +89,7 @@ async def test_no_page_in_a_browser_opens_a_link(origin: bytes, reasons: Reasons
     assert reasons() == ["a web page asked for a link"]
 
 
-async def test_a_handshake_has_a_time_limit_as_a_whole() -> None:
+async def test_a_handshake_has_a_time_limit_as_a_whole(rather_slow: MockClock) -> None:
     a = Node("a", section=evolve(QUICK, handshake_s=0.2))
     async with linked_nodes(a), raw_connection(a) as stream:
         with trio.fail_after(WITHIN_S), pytest.raises(trio.BrokenResourceError):
@@ -99,7 +98,9 @@ async def test_a_handshake_has_a_time_limit_as_a_whole() -> None:
                 await trio.sleep(0.05)
 
 
-async def test_reasons_that_unauthenticated_connections_vary_do_not_fill_the_log(reasons: Reasons) -> None:
+async def test_reasons_that_unauthenticated_connections_vary_do_not_fill_the_log(
+    reasons: Reasons, rather_slow: MockClock
+) -> None:
     a = Node("a")
     async with linked_nodes(a):
         for number in range(100):
@@ -159,7 +160,9 @@ def patient() -> Node:
     return Node("b", section=evolve(QUICK, handshake_s=60.0))
 
 
-async def test_two_hundred_silent_connections_keep_no_node_out(crowd: Crowd, patient: Node, reasons: Reasons) -> None:
+async def test_two_hundred_silent_connections_keep_no_node_out(
+    crowd: Crowd, patient: Node, reasons: Reasons, rather_slow: MockClock
+) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:
         for _ in range(200):
@@ -175,7 +178,7 @@ async def test_two_hundred_silent_connections_keep_no_node_out(crowd: Crowd, pat
 
 
 async def test_a_slow_node_keeps_its_place_however_many_connect_from_another_address(
-    crowd: Crowd, patient: Node
+    crowd: Crowd, patient: Node, rather_slow: MockClock
 ) -> None:
     async with linked_nodes(patient):
         slow = await crowd.connect(patient, far=False)
@@ -188,6 +191,7 @@ async def test_a_slow_node_keeps_its_place_however_many_connect_from_another_add
             assert not await crowd.streams[1].receive_some(), "the oldest of the others is gone"
 
 
+@pytest.mark.realtime  # no moment comes in which all wait, so that a virtual clock would stand still
 async def test_nodes_link_while_one_address_connects_without_end(crowd: Crowd, patient: Node) -> None:
     a = Node("a")
     async with linked_nodes(patient) as nursery:

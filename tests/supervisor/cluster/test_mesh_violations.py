@@ -10,6 +10,7 @@ import trio
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from protocol import frames
 from protocol.cluster import Leg, NodeState, Offer
@@ -33,8 +34,6 @@ from tests.rig.nodes import (
     undisturbed,
     until,
 )
-
-pytestmark = pytest.mark.realtime  # WebSockets on loopback, and their timeouts
 
 INFO = EngineInfo("x", "1", 100, 64, 640, 64, 8, 1, True)
 OFFER = Offer("x-0", "oak", Leg.BOTH, 8, True, INFO)
@@ -70,7 +69,7 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS)
 async def test_a_node_that_breaks_the_rules_loses_its_link_and_disturbs_nobody(
-    violation: bytes, link_records: Callable[[], list[Any]]
+    violation: bytes, link_records: Callable[[], list[Any]], rather_slow: MockClock
 ) -> None:
     async with undisturbed() as a:
         for _ in range(3):
@@ -81,7 +80,7 @@ async def test_a_node_that_breaks_the_rules_loses_its_link_and_disturbs_nobody(
     assert messages.count("linked") == len(messages) - 1 <= 2
 
 
-async def test_frames_before_the_greeting_are_refused(reasons: Reasons) -> None:
+async def test_frames_before_the_greeting_are_refused(reasons: Reasons, rather_slow: MockClock) -> None:
     a = Node("a")
 
     async def send(transport: websocket.WebSocketTransport) -> None:
@@ -97,7 +96,7 @@ async def test_frames_before_the_greeting_are_refused(reasons: Reasons) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "x\u00e9"])
-async def test_a_name_that_no_node_may_have_is_refused(name: str) -> None:
+async def test_a_name_that_no_node_may_have_is_refused(name: str, rather_slow: MockClock) -> None:
     a = Node("a")
     async with linked_nodes(a):
         with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
@@ -106,7 +105,7 @@ async def test_a_name_that_no_node_may_have_is_refused(name: str) -> None:
         assert name not in a.directory.nodes
 
 
-async def test_a_request_for_absurdly_many_tokens_leaves_the_announced_loads_possible() -> None:
+async def test_a_request_for_absurdly_many_tokens_leaves_the_announced_loads_possible(rather_slow: MockClock) -> None:
     async with linked_pair(a_step_s=1.0) as (a, b):
         link = b.link(a)
         absurd = encode(Open(1, body(generate("absurd", tokens_max=2**62)), 1, "a-0"))

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol.messages import RoutingHints
 from tests.rig.gateway import chat, create, gateway_rig, post, response, text
 from tests.rig.keys import as_
 from tests.rig.sockets import whole
 from tests.supervisor.gateway.test_gateway_keys import locked
-
-pytestmark = pytest.mark.realtime
 
 HEADERS = {"x_slo_ttft_ms": "300", "x_slo_tpot_ms": "30"}
 WANTED: list[tuple[dict[str, Any], dict[str, str], RoutingHints | None]] = [
@@ -30,7 +29,7 @@ WANTED: list[tuple[dict[str, Any], dict[str, str], RoutingHints | None]] = [
 
 @pytest.mark.parametrize(("fields", "headers", "hints"), WANTED)
 async def test_every_api_takes_targets_from_the_body_and_from_headers(
-    fields: dict[str, Any], headers: dict[str, str], hints: RoutingHints | None
+    fields: dict[str, Any], headers: dict[str, str], hints: RoutingHints | None, rather_slow: MockClock
 ) -> None:
     async with gateway_rig() as rig:
         client = await rig.client()
@@ -51,14 +50,14 @@ async def test_every_api_takes_targets_from_the_body_and_from_headers(
         assert [request.hints for request in rig.worker.asked][:5] == [hints] * 5, "None if there is nothing to say"
 
 
-async def test_all_choices_of_a_request_have_its_targets() -> None:
+async def test_all_choices_of_a_request_have_its_targets(rather_slow: MockClock) -> None:
     async with gateway_rig() as rig:
         client = await rig.client()
         assert (await client.ask(text(["n=5", "n=6"], n=2, ttft_target_ms=7))).status == 200
         assert [request.hints for request in rig.worker.asked] == [RoutingHints(ttft_target_ms=7.0)] * 4
 
 
-async def test_the_targets_of_a_key_are_for_requests_that_name_none(tmp_path: Path) -> None:
+async def test_the_targets_of_a_key_are_for_requests_that_name_none(tmp_path: Path, rather_slow: MockClock) -> None:
     async with locked(tmp_path, "ttft_target_ms = 0", "itl_target_ms = 12.5") as rig:
         client = await rig.client()
         own: dict[str, Any] = {"ttft_target_ms": 9}
@@ -74,7 +73,7 @@ async def test_the_targets_of_a_key_are_for_requests_that_name_none(tmp_path: Pa
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "4000000", "1e2"])
-async def test_a_wrong_header_is_refused_by_its_name(value: str) -> None:
+async def test_a_wrong_header_is_refused_by_its_name(value: str, rather_slow: MockClock) -> None:
     async with gateway_rig() as rig:
         client = await rig.client()
         for data in (post(chat(), x_slo_ttft_ms=value), post({"model": "tiny", "input": "Hi"}, "/v1/responses")):
@@ -87,7 +86,7 @@ async def test_a_wrong_header_is_refused_by_its_name(value: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["ttft_target_ms", "itl_target_ms"])
-async def test_a_wrong_field_is_refused_by_its_name(field: str) -> None:
+async def test_a_wrong_field_is_refused_by_its_name(field: str, rather_slow: MockClock) -> None:
     wrong: list[Any] = [-1, "5", 1e300]
     async with gateway_rig() as rig:
         client = await rig.client()

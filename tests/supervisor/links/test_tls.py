@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 from attrs import evolve
+from trio.testing import MockClock
 
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
@@ -69,19 +70,17 @@ def node(name: str, files: Files, section: ClusterSection = STRICT) -> Node:
 # Between nodes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize("form", ["DNS:{0}", "DNS:{0}.grove", "DNS:{0}.GROVE", "URI:espalier:{0}"])
-async def test_nodes_whose_certificates_name_them_link(shows: Shows, form: str) -> None:
+async def test_nodes_whose_certificates_name_them_link(shows: Shows, form: str, rather_slow: MockClock) -> None:
     a, b = (node(name, shows(form.format(name))) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
         assert await a.ask(b) == await b.ask(a) == [0, 1, 2]
 
 
-@pytest.mark.realtime
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")], ids=["it listens", "it dials"])
 async def test_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
-    shows: Shows, reasons: Reasons, first: str, second: str
+    shows: Shows, reasons: Reasons, first: str, second: str, rather_slow: MockClock
 ) -> None:
     honest, liar = node(first, shows(f"DNS:{first}")), node(second, shows("DNS:mallory"))
     async with linked_nodes(honest, liar):
@@ -94,15 +93,15 @@ async def test_a_node_under_a_name_of_another_is_refused_and_both_ends_log_it(
     }
 
 
-@pytest.mark.realtime
-async def test_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(shows: Shows) -> None:
+async def test_where_hosts_are_named_a_certificate_of_the_cluster_is_enough(
+    shows: Shows, rather_slow: MockClock
+) -> None:
     a, b = (node(name, shows("DNS:mallory"), QUICK) for name in "ab")
     async with linked_nodes(a, b):
         await all_linked(a, b)
 
 
-@pytest.mark.realtime
-async def test_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
+async def test_a_link_without_tls_has_no_names(reasons: Reasons, rather_slow: MockClock) -> None:
     a, b = (Node(name, section=STRICT) for name in "ab")
     async with linked_nodes(a, b):
         await until(lambda: len(reasons()) >= 2)
@@ -110,8 +109,7 @@ async def test_a_link_without_tls_has_no_names(reasons: Reasons) -> None:
     assert all("and names nobody (tls_names)" in reason for reason in reasons())
 
 
-@pytest.mark.realtime
-async def test_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows: Shows) -> None:
+async def test_an_operator_needs_no_name_and_the_node_that_it_dials_does(shows: Shows, rather_slow: MockClock) -> None:
     a, mallory = node("a", shows("DNS:a")), node("b", shows("DNS:mallory"))
     async with linked_nodes(a, mallory, know=False):
         assert await greeted(a, shows("DNS:x")) == "a"
