@@ -39,51 +39,56 @@ def run(body: str, *, filtered: bool = True) -> tuple[int, str]:
 needs_filter = pytest.mark.skipif(not sandbox.allowed_calls(), reason="no filter for this machine's architecture")
 
 
-@needs_filter
-@pytest.mark.parametrize(
-    "body",
-    [
-        "open('/etc/passwd')",
-        "os.stat('/etc/passwd')",
-        "os.listdir('/')",
-        "os.readlink('/proc/self/exe')",
-        "socket.socket()",
-        "socket.socket(socket.AF_UNIX)",
-        "os.fork()",
-        "os.execv('/bin/true', ['true'])",
-        "os.kill(os.getppid(), 0)",
-        "os.pidfd_open(os.getppid())",
-        "os.killpg(0, signal.SIGTERM)",
-        "os.setpriority(os.PRIO_PROCESS, 0, 5)",
-        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
-        "import threading; threading.Thread(target=print).start()",
-        "os.mkfifo('/tmp/x')",
-        "os.unlink('/tmp/x')",
-        "os.chdir('/')",
-        "import sqlite3",
-    ],
-)
-def test_nothing_of_the_machine_can_be_reached(body: str) -> None:
-    code, error = run(body)
-    assert code == 3, error
-    assert error in {"PermissionError", "OSError", "RuntimeError", "ValueError", "ModuleNotFoundError", "ImportError"}
+FORBIDDEN = [
+    "open('/etc/passwd')",
+    "os.stat('/etc/passwd')",
+    "os.listdir('/')",
+    "os.readlink('/proc/self/exe')",
+    "socket.socket()",
+    "socket.socket(socket.AF_UNIX)",
+    "os.fork()",
+    "os.execv('/bin/true', ['true'])",
+    "os.kill(os.getppid(), 0)",
+    "os.pidfd_open(os.getppid())",
+    "os.killpg(0, signal.SIGTERM)",
+    "os.setpriority(os.PRIO_PROCESS, 0, 5)",
+    "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+    "import threading; threading.Thread(target=print).start()",
+    "os.mkfifo('/tmp/x')",
+    "os.unlink('/tmp/x')",
+    "os.chdir('/')",
+    "import sqlite3",
+]
+SIGNALLING = [  # commands of fcntl by which a descriptor would signal another process, or another descriptor come to be
+    "10, signal.SIGKILL",  # F_SETSIG
+    "fcntl.F_SETOWN, os.getppid()",
+    "15, bytes(8)",  # F_SETOWN_EX
+    "fcntl.F_SETFL, os.O_ASYNC",
+    "fcntl.F_SETLEASE, fcntl.F_RDLCK",
+    "fcntl.F_NOTIFY, 0",
+    "fcntl.F_DUPFD, 0",
+]
+REFUSALS = "PermissionError, OSError, RuntimeError, ValueError, ImportError"
 
 
 @needs_filter
 @pytest.mark.parametrize(
-    ("command", "value"),
-    [
-        ("10", "signal.SIGKILL"),  # F_SETSIG
-        ("fcntl.F_SETOWN", "os.getppid()"),
-        ("15", "bytes(8)"),  # F_SETOWN_EX
-        ("fcntl.F_SETFL", "os.O_ASYNC"),
-        ("fcntl.F_SETLEASE", "fcntl.F_RDLCK"),
-        ("fcntl.F_NOTIFY", "0"),
-        ("fcntl.F_DUPFD", "0"),
-    ],
+    ("bodies", "errors"),
+    [(FORBIDDEN, REFUSALS), ([f"fcntl.fcntl(0, {words})" for words in SIGNALLING], "PermissionError")],
+    ids=["calls", "signals"],
 )
-def test_no_descriptor_can_be_made_to_signal_another_process(command: str, value: str) -> None:
-    assert run(f"fcntl.fcntl(0, {command}, {value})") == (3, "PermissionError")
+def test_nothing_of_the_machine_can_be_reached(bodies: list[str], errors: str) -> None:
+    """Each is refused alone in one process, and the last line says that the process came to its end."""
+    tried = f"""
+    for body in {bodies!r}:
+        try:
+            exec(body)
+        except ({errors}):
+            continue
+        os.write(2, body.encode() + b" is allowed;")
+    os.write(2, b"all tried")
+    """
+    assert run(tried) == (0, "all tried")
 
 
 @needs_filter
