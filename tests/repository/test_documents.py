@@ -15,7 +15,7 @@ from protocol.dialects.responses import CancelResponse, Create
 from supervisor.config.keyfile import KeySection
 from supervisor.config.pools import PoolSection
 from supervisor.config.schema import ClusterSection, GatewaySection, ModelSection, NodeSection
-from supervisor.engines.kinds import KINDS
+from supervisor.engines.kinds import KINDS, read_cluster
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.links.endpoint import Endpoint
 
@@ -89,6 +89,14 @@ def test_a_news_fragment_is_of_a_type_that_a_release_collects() -> None:
     }
     for path in (ROOT / "news").glob("*.md"):
         assert path.name == "README.md" or path.name.split(".")[1] in types, path.name
+
+
+def test_the_cluster_of_the_front_page_is_right(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "cluster.toml").write_text(text)
+    (tmp_path / "cluster.secret").write_text("a secret of the nodes")
+    (tmp_path / "tiny").symlink_to(ROOT / "examples" / "tiny")
+    assert list(read_cluster(tmp_path / "cluster.toml").engine) == ["tiny-0"]
 
 
 # Configuration and API -----------------------------------------------------------------------
