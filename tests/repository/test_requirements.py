@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repository.test_rules import FILES, foreign
+from tests.repository.sources import FILES, foreign
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"

@@ -1,4 +1,7 @@
-"""Rules that no linter has: what each room may import, and sizes of files and functions."""
+"""Rules that no linter has: what each room may import, and sizes of files and functions.
+
+Each rule is one test over all files; it fails with every file that breaks it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -15,10 +17,20 @@ import pytest
 
 from supervisor.version import CHECKOUT
 from tests.mutants.bug import bugs
+from tests.repository.sources import (
+    FILES,
+    ROOMS,
+    ROOT,
+    foreign,
+    imports,
+    module,
+    nodes,
+    refuse,
+    roots,
+    text,
+    theirs,
+)
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("protocol", "actors", "supervisor", "bench")
-FILES = [path.relative_to(ROOT) for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 LINES_MAX = 400
 ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
@@ -80,88 +92,57 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
 DECODER_SIDE = [path for path in FILES if DECODER in path.parents]
 NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and path not in {*HOST_SIDE, *DECODER_SIDE}]
-each_file = pytest.mark.parametrize("path", FILES, ids=str)
-each_node_file = pytest.mark.parametrize("path", NODE_SIDE, ids=str)
-
-
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
-
-
-def imports(path: Path, *, top: bool = False) -> Iterator[str]:
-    """Name every module that a file imports, and what it imports from packages of ours, wherever in it or at its top."""
-    package = path.parent.parts
-    for node in tree(path).body if top else ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            module = ".".join(filter(None, (base, node.module)))
-            yield module
-            if (ROOT / module.replace(".", "/")).is_dir():
-                yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def roots(path: Path) -> set[str]:
-    return {name.partition(".")[0] for name in imports(path)}
-
-
-def module(path: Path) -> str:
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-
-
-def foreign(path: Path) -> set[str]:
-    return roots(path) - set(sys.stdlib_module_names) - {"__future__"}
-
-
-def in_room(room: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", [path for path in NODE_SIDE if path.parts[0] == room], ids=str)
+PROTOCOL, IN_ACTORS, SUPERVISOR = ([path for path in NODE_SIDE if path.parts[0] == room] for room in ROOMS[:3])
+BENCH = [path for path in FILES if path.parts[0] == "bench"]
 
 
 # Imports ----------------------------------------------------------------------------------
 
 
-@in_room("protocol")
-def test_the_protocol_is_pure_data(path: Path) -> None:
-    found = foreign(path) - {"protocol", "attr", "attrs", "cattrs", "msgspec"}
-    found |= roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"})
-    assert not found, f"{path} imports {sorted(found)}: protocol/ is data, without I/O, clocks, randomness and Trio"
+def refuse_imports(found: dict[Path, set[str]], why: str) -> None:
+    refuse(f"{path} imports {sorted(names)}: {why}" for path, names in found.items() if names)
 
 
-@in_room("actors")
-def test_an_actor_imports_only_the_libraries_of_its_row(path: Path) -> None:
-    libraries = foreign(path) - {"protocol", "actors", "trio", "attrs"} - TRADES.get(path, set()) - UNTAMED
-    assert not libraries, f"{path} imports {sorted(libraries)}: take it as a parameter, or add a row to TRADES here"
-    machine = roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE)
-    assert not machine, f"{path} imports {sorted(machine)}: take what you need of it as a parameter"
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.partition(".")[0] in ROOMS}
 
 
-@in_room("actors")
-def test_an_actor_imports_no_other_actor(path: Path) -> None:
-    found = theirs(path, ACTORS)
-    assert not found, f"{path} imports {sorted(found)}: take the other actor's address as a parameter"
-
-
-@in_room("actors")
-def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone(path: Path) -> None:
-    own = module(path).split(".")[1:2] or [""]
-    found = theirs(path, FOLDERS - {f"actors.{name}" for name in ("kit", *own, *TRADE_OF.get(own[0], ()))})
-    assert not found, (
-        f"{path} imports {sorted(found)}: beside kit/ an actor imports what its row in TRADE_OF here names"
+def test_the_protocol_is_pure_data() -> None:
+    pure, barred = (
+        {"protocol", "attr", "attrs", "cattrs", "msgspec"},
+        UNTAMED | CLOCKS_AND_CHANCE | MACHINE | {"logging"},
     )
+    found = {path: foreign(path) - pure | roots(path) & barred for path in PROTOCOL}
+    refuse_imports(found, "protocol/ is data, without I/O, clocks, randomness and Trio")
 
 
-@in_room("actors")
-def test_an_engine_is_imported_by_its_own_folder_alone(path: Path) -> None:
-    found = theirs(path, {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir()})
-    assert not found, f"{path} imports {sorted(found)}: engines share only the files that lie in actors/engines/ itself"
+def test_an_actor_imports_only_the_libraries_of_its_row() -> None:
+    common = {"protocol", "actors", "trio", "attrs", *UNTAMED}
+    found = {path: foreign(path) - common - TRADES.get(path, set()) for path in IN_ACTORS}
+    refuse_imports(found, "take it as a parameter, or add a row to TRADES here")
 
 
-def theirs(path: Path, modules: set[str]) -> set[str]:
-    """Return what a file imports of these modules and packages, but for those that it is or belongs to."""
-    foreign = {each for each in modules if not f"{module(path)}.".startswith(f"{each}.")}
-    return {name for name in imports(path) if any(f"{name}.".startswith(f"{each}.") for each in foreign)}
+def test_an_actor_imports_neither_clocks_nor_the_machine() -> None:
+    found = {path: roots(path) & (UNTAMED | CLOCKS_AND_CHANCE | MACHINE) for path in IN_ACTORS}
+    refuse_imports(found, "take what you need of it as a parameter")
+
+
+def test_an_actor_imports_no_other_actor() -> None:
+    found = {path: theirs(path, ACTORS) for path in IN_ACTORS}
+    refuse_imports(found, "take the other actor's address as a parameter")
+
+
+def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone() -> None:
+    own = {path: (module(path).split(".")[1:2] or [""])[0] for path in IN_ACTORS}
+    may = {path: {f"actors.{each}" for each in ("kit", name, *TRADE_OF.get(name, ()))} for path, name in own.items()}
+    found = {path: theirs(path, FOLDERS - may[path]) for path in IN_ACTORS}
+    refuse_imports(found, "beside kit/ an actor imports what its row in TRADE_OF here names")
+
+
+def test_an_engine_is_imported_by_its_own_folder_alone() -> None:
+    engines = {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir() if folder.is_dir()}
+    found = {path: theirs(path, engines) for path in IN_ACTORS}
+    refuse_imports(found, "engines share only the files that lie in actors/engines/ itself")
 
 
 def test_what_is_called_an_actor_is_one() -> None:
@@ -173,72 +154,70 @@ def test_what_is_called_an_actor_is_one() -> None:
     assert not theirs(Path("actors/routing/route.py"), {"actors.routing"})
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parts[:2] == ("supervisor", "config")], ids=str)
-def test_the_configuration_imports_nothing_that_reads_it(path: Path) -> None:
-    """Limits of actors and of processes stand in it; whoever runs by them imports it, and never the other way round."""
-    below = {"config", "files", "processes", "engines"}
-    addresses = "supervisor.links.endpoint"
-    rooms = {name.split(".")[1] for name in {*imports(path)} - {addresses} if name.startswith("supervisor.")}
-    assert rooms <= below, f"it imports {sorted(rooms - below)}"
+def test_the_configuration_imports_nothing_that_reads_it() -> None:
+    may = tuple(f"supervisor.{room}" for room in ("config", "files", "processes", "engines", "links.endpoint"))
+    files = [path for path in SUPERVISOR if path.parts[1] == "config"]
+    found = {
+        path: {name for name in ours(path) if name[:11] == "supervisor." and not name.startswith(may)} for path in files
+    }
+    refuse_imports(found, "what runs by the limits in the configuration imports it, not the other way round")
 
 
-@in_room("supervisor")
-def test_the_supervisor_imports_clocks_and_randomness_in_few_files(path: Path) -> None:
-    found = roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set())
-    assert not found, f"{path} imports {sorted(found)}: take it from `Runtime`, or add a row to HANDS here"
-    assert not roots(path) & {"bench", "tests"}
+def test_the_supervisor_imports_clocks_and_randomness_in_few_files() -> None:
+    found = {path: roots(path) & (UNTAMED | CLOCKS_AND_CHANCE) - HANDS.get(path, set()) for path in SUPERVISOR}
+    refuse_imports(found, "take it from `Runtime`, or add a row to HANDS here")
 
 
-@each_node_file
-def test_a_node_imports_nothing_of_the_engine_host_and_of_the_decoders(path: Path) -> None:
-    assert not theirs(path, {module(HOST), module(DECODER)})
+def test_a_node_imports_nothing_of_benches_tests_engine_hosts_and_decoders() -> None:
+    found = {path: theirs(path, {module(HOST), module(DECODER), "bench", "tests"}) for path in NODE_SIDE}
+    refuse_imports(found, "it runs in a node")
 
 
-@pytest.mark.parametrize("path", DECODER_SIDE, ids=str)
-def test_a_decoder_imports_the_protocol_and_its_jobs_alone(path: Path) -> None:
-    ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
-    own = ("protocol", "actors.media_decoder", "actors.vision.jobs")
-    assert all(name.startswith(own) or name == "actors.vision" for name in ours), ours
-    assert not foreign(path) - {"PIL", "attrs", "av", "actors", "protocol"}
+def test_a_decoder_imports_the_protocol_and_its_jobs_alone() -> None:
+    may = ("protocol", "actors.media_decoder", "actors.vision.jobs")
+    found = {
+        path: {name for name in ours(path) - {"actors.vision"} if not name.startswith(may)} for path in DECODER_SIDE
+    }
+    found = {path: names | foreign(path) - {"PIL", "attrs", "av", *ROOMS} for path, names in found.items()}
+    refuse_imports(found, "it reads what clients send, in a process of its own")
 
 
-@pytest.mark.parametrize("path", HOST_SIDE, ids=str)
-def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone(path: Path) -> None:
-    ours = {name for name in imports(path) if name.partition(".")[0] in ROOMS}
+def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None:
     pure = (
         "actors.engines.block_log",
         "actors.engines.media_check",
         "actors.vision.layout",
         "actors.vision.model_files",
     )
-    allowed = ("protocol", "actors.engines.sglang", *pure, module(SHARED_TENSORS))
-    assert all(name.startswith(allowed) for name in ours)
-    assert "trio" not in roots(path)
+    may = ("protocol", "actors.engines.sglang", *pure, module(SHARED_TENSORS))
+    found = {path: {name for name in ours(path) if not name.startswith(may)} for path in HOST_SIDE}
+    refuse_imports({path: names | roots(path) & {"trio"} for path, names in found.items()}, "SGLang's process has it")
 
 
-@each_node_file
-def test_the_environment_is_read_where_the_process_begins(path: Path) -> None:
-    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
-    assert path == Path("supervisor/command_line.py") or not names & {"environ", "getenv"}
+def attributes(path: Path) -> set[str]:
+    return {node.attr for node in nodes(path) if isinstance(node, ast.Attribute)}
 
 
-@in_room("actors")
-def test_no_actor_starts_a_thread(path: Path) -> None:
-    names = {node.attr for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
-    assert not names & {"to_thread", "from_thread"}
+def test_the_environment_is_read_where_the_process_begins() -> None:
+    readers = {path for path in NODE_SIDE if attributes(path) & {"environ", "getenv"}}
+    assert readers <= {Path("supervisor/command_line.py")}
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if path.parts[0] == "bench"], ids=str)
-def test_the_bench_imports_only_what_a_client_may_but_for_its_stages(path: Path) -> None:
-    insides = set() if STAGES in path.parents else {"actors", "supervisor"}
-    assert not roots(path) & (insides | {"tests", "sglang", "torch"})
-    assert STAGES in path.parents or not theirs(path, {module(STAGES)})
+def test_no_actor_starts_a_thread() -> None:
+    assert not [path for path in IN_ACTORS if attributes(path) & {"to_thread", "from_thread"}]
+
+
+def test_the_bench_imports_only_what_a_client_may_but_for_its_stages() -> None:
+    found = {path: roots(path) & {"tests", "sglang", "torch"} for path in BENCH}
+    for path in (path for path in BENCH if STAGES not in path.parents):
+        found[path] |= roots(path) & {"actors", "supervisor"} | theirs(path, {module(STAGES)})
+    refuse_imports(found, "a bench measures from outside")
 
 
 def test_no_module_imports_itself_indirectly() -> None:
     """Else it depends on who is imported first whether a program starts."""
     modules = {module(path): path for path in FILES}
-    graph = {name: set(imports(path, top=True)) & modules.keys() - {name} for name, path in modules.items()}
+    graph = {name: imports(path, top=True) & modules.keys() - {name} for name, path in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -260,15 +239,20 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "s
 # Sizes and manners ------------------------------------------------------------------------
 
 
-@each_file
-def test_files_and_functions_are_below_their_limits_of_lines(path: Path) -> None:
-    lines = len((ROOT / path).read_text().splitlines())
-    assert lines < LINES_MAX, f"{path} has {lines} lines: split it by subject, below {LINES_MAX}"
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            lines = node.end_lineno - node.lineno + 1
-            assert lines < FUNCTION_LINES_MAX, f"{node.name} has {lines} lines: split it, below {FUNCTION_LINES_MAX}"
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_files_are_below_their_limit_of_lines() -> None:
+    sizes = {path: len(text(path).splitlines()) for path in FILES}
+    refuse(f"{path} has {size} lines: split it by subject" for path, size in sizes.items() if size >= LINES_MAX)
+
+
+def test_functions_are_below_their_limit_of_lines() -> None:
+    sizes = [(path, node, (node.end_lineno or 0) - node.lineno + 1) for path in FILES for node in functions(path)]
+    refuse(
+        f"{path}: {node.name} has {size} lines: split it" for path, node, size in sizes if size >= FUNCTION_LINES_MAX
+    )
 
 
 def shields(node: ast.AST) -> list[ast.Call]:
@@ -280,40 +264,49 @@ def shields(node: ast.AST) -> list[ast.Call]:
     ]
 
 
-@each_node_file
-def test_a_function_has_at_most_one_shield_and_it_has_a_deadline(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            fields = [each for each in getattr(node, "body", []) if isinstance(each, ast.AnnAssign)]
-            of_class = isinstance(node, ast.ClassDef)
-            found = [call for field in fields for call in shields(field)] if of_class else shields(node)
-            assert len(found) <= 1, f"{node.name} shields twice"
-            endless = [call for call in found if getattr(call.func, "attr", "") == "CancelScope"]
-            assert not endless or (str(path), node.name) in ENDLESS_SHIELDS, f"{node.name} shields without a deadline"
+def shields_of_class(node: ast.ClassDef) -> list[ast.Call]:
+    return [call for field in node.body if isinstance(field, ast.AnnAssign) for call in shields(field)]
 
 
-@each_node_file
-def test_no_handler_catches_a_cancellation(path: Path) -> None:
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.ExceptHandler):
-            caught = ast.unparse(node.type) if node.type else "BaseException"
-            assert "Cancelled" not in caught
-            if "BaseException" in caught and "Group" not in caught:
-                assert any(isinstance(inner, ast.Raise) for inner in ast.walk(node)), "it must be raised again"
+def test_a_function_has_at_most_one_shield_and_it_has_a_deadline() -> None:
+    found = [(path, node.name, shields(node)) for path in NODE_SIDE for node in functions(path)]
+    classes = [(path, node) for path in NODE_SIDE for node in nodes(path) if isinstance(node, ast.ClassDef)]
+    found += [(path, node.name, shields_of_class(node)) for path, node in classes]
+    refuse(f"{path}: {name} shields twice" for path, name, calls in found if len(calls) > 1)
+    refuse(
+        f"{path}: {name} shields without a deadline"
+        for path, name, calls in found
+        if any(getattr(call.func, "attr", "") == "CancelScope" for call in calls)
+        and (str(path), name) not in ENDLESS_SHIELDS
+    )
 
 
-@each_file
-def test_no_file_has_an_open_task(path: Path) -> None:
+def keeps_a_cancellation(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type else "BaseException"
+    if "BaseException" in caught and "Group" not in caught:
+        return not any(isinstance(inner, ast.Raise) for inner in ast.walk(handler))
+    return "Cancelled" in caught
+
+
+def test_no_handler_catches_a_cancellation_for_good() -> None:
+    refuse(
+        f"{path}:{node.lineno}: raise it again"
+        for path in NODE_SIDE
+        for node in nodes(path)
+        if isinstance(node, ast.ExceptHandler) and keeps_a_cancellation(node)
+    )
+
+
+def test_no_file_has_an_open_task() -> None:
     words = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
-    assert not any(word in (ROOT / path).read_text() for word in words)
+    assert not [path for path in FILES if any(word in text(path) for word in words)]
 
 
-@each_file
-def test_a_docstring_begins_with_a_noun_phrase_or_a_verb(path: Path) -> None:
+def test_a_docstring_begins_with_a_noun_phrase_or_a_verb() -> None:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    heads = [ast.get_docstring(node) or "" for node in ast.walk(tree(path)) if isinstance(node, kinds)]
-    asking = [head for head in heads if head.partition(" ")[0] in {"What", "Who", "Whose", "How", "Where"}]
-    assert not asking, f"{path}: name the thing itself"
+    heads = [(path, ast.get_docstring(node) or "") for path in FILES for node in nodes(path) if isinstance(node, kinds)]
+    asking = {"What", "Who", "Whose", "How", "Where"}
+    refuse(f"{path}: name the thing itself: {head}" for path, head in heads if head.partition(" ")[0] in asking)
 
 
 def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
