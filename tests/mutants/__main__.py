@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.mutants.bug import Bug, bugs
-from tests.repository.test_mirror import own_tests
+from tests.repository.mirror import own_tests
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocol", "actors", "supervisor", "bench", "tests", "examples")

@@ -4,11 +4,9 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import attrs
-import pytest
 
 from actors.routing.policies import POLICIES
 from protocol.dialects.responses import CancelResponse, Create
@@ -18,12 +16,13 @@ from supervisor.config.schema import ClusterSection, GatewaySection, ModelSectio
 from supervisor.engines.kinds import KINDS, read_cluster
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.links.endpoint import Endpoint
+from tests.repository.sources import ROOT, refuse
 
-ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\s]+)`")
 HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+REMOTE = re.compile(r"mailto:|.*://")
 PATH = re.compile(r"(?:actors|bench|docs|examples|news|protocol|requirements|supervisor|tests)/[\w./-]+")
 PLACEHOLDER = re.compile(r"\b(?:NAME|KIND|ROOM|FILE)\b|test_[A-Z]+")
 FORMER = {"CHANGELOG.md", "docs/plan.md"}  # they may name files that are gone
@@ -31,7 +30,6 @@ FORMER = {"CHANGELOG.md", "docs/plan.md"}  # they may name files that are gone
 
 LISTED = ["git", "ls-files", "-co", "--exclude-standard", "*.md"]
 PAGES = subprocess.run(LISTED, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-each_page = pytest.mark.parametrize("page", PAGES)
 
 
 def prose(page: str) -> str:
@@ -44,32 +42,36 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-@each_page
-def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading(page: str) -> None:
-    for target in LINK.findall(prose(page)):
-        if "://" in target or target.startswith("mailto:"):
-            continue
-        name, _, fragment = target.partition("#")
-        path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
-        assert path.is_relative_to(ROOT), f"{target} leads out of the repository"
-        assert path.exists(), target
-        if fragment:
-            assert fragment in map(anchor, HEADING.findall(prose(str(path.relative_to(ROOT))))), target
+def fault(page: str, target: str) -> str:
+    """Return what is wrong with a local link of a page, or nothing."""
+    name, _, fragment = target.partition("#")
+    path = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+    if not path.is_relative_to(ROOT) or not path.exists():
+        return "leads to no file of the repository"
+    headings = HEADING.findall(prose(str(path.relative_to(ROOT)))) if fragment else ()
+    return "" if fragment in {"", *map(anchor, headings)} else "leads to no heading"
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES} - FORMER))
-def test_a_path_that_a_page_names_exists(page: str) -> None:
-    named = {name for name in (word.split("::")[0] for word in CODE.findall(prose(page))) if PATH.fullmatch(name)}
-    missing = [name for name in sorted(named) if not PLACEHOLDER.search(name) and not (ROOT / name).exists()]
-    assert not missing
+def test_a_local_link_leads_to_a_file_and_its_anchor_to_a_heading() -> None:
+    links = [(page, target) for page in PAGES for target in LINK.findall(prose(page)) if not REMOTE.match(target)]
+    refuse(f"{page}: {target} {why}" for page, target in links if (why := fault(page, target)))
 
 
-@pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
-def test_an_index_names_every_page_of_its_folder(folder: Path) -> None:
-    index = ROOT / folder / "README.md"
-    listed = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
-    pages = {path.name for path in index.parent.glob("*.md")} - {"README.md", "plan.md"}  # that is for a while alone
-    assert not pages - listed
+def test_a_path_that_a_page_names_exists() -> None:
+    named = {(page, word.split("::")[0]) for page in {*PAGES} - FORMER for word in CODE.findall(prose(page))}
+    paths = [(page, name) for page, name in named if PATH.fullmatch(name) and not PLACEHOLDER.search(name)]
+    refuse(f"{page}: there is no {name}" for page, name in paths if not (ROOT / name).exists())
+
+
+def test_an_index_names_every_page_of_its_folder() -> None:
+    for folder in ("docs", "docs/decisions"):
+        index = ROOT / folder / "README.md"
+        listed = {target.partition("#")[0] for target in LINK.findall(index.read_text())}
+        pages = {path.name for path in index.parent.glob("*.md")} - {
+            "README.md",
+            "plan.md",
+        }  # that is for a while alone
+        refuse(f"{folder}/README.md does not name {page}" for page in pages - listed)
 
 
 def test_the_navigation_of_the_site_names_every_page_of_docs() -> None:

@@ -1,0 +1,76 @@
+"""The tests of each file of the product and of the benches, as its path and the imports give them.
+
+`tests/<folder>/test_<file>.py` has the tests of `<folder>/<file>.py`, and `test_<file>_<topic>.py` beside it has more of them.
+A file without such tests is tested where it is imported: by tests, those in the mirrored folder first, or by the files of its
+own folder, whose tests are then its own. What no import shows has a row in `TESTED_BY`; a bench that is only ever run by hand
+has one in `RUN_BY_HAND`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+from tests.repository.sources import FILES, ROOMS, ROOT, imports, module, text
+
+PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the real engine
+
+TESTED_BY = {  # below `tests/`: the files that have their tests there
+    "actors/engines/simulated/test_output.py": ("actors/engines/simulated/sentences.py",),
+    "actors/test_canary.py": ("actors/engines/probe.py",),
+    "actors/test_publisher.py": ("actors/engines/following.py",),
+    "bench/figures/test_pages.py": ("bench/figures/command.py",),
+    "bench/peers/test_install.py": ("bench/peers/command.py",),
+    "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
+    "system/processes/test_endings.py": ("bench/endings/__main__.py",),
+    "system/sglang": ("actors/engines/sglang/host/__main__.py",),
+}
+RUN_BY_HAND = {  # they check their own results
+    "bench/crowd.py",
+    "bench/kv_routers.py",
+    "bench/link_price.py",
+    "bench/policies.py",
+    "bench/rig/client_keys.py",
+    "bench/rig/load_run.py",
+}
+
+ALL = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+TESTS = [path for path in ALL if path.parts[1] in ROOMS and not PATCHES & {*path.parts}]
+PRODUCT = {path for path in FILES if path.name != "__init__.py" and not PATCHES & {*path.parts}}
+FOLDERS = {folder: [path for path in PRODUCT if path.parent == folder] for folder in {path.parent for path in PRODUCT}}
+IMPORT = re.compile(r"^from (\S+) import (?:\(([^)]*)\)|(.*))|^import (\S+)", re.MULTILINE)
+
+
+@cache
+def product_file_of(test: Path) -> Path | None:
+    """Return the product file whose name a test file begins with, the longest if there are several."""
+    folder, name = Path(*test.parts[1:-1]), test.stem.removeprefix("test_")
+    named = [path for path in FOLDERS.get(folder, ()) if f"{name}_".startswith(f"{path.stem}_")]
+    return max(named, key=lambda path: len(path.stem), default=None)
+
+
+@cache
+def imports_of_test(test: Path) -> set[str]:
+    """Return every module that a test file, or a program in it, imports; a parser would take ten times as long."""
+    found = IMPORT.findall(text(test))
+    names = {f"{package}.{name.strip()}" for package, *lists, _ in found for name in "".join(lists).split(",")}
+    return names | {package or name for package, _, _, name in found}
+
+
+def found_tests(file: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
+    """Return the test files of a product file that need no row; `above` are the files that it was reached from."""
+    if named := [test for test in TESTS if product_file_of(test) == file]:
+        return named
+    if direct := [test for test in ALL if module(file) in imports_of_test(test)]:
+        folder = Path("tests") / file.parent
+        return [test for test in direct if test.parent == folder] or direct
+    beside = [path for path in FILES if path.parent == file.parent and path not in {file, *above}]
+    users = [path for path in beside if module(file) in imports(path)]
+    return list(dict.fromkeys(test for path in users for test in found_tests(path, above | {file})))
+
+
+def own_tests(file: Path) -> list[str]:
+    """Return the files that have a product file's own tests, and folders of tests."""
+    rows = [f"tests/{name}" for name, paths in TESTED_BY.items() if str(file) in paths]
+    return rows or [str(test) for test in found_tests(file)]
