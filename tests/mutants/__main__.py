@@ -120,10 +120,10 @@ def main() -> int:
             found.setdefault(result.partition(" by ")[0], []).append(running[done])
             if result != "left out":
                 print(f"{took_s:4.0f} s  {running[done]}: {result}", flush=True)  # noqa: T201
-    print(f"seed {asked.seed}:", ", ".join(f"{len(names)} {result}" for result, names in found.items()))  # noqa: T201
     for result in ("stale", "UNSOUND", "SURVIVED"):
         for name in found.get(result, ()):
             print(f"{result}: {name}")  # noqa: T201
+    print(f"seed {asked.seed}:", ", ".join(f"{len(names)} {result}" for result, names in found.items()))  # noqa: T201
     return int("SURVIVED" in found or "UNSOUND" in found)
 
 

@@ -6,12 +6,9 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -19,6 +16,9 @@ from urllib.error import URLError
 import pytest
 import yaml
 
+from bench.rig.node import free_ports, wait_until
+from supervisor import command_line
+from supervisor.cli import commands
 from supervisor.cluster import link_credentials
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
@@ -164,15 +164,23 @@ DOCUMENTED = [ROOT / "docs" / "operating.md", *sorted(EXAMPLES.glob("*/README.md
 OUR_COMMAND = re.compile(r"(?:-m|\"-m\",) \"?supervisor\"?([^\n`#|>;)]*)")
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    existing = {"hash-key", "status", "drain", "restart", "reload"}
-    for arguments in (["--help"], ["cluster.toml", "status", "--help"]):
-        command = [sys.executable, "-m", "supervisor", *arguments]
-        text = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-        existing |= set(re.findall(r"--[a-z-]+", text))
-    commands = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
-    flags = {re.sub(r"[^a-z-]", "", word) for words in commands for word in words if re.match(r"\W*--", word)}
-    verbs = {word for words in commands for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
+def helps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the help of both command lines: that of nodes, and that of operators."""
+    monkeypatch.setattr(sys, "argv", ["supervisor", "--help"])
+    with pytest.raises(SystemExit):
+        command_line.main()
+    with pytest.raises(SystemExit):
+        commands.main(["cluster.toml", "status", "--help"], {}, bytes)
+    return capsys.readouterr().out
+
+
+def test_every_command_of_the_readme_exists(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    existing = {"hash-key", *command_line.OPERATOR_COMMANDS, *re.findall(r"--[a-z-]+", helps(monkeypatch, capsys))}
+    typed = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
+    flags = {re.sub(r"[^a-z-]", "", word) for words in typed for word in words if re.match(r"\W*--", word)}
+    verbs = {word for words in typed for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}
     assert {"--check", "--node", "--json", "status", "drain", "restart", "reload"} <= flags | verbs <= existing
 
 
@@ -249,24 +257,9 @@ kill -TERM "${tasks[@]}" 2> /dev/null
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # every address of 127/8 is this machine
 
 
-def free_port() -> int:
-    """Return a port that is free on each of the hosts."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind((HOSTS[0], 0))
-            port: int = probe.getsockname()[1]
-        try:
-            for host in HOSTS[1:]:
-                with socket.socket() as other:
-                    other.bind((host, port))
-        except OSError:
-            continue
-        return port
-
-
 def simulated(text: str) -> tuple[str, dict[str, int]]:
     """Return the cluster file with engines that need no GPU, each both legs, and with ports that are free."""
-    ports = {old: free_port() for old in ("7400", "7500", "8000")}
+    ports = dict(zip(("7400", "7500", "8000"), free_ports(3), strict=True))
     for old, new in ports.items():
         text = re.sub(rf"\b{old}\b", str(new), text)
     text = re.sub(r"^(leg|bootstrap_port|tensor_parallel|start_within_s) = .*\n", "", text, flags=re.MULTILINE)
@@ -284,14 +277,8 @@ def get(port: int, host: str, path: str, **headers: str) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
-def until(true: Callable[[], bool], within_s: float) -> None:
-    end = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
 @pytest.mark.realtime
+@pytest.mark.nightly
 def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -328,7 +315,7 @@ def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: 
             except URLError:
                 return False
 
-        until(ready, 180.0)
+        assert wait_until(ready, 180.0) is not None
         key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
         assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
         assert 'espalier_link_up{peer="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
