@@ -4,6 +4,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import attrs

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
 
 import pytest
 import yaml
 
-from bench.rig.node import free_ports, wait_until
 from supervisor import command_line
 from supervisor.cli import commands
 from supervisor.cluster import link_credentials
@@ -229,107 +223,3 @@ def test_the_signal_comes_early_enough_for_the_gateway_and_then_for_the_others(t
     assert drain_s >= stop_s(cluster, "front")
     # Once the gateway has gone the others have nothing to drain, but their engines to stop.
     assert early_s >= drain_s + max(stop_s(cluster, name) - cluster.node[name].drain_s for name in cluster.node)
-
-
-SCONTROL = """#!/bin/bash
-printf '%s\n' ${SLURM_JOB_NODELIST//,/ }
-"""
-SRUN = """#!/bin/bash
-# One task after the other until --ntasks of them run; a signal kills them all, as Slurm's own srun does.
-while [[ $1 == --* ]]; do case $1 in --ntasks=*) n=${1#*=};; esac; shift; done
-tasks=()
-trap 'kill -KILL "${tasks[@]}" 2> /dev/null; exit 137' TERM
-for (( i = 0; i < n; i++ )); do SLURM_PROCID=$i "$@" & tasks+=($!); done
-echo "${tasks[@]}" > "$SLURM_SUBMIT_DIR/tasks-of-step-0"
-worst=0
-for task in "${tasks[@]}"; do
-    wait "$task" && code=0 || code=$?
-    (( code > worst )) && worst=$code
-done
-exit $worst
-"""
-SCANCEL = """#!/bin/bash
-# Signals every task of the one step of the job, and no process else.
-[[ $* == "--quiet --signal=TERM $SLURM_JOB_ID.0" ]] || exit 64
-read -ra tasks < "$SLURM_SUBMIT_DIR/tasks-of-step-0"
-kill -TERM "${tasks[@]}" 2> /dev/null
-"""
-HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")  # every address of 127/8 is this machine
-
-
-def simulated(text: str) -> tuple[str, dict[str, int]]:
-    """Return the cluster file with engines that need no GPU, each both legs, and with ports that are free."""
-    ports = dict(zip(("7400", "7500", "8000"), free_ports(3), strict=True))
-    for old, new in ports.items():
-        text = re.sub(rf"\b{old}\b", str(new), text)
-    text = re.sub(r"^(leg|bootstrap_port|tensor_parallel|start_within_s) = .*\n", "", text, flags=re.MULTILINE)
-    return with_model(text).replace('device = "cuda"', 'kind = "simulated"').replace(
-        "drain_s = 60", "drain_s = 5"
-    ), ports
-
-
-def get(port: int, host: str, path: str, **headers: str) -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{host}:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-@pytest.mark.realtime
-@pytest.mark.nightly
-def test_a_job_serves_and_ends_with_nothing_left_when_it_is_signalled(tmp_path: Path) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name, script in (("scontrol", SCONTROL), ("srun", SRUN), ("scancel", SCANCEL)):
-        (tools / name).write_text(script)
-        (tools / name).chmod(0o755)
-    text, ports = simulated((EXAMPLES / "slurm" / "cluster.toml").read_text())
-    (tmp_path / "cluster.toml").write_text(text)
-    digest = subprocess.run(
-        [sys.executable, "-m", "supervisor", "hash-key", "alice"],
-        input="quetzalcoatl-quetzalcoatl\n",
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    ).stdout
-    (tmp_path / "keys.toml").write_text(f"{digest.strip()}\nadmin = true\n")
-    environment = os.environ | {
-        "PATH": f"{tools}:{os.environ['PATH']}",
-        "SLURM_SUBMIT_DIR": str(tmp_path),
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": ",".join(HOSTS),
-        "ESPALIER_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
-    }
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(["bash", str(SBATCH)], cwd=tmp_path, env=environment, stdout=log, stderr=log)
-    try:
-
-        def ready() -> bool:
-            assert job.poll() is None, (tmp_path / "log").read_text()
-            try:
-                return all(get(ports["7500"], host, "/ready")[0] == 200 for host in HOSTS)
-            except URLError:
-                return False
-
-        assert wait_until(ready, 180.0) is not None
-        key = {"Authorization": "Bearer quetzalcoatl-quetzalcoatl"}
-        assert get(ports["7500"], HOSTS[1], "/metrics")[0] == 401
-        assert 'espalier_link_up{peer="front"} 1.0' in get(ports["7500"], HOSTS[1], "/metrics", **key)[1]
-        status = [sys.executable, "-m", "supervisor", str(tmp_path / "job-7" / "cluster.toml"), "status"]
-        seen = subprocess.run(status, capture_output=True, text=True, cwd=tmp_path, env=environment, check=True).stdout
-        assert "3 of 3 nodes answer" in seen
-        code, models = get(ports["8000"], HOSTS[0], "/v1/models", **key)
-        assert (code, json.loads(models)["data"][0]["id"]) == (200, "qwen3-32b")
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(90) == 0, (tmp_path / "log").read_text()
-    finally:
-        if job.poll() is None:
-            job.terminate()
-            job.wait(90)
-    assert not (tmp_path / "job-7").exists()
-    with pytest.raises(URLError):
-        get(ports["7500"], HOSTS[2], "/health")
