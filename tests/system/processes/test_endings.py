@@ -26,16 +26,19 @@ def test_a_node_survives_the_death_of_each_of_its_processes(folder: Path) -> Non
 
 # What `test_a_node_survives_the_death_of_each_of_its_processes` leaves of `make endings`, without the scenes that only vary another one.
 SCENES = [
-    "host kill -9 at the first start",
     "node kill -9",
-    "node kill -9, engine loads",
     "second SIGTERM",
+    "host kill -9 at the first start",
+    "node kill -9, engine loads",
     "second Ctrl-C, engine stopped",
     "Ctrl-C, zygote imports",
     "second Ctrl-C, engine loads",
 ]
+NIGHTLY = SCENES[2:]
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(
+    "scene", [pytest.param(scene, marks=pytest.mark.nightly) if scene in NIGHTLY else scene for scene in SCENES]
+)
 def test_a_node_ends_and_leaves_nothing(scene: str, folder: Path) -> None:
     node_ends.SCENES[scene](folder)

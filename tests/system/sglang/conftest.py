@@ -29,10 +29,17 @@ from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
 from supervisor.supervision.registration import Registration
+from tests.rig.random_vision_models import FAMILIES
 
 STARTED_WITHIN_S = 300.0
 RUNS_AHEAD = "settings.disable_overlap_schedule = false\n"
 """A line for an engine whose scheduler runs a step ahead, as it does by default on a GPU."""
+
+LATEST, *OLDER = reversed(FAMILIES)
+EACH_FAMILY = pytest.mark.parametrize(
+    "family", [LATEST, *(pytest.param(family, marks=pytest.mark.nightly) for family in OLDER)]
+)
+"""Run a test with a model of the latest family of vision models, and in the night with one of each."""
 
 MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
 MakeEncoder = Callable[..., AbstractAsyncContextManager[Encoder]]  # with changes to its spec

@@ -55,12 +55,18 @@ class Recorder(CanaryObserver):
             self.done.set()
 
 
+@pytest.mark.nightly
 def test_a_rendezvous_without_a_partner_is_at_the_address_that_sglang_knows() -> None:
     assert written_by({"same": HEAD + SAME_HOST})["same"].splitlines()[-1] == "done"
 
 
 @pytest.mark.parametrize(
-    "leg", [Leg.BOTH, pytest.param(Leg.PREFILL, marks=needs_mooncake), pytest.param(Leg.DECODE, marks=needs_mooncake)]
+    "leg",
+    [
+        Leg.BOTH,
+        pytest.param(Leg.PREFILL, marks=[needs_mooncake, pytest.mark.nightly]),
+        pytest.param(Leg.DECODE, marks=[needs_mooncake, pytest.mark.nightly]),
+    ],
 )
 async def test_each_leg_answers_its_canaries_alone_and_keeps_nothing_of_them(leg: Leg, make_engine: MakeEngine) -> None:
     changes: dict[str, Any] = {"bootstrap_port": free_port()} if leg is Leg.PREFILL else {}
@@ -94,6 +100,7 @@ async def left_at_once(engine: Engine) -> None:
     await at_rest(engine)
 
 
+@pytest.mark.nightly
 async def test_a_canary_touches_no_cached_prefix_of_others(make_engine: MakeEngine) -> None:
     async with make_engine(slots=2, page_size=1) as engine:
         [token] = canary_request(engine.info, new_id(), new_id(), 1).tokens
@@ -143,6 +150,7 @@ def test_a_scheduler_that_is_stopped_while_idle_is_found_and_replaced_within_the
         assert "canary" in running.output()
 
 
+@pytest.mark.nightly
 def test_a_scheduler_that_is_stopped_while_busy_is_found_by_the_deadlines_of_its_requests() -> None:
     with watched("deadlines = { gap_s = 6.0, release_s = 1.0 }\n") as running:
         chat = Chat(running.port, chat_body("Tell me a long story", 400))

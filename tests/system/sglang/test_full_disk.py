@@ -8,7 +8,7 @@ import pytest
 
 from bench.rig.node import MODEL, node, short_folder, wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 WITHIN_S = 120.0
 

@@ -22,7 +22,7 @@ from tests.rig.gateway import ids
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 from tests.system.sglang.test_options import MESSAGES, post
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 log = logging.getLogger(__name__)
 
 Json: TypeAlias = dict[str, Any]

@@ -150,6 +150,7 @@ async def check_stopped(
             await trio.sleep(0.05)
 
 
+@pytest.mark.nightly
 async def test_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_engine_ends_with_the_reason(
     keep_engines: KeepEngines, zygote: ZygoteProcess
 ) -> None:
@@ -160,7 +161,9 @@ async def test_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_en
         await check_stopped(keep, zygote.pid, SCHEDULER, busy=True)
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize(
+    "page_size", [pytest.param(1, marks=pytest.mark.nightly), 16, pytest.param(64, marks=pytest.mark.nightly)]
+)
 async def test_what_an_engine_accepts_it_answers_whole_however_full_its_memory_becomes(
     page_size: int, make_engine: MakeEngine
 ) -> None:
@@ -174,6 +177,7 @@ async def test_what_an_engine_accepts_it_answers_whole_however_full_its_memory_b
         }
 
 
+@pytest.mark.nightly
 async def test_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_too_small_for_long_ones(
     keep_engines: KeepEngines,
 ) -> None:

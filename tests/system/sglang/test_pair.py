@@ -29,7 +29,7 @@ MEMORY, LITTLE_MEMORY = "kv_tokens_max = 16384\n", "kv_tokens_max = 2048\npage_s
 EXAMPLE = (ROOT / "examples" / "disagg.toml").read_text()
 
 
-@pytest.fixture(params=["", RUNS_AHEAD], ids=["in step", "ahead"])
+@pytest.fixture(params=[pytest.param("", marks=pytest.mark.nightly), RUNS_AHEAD], ids=["in step", "ahead"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Node]:
     """The example of a pair, at ports of its own, with schedulers as on a CPU and as on a GPU."""
     text = EXAMPLE.replace(MEMORY, request.param if request.param == LITTLE_MEMORY else f"{MEMORY}{request.param}")
@@ -56,6 +56,7 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     check_exit(pair)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pair", [LITTLE_MEMORY], indirect=True)
 def test_what_a_pair_accepts_it_answers_whole_however_full_its_memory_becomes(pair: Node) -> None:
     total = 2048 - 2 * 64 - 512  # SGLang keeps one page, another may be begun, and a decode has a reserve
@@ -66,6 +67,7 @@ def test_what_a_pair_accepts_it_answers_whole_however_full_its_memory_becomes(pa
         completed(pair.port, [7] * (total - 1), max_tokens=2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pair", [""], indirect=True)
 def test_kill_9_of_the_launcher_leaves_no_engine(pair: Node) -> None:
     chat = Chat(pair.port, chat_body("Tell me a long story", 400))

@@ -110,8 +110,15 @@ def test_a_held_transfer_lasts_until_its_client_leaves_and_then_both_engines_are
         answer.wait(WITHIN_S)
 
 
-@pytest.mark.parametrize("what", ["scheduler", "host"])
-@pytest.mark.parametrize("lost", [PREFILL, DECODE])
+@pytest.mark.parametrize(
+    ("lost", "what"),
+    [
+        (PREFILL, "host"),
+        (DECODE, "scheduler"),
+        pytest.param(PREFILL, "scheduler", marks=pytest.mark.nightly),
+        pytest.param(DECODE, "host", marks=pytest.mark.nightly),
+    ],
+)
 def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_lost(
     lost: str, what: str, pair: Cluster
 ) -> None:
@@ -123,6 +130,7 @@ def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_l
     assert (outcome.text, outcome.finish, outcome.error["code"]) == ("", None, "engine_lost")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
 def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it_is_back(
     lost: str, pair: Cluster
@@ -136,6 +144,7 @@ def test_when_a_node_is_killed_the_other_leg_is_free_and_nothing_is_left_when_it
     assert pair.wait_idle(WITHIN_S) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lost", [PREFILL, DECODE])
 def test_when_a_node_is_stopped_the_other_leg_is_free_once_its_silence_is_known(lost: str, pair: Cluster) -> None:
     with in_transfer(pair) as (chat, _):

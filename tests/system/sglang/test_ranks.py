@@ -78,7 +78,13 @@ async def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: No
     assert max(len(tokens) for tokens, *_ in got) == TOKENS
 
 
-@pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "scheduler 1",
+        *(pytest.param(what, marks=pytest.mark.nightly) for what in ("host 1", "host 0", "node second", "node first")),
+    ],
+)
 def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what: str, spanning: Node) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.engine
 
 PAGE = 16
 LONG = 1_500  # tokens of a prompt that the scheduler computes while others come
-RUN_AHEAD = pytest.mark.parametrize("run_ahead", [True, False], ids=["overlap", "no overlap"])
+RUN_AHEAD = pytest.mark.parametrize(
+    "run_ahead", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["overlap", "no overlap"]
+)
 
 
 @asynccontextmanager
@@ -70,6 +72,7 @@ async def test_a_beginning_that_several_prompts_share_is_computed_once(
         await serves_on(engine)
 
 
+@pytest.mark.nightly
 @RUN_AHEAD
 async def test_prompts_wait_for_no_cache_that_is_not_theirs(make_engine: MakeEngine, *, run_ahead: bool) -> None:
     async with engine_of(make_engine, run_ahead=run_ahead) as engine:
@@ -79,6 +82,7 @@ async def test_prompts_wait_for_no_cache_that_is_not_theirs(make_engine: MakeEng
         assert again == [320, 320, 320, 352], "what differs was computed with the other salts"
 
 
+@pytest.mark.nightly
 @RUN_AHEAD
 async def test_a_long_beginning_is_shared_chunk_by_chunk(make_engine: MakeEngine, *, run_ahead: bool) -> None:
     async with engine_of(make_engine, run_ahead=run_ahead, chunk=128) as engine:
@@ -86,6 +90,7 @@ async def test_a_long_beginning_is_shared_chunk_by_chunk(make_engine: MakeEngine
         assert found == [0, 640, 640, 640]
 
 
+@pytest.mark.nightly
 @RUN_AHEAD
 async def test_nobody_waits_for_a_prompt_that_is_cancelled(make_engine: MakeEngine, *, run_ahead: bool) -> None:
     async with engine_of(make_engine, run_ahead=run_ahead, chunk=128) as engine:
@@ -104,6 +109,7 @@ async def complete_after(delay_s: float, engine: Engine, prompt: list[int]) -> N
     await complete(engine, Generate(new_id(), prompt, Sampling(4, temperature=0, ignore_eos=True)))
 
 
+@pytest.mark.nightly
 async def test_without_a_cache_nobody_waits(make_engine: MakeEngine) -> None:
     async with make_engine(settings={"disable_radix_cache": True}, slots=8, kv_tokens_max=16_384) as engine:
         with trio.fail_after(30):

@@ -16,7 +16,7 @@ from protocol.messages import Finished, Generate, Sampling
 from tests.rig.tensors import pixels
 from tests.system.sglang.conftest import MakeEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
 async def refused(engine: SglangEngine, size: int) -> RequestError:

@@ -27,8 +27,8 @@ from tests.rig.launched import at_free_ports, running_launcher, wait_ready
 from tests.rig.media_samples import safetensors
 from tests.rig.pictured_items import png, seeing_model
 from tests.rig.pictures import video
-from tests.rig.random_vision_models import FAMILIES, random_vision_model
-from tests.system.sglang.conftest import STARTED_WITHIN_S, MakeEncoder
+from tests.rig.random_vision_models import random_vision_model
+from tests.system.sglang.conftest import EACH_FAMILY, STARTED_WITHIN_S, MakeEncoder
 
 pytestmark = pytest.mark.engine
 
@@ -147,7 +147,7 @@ def different(ones: list[Answer], others: list[Answer]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 def test_an_engine_alone_one_behind_an_encoder_and_a_pair_behind_one_give_equal_tokens(family: str) -> None:
     whole, encoded = (answers(family, engines) for engines in (WHOLE, ENCODER + WHOLE))
     assert different(whole, encoded) == []
@@ -157,6 +157,7 @@ def test_an_engine_alone_one_behind_an_encoder_and_a_pair_behind_one_give_equal_
     assert different(whole, answers(family, ENCODER + PAIR)) == []
 
 
+@pytest.mark.nightly
 async def test_the_embeddings_of_a_picture_in_a_file_are_answered_as_the_picture(make_encoder: MakeEncoder) -> None:
     model = seeing_model(random_vision_model("qwen2_vl"))
     data = png(7, 200, 140)
@@ -198,6 +199,7 @@ def test_only_the_same_picture_shares_a_prefix_and_a_killed_encoder_comes_back()
         assert ask(target.port, [before, one]).text == first.text
 
 
+@pytest.mark.nightly
 def test_a_picture_in_an_engine_with_the_tower_shares_a_prefix_with_itself_alone() -> None:
     with cluster("qwen2_5_vl", WHOLE) as target:
         before, one, other = text_part("The same words before it " * 4), picture(1, 300, 200), picture(2, 300, 200)

@@ -13,13 +13,15 @@ from protocol.tensors import Dtype, Tensor
 from tests.contracts.encoder import check_encoder
 from tests.contracts.engine import check_engine
 from tests.rig.pictured_items import seeing_model
-from tests.rig.random_vision_models import FAMILIES, random_vision_model
-from tests.system.sglang.conftest import MakeEncoder, MakeEngine
+from tests.rig.random_vision_models import random_vision_model
+from tests.system.sglang.conftest import EACH_FAMILY, MakeEncoder, MakeEngine
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize(("family", "has_tower"), [("qwen2_vl", True), ("qwen2_5_vl", False)])
+@pytest.mark.parametrize(
+    ("family", "has_tower"), [("qwen2_vl", True), pytest.param("qwen2_5_vl", False, marks=pytest.mark.nightly)]
+)
 async def test_sglangs_engine_keeps_the_contract(family: str, has_tower: bool, make_engine: MakeEngine) -> None:
     await check_engine(lambda: make_engine(model_path=str(random_vision_model(family)), has_tower=has_tower))
 
@@ -33,7 +35,7 @@ def item(layout: VisionLayout, number: int, modality: Modality) -> MediaItem:
     return MediaItem(modality, f"{number:064x}", fit.grid, fit.tokens, MediaForm.PIXELS, data, seconds)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 async def test_sglangs_encoder_keeps_the_contract(family: str, make_encoder: MakeEncoder) -> None:
     """To the last bit: on a CPU an item is computed alone, whatever its batch."""
     model = seeing_model(random_vision_model(family))

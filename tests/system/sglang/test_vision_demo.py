@@ -9,7 +9,7 @@ import pytest
 from bench import vision_demo
 from bench.rig.node import ROOT
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
 @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way

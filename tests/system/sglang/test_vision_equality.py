@@ -18,8 +18,8 @@ from tests.contracts.engine import complete, new_id
 from tests.rig import sglang_alone
 from tests.rig.pictured_items import PLACES, SeeingModel, png, seeing_model
 from tests.rig.pictures import video
-from tests.rig.random_vision_models import FAMILIES, random_vision_model
-from tests.system.sglang.conftest import MakeEncoder, MakeEngine
+from tests.rig.random_vision_models import random_vision_model
+from tests.system.sglang.conftest import EACH_FAMILY, MakeEncoder, MakeEngine
 
 pytestmark = pytest.mark.engine
 
@@ -74,7 +74,7 @@ async def encoded(encoder: Encoder, items: Sequence[MediaItem]) -> list[MediaIte
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@EACH_FAMILY
 async def test_an_engine_answers_with_sglangs_tokens_with_its_tower_and_behind_an_encoder(
     family: str, make_engine: MakeEngine, make_encoder: MakeEncoder
 ) -> None:

@@ -85,7 +85,9 @@ async def refused(engine: Engine, wrong: Generate) -> None:
         assert not isinstance(raised.value, InternalError | EngineLost), raised.value
 
 
-@pytest.mark.parametrize(("family", "has_tower"), [("qwen2_vl", True), ("qwen2_5_vl", False)])
+@pytest.mark.parametrize(
+    ("family", "has_tower"), [("qwen2_vl", True), pytest.param("qwen2_5_vl", False, marks=pytest.mark.nightly)]
+)
 async def test_what_no_node_would_send_is_refused_by_the_engines_process_and_the_next_answer_is_right(
     family: str, has_tower: bool, make_engine: MakeEngine
 ) -> None:
@@ -106,6 +108,7 @@ async def test_what_no_node_would_send_is_refused_by_the_engines_process_and_the
     assert tensors_left() == []
 
 
+@pytest.mark.nightly
 async def test_a_model_of_text_gets_no_images(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
         picture = MediaItem(Modality.IMAGE, "0" * 64, (1, 2, 2), 1, MediaForm.PLACES)
@@ -113,6 +116,7 @@ async def test_a_model_of_text_gets_no_images(make_engine: MakeEngine) -> None:
         assert engine.info.media is None
 
 
+@pytest.mark.nightly
 async def test_an_answer_with_the_tokens_of_places_in_it_goes_on(make_engine: MakeEngine) -> None:
     """An answer may have any token: after the loss of its engine, its own placeholders are no places of images."""
     async with make_engine(model_path=str(random_vision_model("qwen2_5_vl"))) as engine:
@@ -126,6 +130,7 @@ async def test_an_answer_with_the_tokens_of_places_in_it_goes_on(make_engine: Ma
                 assert (len(ids), finished.usage.prompt_tokens) == (12, len(tokens))
 
 
+@pytest.mark.nightly
 async def test_an_answer_about_a_picture_goes_on_behind_any_of_its_tokens(make_engine: MakeEngine) -> None:
     async with make_engine(model_path=str(random_vision_model("qwen2_vl"))) as engine:
         wanted = about(engine, item(engine, Modality.VIDEO), item(engine, Modality.IMAGE), tokens_max=16)
@@ -140,7 +145,7 @@ async def test_an_answer_about_a_picture_goes_on_behind_any_of_its_tokens(make_e
 # Items that nobody wants any more ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_tower", [True, False])
+@pytest.mark.parametrize("has_tower", [pytest.param(True, marks=pytest.mark.nightly), False])
 async def test_a_request_with_pictures_can_be_left_at_any_moment_and_leaves_nothing(
     has_tower: bool, make_engine: MakeEngine
 ) -> None:
@@ -211,6 +216,7 @@ async def test_the_tensors_of_a_host_that_is_killed_are_removed(
     assert tensors_left() == []
 
 
+@pytest.mark.nightly
 async def test_an_encoder_that_stands_still_is_noticed_and_one_that_computes_is_not(
     zygote: ZygoteProcess, make_encoder: MakeEncoder
 ) -> None:

@@ -10,7 +10,7 @@ from protocol.messages import Generate, Sampling
 from tests.contracts.engine import complete, new_id, request
 from tests.system.sglang.conftest import MakeEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 PREFIX = 1_600  # tokens, of which a memory of 8,192 holds five
 LONG = 3_200
