@@ -10,6 +10,7 @@ from tests.system.media_memory import growth
 
 
 @pytest.mark.realtime
+@pytest.mark.nightly
 async def test_images_leave_nothing_behind(tmp_path: Path) -> None:
     left = await growth(300, tmp_path)
     assert left.resident_kb < 2_000

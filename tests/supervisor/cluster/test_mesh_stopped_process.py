@@ -15,7 +15,7 @@ from attrs import evolve
 
 from tests.rig.nodes import QUICK, Node, linked_nodes, until
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[3]
 

@@ -170,6 +170,7 @@ async def test_a_node_that_hangs_is_killed_and_the_log_has_its_stacks(
 
 
 @pytest.mark.realtime
+@pytest.mark.nightly
 async def test_a_node_that_hangs_while_it_is_stopped_is_killed_long_before_its_drain_is_over(
     one: Launcher, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +207,7 @@ async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_n
 
 
 @pytest.mark.realtime
+@pytest.mark.nightly
 async def test_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
     again = f"""
 from pathlib import Path
@@ -277,6 +279,7 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
 
 
 @pytest.mark.realtime
+@pytest.mark.nightly
 async def test_a_node_that_is_not_up_in_time_and_hangs_while_it_is_stopped_did_not_start(
     one: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut
         cutters[0].close()
 
 
+@pytest.mark.nightly
 def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +113,7 @@ def signalled_once_it_says(node: Node, text: str) -> int | None:
 
 
 @pytest.mark.parametrize("event", ["draining", "stopped"])
+@pytest.mark.nightly
 def test_a_signal_to_a_drained_node_ends_it_with_0_long_before_its_drain_would(folder: Path, event: str) -> None:
     with cluster(folder, patient_plan(drain_s=DRAIN_S)) as target, drained(target, "w1"):
         code = signalled_once_it_says(target.nodes["w1"], f'"event": "{event}"')
@@ -130,6 +132,7 @@ def test_a_signal_to_a_draining_node_truncates_no_answer(folder: Path) -> None:
         assert (code, outcome.whole, outcome.usage["completion_tokens"]) == (0, True, 60)
 
 
+@pytest.mark.nightly
 def test_a_signal_to_a_launcher_that_has_ended_its_nodes_ends_it_with_0(folder: Path) -> None:
     with simulated_launcher(folder) as target:
         wait_ready(target)

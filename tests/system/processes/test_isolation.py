@@ -115,6 +115,7 @@ def test_an_engine_that_crashes_again_and_again_affects_no_other_client(folder: 
         check_exit(target)
 
 
+@pytest.mark.nightly
 def test_one_engine_that_cannot_start_ends_neither_its_node_nor_its_neighbours(folder: Path) -> None:
     """It crashes as it starts, before anything else of the node is up."""
     with served(folder, "simulated.faults.crash_after_s = 0.000001") as target:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
-from bench.rig.node import MODEL, ROOT, Node, free_ports, wait_until
+from bench.rig.node import MODEL, ROOT, Node, free_ports, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
 from supervisor.gateway.keys import key_file_lines
 from tests.rig.launched import (
@@ -72,6 +72,17 @@ def running(folder: Path) -> Iterator[Node]:
         yield target
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Node]:
+    """The same for tests that leave all nodes ready."""
+    with short_folder() as folder, simulated_launcher(folder) as target:
+        wait_ready(target)
+        yield target
+        target.signal(signal.SIGTERM)
+        assert target.wait_exit(WITHIN_S) is not None, target.output()
+        assert target.process.returncode == 0
+
+
 def asked(target: Node) -> tuple[int, Any]:
     """Request four tokens over a connection of its own; return status and number of tokens."""
     connection = HTTPConnection("127.0.0.1", target.port, timeout=WITHIN_S)
@@ -98,17 +109,15 @@ def pids(target: dict[str, ProcessEntry]) -> dict[str, int]:
     return {name: each.pid for name, each in target.items()}
 
 
-def test_all_nodes_start_and_one_line_reports_it(running: Node) -> None:
-    assert list(nodes(running)) == NAMES
-    assert asked(running) == (200, 4)
-    assert all(text.startswith("{") for text in running.output().splitlines())
-    ready = [line["event"] for line in lines(running) if line["event"].startswith("Ready: ")]
-    assert ready == [f"Ready: http://127.0.0.1:{running.port}  models: tiny  (Ctrl-C drains and stops)"]
-    by = {line.get("node") for line in lines(running)}
+def test_all_nodes_start_and_one_line_reports_it(shared: Node) -> None:
+    assert list(nodes(shared)) == NAMES
+    assert asked(shared) == (200, 4)
+    assert all(text.startswith("{") for text in shared.output().splitlines())
+    ready = [line["event"] for line in lines(shared) if line["event"].startswith("Ready: ")]
+    assert ready == [f"Ready: http://127.0.0.1:{shared.port}  models: tiny  (Ctrl-C drains and stops)"]
+    by = {line.get("node") for line in lines(shared)}
     assert by == {None, *NAMES}  # None: the launcher's own
-    assert (
-        len({seen.session for seen in nodes(running).values()}) == 3
-    )  # a terminal's Ctrl-C reaches the launcher alone
+    assert len({seen.session for seen in nodes(shared).values()}) == 3  # a terminal's Ctrl-C reaches the launcher alone
 
 
 def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running: Node) -> None:
@@ -137,6 +146,7 @@ def test_a_second_signal_ends_all_without_waiting_for_streams(running: Node) -> 
     assert outcome.error["code"] == "draining"
 
 
+@pytest.mark.nightly
 def test_a_second_signal_does_not_wait_for_a_stopped_node(running: Node) -> None:
     os.kill(nodes(running)["one"].pid, signal.SIGSTOP)
     running.signal(signal.SIGTERM)
@@ -153,6 +163,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(running: Node) -> None:
     assert not answer.wait(WITHIN_S).whole
 
 
+@pytest.mark.nightly
 def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -> None:
     with simulated_launcher(folder) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
@@ -160,6 +171,7 @@ def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -
         assert target.wait_gone(SOON_S) is not None, target.leftovers()
 
 
+@pytest.mark.nightly
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
     with simulated_launcher(folder) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
@@ -187,6 +199,7 @@ def blocks_sighup(pid: int) -> bool:
     return bool(int(line.split()[1], 16) >> (signal.SIGHUP - 1) & 1)
 
 
+@pytest.mark.nightly
 def test_sighup_while_a_launcher_and_its_nodes_start_ends_none_and_is_no_less_a_reload(folder: Path) -> None:
     keys = folder / "keys.toml"
     keys.write_text(key_file_lines("alice", "alices-secret-of-32-characters-01"))
@@ -216,6 +229,7 @@ def file_of(target: Node) -> str:
 
 
 @pytest.mark.parametrize("how", ["reload", "SIGHUP"])
+@pytest.mark.nightly
 def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_stay(how: str, running: Node) -> None:
     before, text = nodes(running), file_of(running)
     rewrite(running, text + THIRD.format(port=free_ports(1)[0]))
@@ -244,6 +258,7 @@ def test_a_node_that_is_new_in_the_file_is_started_and_serves_and_the_others_sta
     check_exit(running)
 
 
+@pytest.mark.nightly
 def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(running: Node) -> None:
     before, text = nodes(running), file_of(running)
     third = THIRD.format(port=free_ports(1)[0])
@@ -272,6 +287,7 @@ def test_a_new_node_that_cannot_start_affects_no_other_and_is_tried_again(runnin
     assert len(nodes(running)) == 4
 
 
+@pytest.mark.nightly
 def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_restarted(running: Node) -> None:
     text = file_of(running)
     head, _, rest = text.partition("[node.two]")
@@ -296,6 +312,7 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
     assert not [line for line in lines(running) if line.get("child_event") == "restarting"]
 
 
+@pytest.mark.nightly
 def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, folder: Path) -> None:
     before, ports = nodes(running), free_ports(2)
     found = LISTENS.search(file_of(running))
@@ -332,31 +349,28 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, f
 
 
 @pytest.mark.parametrize("name", ["one", "front"])
-def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, running: Node) -> None:
-    before = nodes(running)
+def test_a_node_that_is_killed_is_restarted_and_requests_continue(name: str, shared: Node) -> None:
+    def restarting() -> list[Any]:
+        return [line["child"] for line in lines(shared) if line.get("child_event") == "restarting"]
+
+    before, restarted = nodes(shared), restarting()
     os.kill(before[name].pid, signal.SIGKILL)
     if name != "front":  # there is another worker
-        assert asked(running) == (200, 4)
+        assert asked(shared) == (200, 4)
 
     def again() -> bool:
         with suppress(OSError):
-            return len(nodes(running)) == 3 and running.get("/ready")[0] == 200 and asked(running) == (200, 4)
+            return len(nodes(shared)) == 3 and shared.get("/ready")[0] == 200 and asked(shared) == (200, 4)
         return False
 
-    assert wait_until(again, WITHIN_S, every_s=0.05) is not None, running.output()
-    after = nodes(running)
+    assert wait_until(again, WITHIN_S, every_s=0.05) is not None, shared.output()
+    after = nodes(shared)
     assert {each for each in NAMES if before[each].pid != after[each].pid} == {name}
-
-    def restarting() -> list[Any]:
-        return [line["child"] for line in lines(running) if line.get("child_event") == "restarting"]
-
-    assert wait_until(restarting, WITHIN_S) is not None
-    assert restarting() == [f"{name}/process"]
-    running.signal(signal.SIGTERM)
-    assert running.wait_exit(WITHIN_S) is not None, running.output()
-    assert running.process.returncode == 0
+    assert wait_until(lambda: len(restarting()) > len(restarted), WITHIN_S) is not None
+    assert restarting() == [*restarted, f"{name}/process"]
 
 
+@pytest.mark.nightly
 def test_a_node_that_gets_sigterm_is_not_restarted_and_the_launcher_ends_with_the_last(running: Node) -> None:
     for count, name in enumerate(["one", "front", "two"], start=1):
         os.kill(nodes(running)[name].pid, signal.SIGTERM)
@@ -387,6 +401,7 @@ def test_a_port_in_use_is_reported_before_any_node_starts(folder: Path) -> None:
             assert target.output().rstrip().endswith("name another as node.two.listen")
 
 
+@pytest.mark.nightly
 def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
     with simulated_launcher(folder, "--node", "one") as target:
         assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
@@ -398,6 +413,7 @@ def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
         assert target.process.returncode == 0
 
 
+@pytest.mark.nightly
 def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(folder: Path) -> None:
     ports = free_ports(3)
     (folder / "cluster.toml").write_text(SIMULATED.format(ports=ports, tiny=TINY))
@@ -436,6 +452,7 @@ def test_a_terminal_shows_what_all_nodes_log_and_one_line_when_they_are_ready(fo
     assert '"event"' not in text
 
 
+@pytest.mark.nightly
 def test_a_stopped_node_is_killed_and_restarted_and_its_status_has_the_reason(folder: Path) -> None:
     with simulated_launcher(folder, change=("[node.one]", "[node.one]\nwatchdog_s = 8.0")) as target:
         wait_ready(target)

@@ -87,6 +87,7 @@ def test_an_unread_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> 
         check_exit(target)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_under_the_log_stops_neither_requests_nor_the_shutdown(folder: Path) -> None:
     with Path("/dev/full").open("wb", buffering=0) as output, logging_to(folder, output) as target:
         beside = BackgroundReader(Chat(target.port, chat_body("Tell me a long story", 500)).read)

@@ -9,7 +9,7 @@ import pytest
 from bench.media_abort_times import Report, measure
 from bench.media_stages import NARROW, WIDE
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["on its way", "waiting for the encoder"])

@@ -25,7 +25,7 @@ from bench.rig.vision_model import FACTOR, write_vision_model
 from tests.rig.namespaces import Network, network, why_not
 
 WHY_NOT = why_not()
-pytestmark = [pytest.mark.realtime, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
+pytestmark = [pytest.mark.realtime, pytest.mark.nightly, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)]
 
 FRONT, ENCODER, ENGINES = HOSTS = ("front", "encoder", "engines")
 PORT, LINKS, METRICS = 8000, 7401, 9100

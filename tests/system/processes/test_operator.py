@@ -185,6 +185,7 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert again.poll() is None
 
 
+@pytest.mark.nightly
 def test_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running) -> None:
     """Status, reload and drain of the one node of a file without `listen`, and of a file that is broken by now."""
     alone = running.text.replace('node = "back"', 'node = "front"').replace("[node.back]\n", "")
@@ -228,6 +229,7 @@ def runs_on_back(running: Running) -> bool:
         return metric(response.read().decode(), "espalier_engine_running", engine=f"back/{MODEL}-1") > 0
 
 
+@pytest.mark.nightly
 def test_an_operator_with_another_secret_is_refused_with_the_reason(running: Running) -> None:
     back = running.start("back")
     running.wait_ready("back")

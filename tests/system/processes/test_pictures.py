@@ -9,7 +9,7 @@ import pytest
 from bench.pictures import caching, memory, streams
 from bench.pictures.__main__ import PARTS
 
-pytestmark = pytest.mark.realtime
+pytestmark = [pytest.mark.realtime, pytest.mark.nightly]
 
 SHORT = 20
 

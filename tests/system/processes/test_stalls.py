@@ -50,6 +50,7 @@ def stopped(node: Node, noticed: Callable[[], bool]) -> None:
         node.signal(SIGCONT)
 
 
+@pytest.mark.nightly
 def test_streams_continue_after_the_gateways_process_was_stopped(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = {name: len(target.nodes[name].output()) for name in target.workers}
