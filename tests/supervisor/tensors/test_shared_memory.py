@@ -130,7 +130,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
 
 async def settled(closed: list[Any], number: int) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while len(closed) < number:  # noqa: ASYNC110  # a thread does it
             await trio.sleep(0.01)
 

@@ -1,4 +1,4 @@
-"""`bench.chaos` and `bench.rolling`, each once and short, with real processes, links and signals."""
+"""Restarts, losses and signals in a cluster under load, with real processes, links and signals."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from bench import chaos, rolling
-from bench.rig import faults
+from bench import rolling
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import FRONT, Cluster, Plan, cluster
-from bench.rig.faults import NODES
 from bench.rig.node import ROOT, Node, wait_until
 from bench.rig.proxy import FaultProxy
 from tests.rig.launched import simulated_launcher, wait_ready
@@ -64,27 +62,6 @@ def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut
         assert not target.wait_idle(WITHIN_S)
         assert not target.stop(WITHIN_S)
         cutters[0].close()
-
-
-@pytest.mark.nightly
-def test_random_faults_for_a_while_leave_no_answer_wrong_and_nothing_behind(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, limit in [(chaos, "IDLE_WITHIN_S"), (chaos, "SHUTDOWN_MAX_S"), (faults, "SHUTDOWN_MAX_S")]:
-        monkeypatch.setattr(module, limit, WITHIN_S)
-    monkeypatch.setattr(faults, "GONE_WITHIN_S", WITHIN_S)
-    cutters = {}
-
-    def behind_cutters(target: Cluster) -> None:
-        for name in target.workers:
-            cutters[name] = FaultProxy(target.link_ports[name])
-            target.dialed_ports[name] = cutters[name].port
-
-    kind = chaos.Kind(("w1", "w2"), CLIENTS, 0.5, NODES, 2 * WITHIN_S)
-    with cluster(folder, chaos.plan("simulated", pair=False), before=behind_cutters) as target:
-        assert not chaos.storm(target, cutters, kind, seconds=6.0, seed=7)
-        for cutter in cutters.values():
-            cutter.close()
 
 
 # A signal after a drain ------------------------------------------------------------------

@@ -24,21 +24,7 @@ def test_a_node_survives_the_death_of_each_of_its_processes(folder: Path) -> Non
         node_ends.terminated_with_streams(target, texts)
 
 
-# What `test_a_node_survives_the_death_of_each_of_its_processes` leaves of `make endings`, without the scenes that only vary another one.
-SCENES = [
-    "node kill -9",
-    "second SIGTERM",
-    "host kill -9 at the first start",
-    "node kill -9, engine loads",
-    "second Ctrl-C, engine stopped",
-    "Ctrl-C, zygote imports",
-    "second Ctrl-C, engine loads",
-]
-NIGHTLY = SCENES[2:]
-
-
-@pytest.mark.parametrize(
-    "scene", [pytest.param(scene, marks=pytest.mark.nightly) if scene in NIGHTLY else scene for scene in SCENES]
-)
+# The others are variants, which `make endings` runs.
+@pytest.mark.parametrize("scene", ["node kill -9", "second SIGTERM"])
 def test_a_node_ends_and_leaves_nothing(scene: str, folder: Path) -> None:
     node_ends.SCENES[scene](folder)

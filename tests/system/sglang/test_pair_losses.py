@@ -33,7 +33,7 @@ pytestmark = [
 
 HELD_S = 60.0  # the transfer: SGLang's decode waits all that time, and would for longer
 SILENT_S, STALLED_S = 5.0, 120.0  # of a stopped node, whose requests would else be held until it counts as lost
-FREE_WITHIN_S = 20.0
+FREE_WITHIN_S = 40.0
 WITHIN_S = 90.0  # for what else would never be
 KEPT_S = 3
 HOLD = f'ESPALIER_TRANSFER_DELAY_S = "{HELD_S}"\n'
