@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from tempfile import TemporaryFile
 
 from supervisor.engines.sglang.spawn import host_environment
 
@@ -21,36 +23,53 @@ IMPORTED_ONCE = (
 import json, traceback
 from actors.engines.sglang.host import encoder, liveness, outputs, server, warm_up
 
-parts = json.load(sys.stdin)
-errors = {}
-for name, code in parts.items():
-    reads, writes = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        os.dup2(writes, 2)
-        try:
-            exec(code, {})
-            print("done", file=sys.stderr, flush=True)
-        except BaseException:
-            traceback.print_exc()
-        os.killpg(0, signal.SIGKILL)  # what it started, too
-    os.close(writes)
-    errors[name] = open(reads)
-print(json.dumps({name: error.read() for name, error in errors.items()}))
+for line in sys.stdin:
+    errors = {}
+    for name, code in json.loads(line).items():
+        reads, writes = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            os.dup2(writes, 2)
+            try:
+                exec(code, {})
+                print("done", file=sys.stderr, flush=True)
+            except BaseException:
+                traceback.print_exc()
+            os.killpg(0, signal.SIGKILL)  # what it started, too
+        os.close(writes)
+        errors[name] = open(reads)
+    print(json.dumps({name: error.read() for name, error in errors.items()}), flush=True)
 """
 )
+Parts = Mapping[str, str]
+RunParts = Callable[[Parts], dict[str, str]]
 
 
-def written_by(parts: Mapping[str, str]) -> dict[str, str]:
-    """Return what each part wrote to its standard error; one that has reached its end has written `done` last."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED_ONCE],
-        env=host_environment(os.environ, "cpu"),
-        input=json.dumps(parts),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return errors
+@contextmanager
+def parts_process() -> Iterator[RunParts]:
+    """Yield a function that returns what each part wrote to its standard error, where `done` is last at its end."""
+    with (
+        TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-c", IMPORTED_ONCE],
+            env=host_environment(os.environ, "cpu"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        sent, written = process.stdin, process.stdout
+
+        def run(parts: Parts) -> dict[str, str]:
+            print(json.dumps(dict(parts)), file=sent, flush=True)
+            for line in written:
+                if line.startswith("{"):  # SGLang's imports may print
+                    errors: dict[str, str] = json.loads(line)
+                    return errors
+            log.seek(0)
+            raise AssertionError(log.read().decode())
+
+        yield run

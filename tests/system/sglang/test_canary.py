@@ -22,7 +22,7 @@ from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_unt
 from protocol.cluster import Leg
 from protocol.messages import NO_PARTNER
 from tests.contracts.engine import at_rest, new_id, read, request, serves_on, slot
-from tests.rig.host_parts import HEAD, written_by
+from tests.rig.host_parts import HEAD, parts_process
 from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
@@ -58,7 +58,8 @@ class Recorder(CanaryObserver):
 
 @pytest.mark.nightly
 def test_a_rendezvous_without_a_partner_is_at_the_address_that_sglang_knows() -> None:
-    assert written_by({"same": HEAD + SAME_HOST})["same"].splitlines()[-1] == "done"
+    with parts_process() as run:
+        assert run({"same": HEAD + SAME_HOST})["same"].splitlines()[-1] == "done"
 
 
 @pytest.mark.parametrize(

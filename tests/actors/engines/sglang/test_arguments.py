@@ -16,7 +16,7 @@ import pytest
 from bench.rig.node import ROOT
 from supervisor.engines.sglang.spawn import CPU_PATH, host_environment
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 FILE = ROOT / "actors" / "engines" / "sglang" / "arguments.py"
 HEAD = '''"""The arguments of SGLang 0.5.23 and what each may be, for a node, which never imports SGLang.

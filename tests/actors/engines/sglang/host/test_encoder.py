@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rig.host_parts import HEAD, written_by
+from tests.rig.host_parts import HEAD, RunParts
 
 pytestmark = pytest.mark.engine
 
@@ -246,8 +246,8 @@ PARTS = {"serving": HEAD + SERVING, "tower": HEAD + TOWER}
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, str]:
-    return written_by(PARTS)
+def written(run_parts: RunParts) -> dict[str, str]:
+    return run_parts(PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)

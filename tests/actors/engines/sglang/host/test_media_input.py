@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.rig.host_parts import HEAD, written_by
+from tests.rig.host_parts import HEAD, RunParts
 from tests.rig.random_vision_models import random_vision_model
 
 pytestmark = pytest.mark.engine
@@ -307,9 +307,9 @@ PARTS = {"tensors": TENSORS, "input": INPUT, "patches": PATCHES, "towers": TOWER
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, str]:
+def written(run_parts: RunParts) -> dict[str, str]:
     folder = f"FOLDER = {json.dumps(str(random_vision_model('qwen2_vl')))}\n"
-    return written_by({name: HEAD + folder + code for name, code in PARTS.items()})
+    return run_parts({name: HEAD + folder + code for name, code in PARTS.items()})
 
 
 @pytest.mark.parametrize("part", PARTS)

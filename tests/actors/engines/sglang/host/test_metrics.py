@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -14,16 +11,8 @@ from actors.engines.sglang.host.metrics import MetricsReader, bounded
 from protocol.errors import NotReady
 from protocol.frames import FRAME_BYTES_MAX
 from protocol.operations import METRICS_BYTES_MAX, EngineMetrics
-from supervisor.engines.sglang.spawn import host_environment
 
 FAMILY = "# HELP sglang:x About\n# TYPE sglang:x gauge\nsglang:x 1.0\nsglang:x 2.0\n"
-ZYGOTE = """
-import sys
-from actors.engines.sglang.host import zygote
-zygote._import_everything()
-assert "sglang.srt.managers.scheduler" in sys.modules
-print(*(name for name in sys.modules if name.startswith("prometheus_client")))
-"""
 
 
 def test_families_are_whole_and_what_finds_no_room_is_counted() -> None:
@@ -63,17 +52,3 @@ def test_metrics_that_cannot_be_read_are_no_failure_of_the_engine() -> None:
 
     with pytest.raises(NotReady, match="its metrics cannot be read: FileNotFoundError"):
         asyncio.run(MetricsReader(read).metrics())
-
-
-@pytest.mark.engine
-def test_no_zygote_has_imported_prometheus_client() -> None:
-    """Imported before a host has its own folder, it would keep no metrics in files for ever, without a word."""
-    done = subprocess.run(
-        [sys.executable, "-c", ZYGOTE],
-        env=host_environment(os.environ, "cpu"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == ""
