@@ -30,7 +30,6 @@ PODS = {
     for manifest in MANIFESTS
     if manifest["kind"] == "StatefulSet"
 }
-NODES = ("front", "prefill", "decode")
 SBATCH = EXAMPLES / "slurm" / "espalier.sbatch"
 SECRETS = {
     "ESPALIER_CLUSTER_SECRET": "s" * 32,
@@ -78,78 +77,72 @@ def test_each_node_of_the_file_has_a_pod_that_runs_it(cluster: Cluster) -> None:
         assert manifest("StatefulSet", name)["spec"]["replicas"] == 1, "a node of the file is one process"
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster: Cluster, name: str) -> None:
-    given = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container(name)["env"]}
-    assert {each["name"] for each in given.values()} == {"espalier-secrets"}
-    assert ("ESPALIER_API_KEYS" in given) == (name in cluster.gateway_nodes)
-    environment = {key: SECRETS[key] for key in given}
-    assert preview.describe_node(cluster, name, environment)
-    assert link_credentials.cluster_secret(cluster, environment)
-    assert client_keys.metrics_keys(cluster, name, environment).names(admin=True)
+def test_the_secrets_that_a_node_needs_are_in_its_pod_alone(cluster: Cluster) -> None:
+    for name in PODS:
+        given = {variable["name"]: variable["valueFrom"]["secretKeyRef"] for variable in container(name)["env"]}
+        assert {each["name"] for each in given.values()} == {"espalier-secrets"}
+        assert ("ESPALIER_API_KEYS" in given) == (name in cluster.gateway_nodes)
+        environment = {key: SECRETS[key] for key in given}
+        assert preview.describe_node(cluster, name, environment)
+        assert link_credentials.cluster_secret(cluster, environment)
+        assert client_keys.metrics_keys(cluster, name, environment).names(admin=True)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster: Cluster, name: str) -> None:
-    hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {"command": ["sleep", "0"]})
-    (word, seconds) = hook["command"]
-    assert word == "sleep"
-    grace_s = PODS[name]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s > int(seconds) + cluster.node[name].drain_s
-    assert grace_s >= int(seconds) + stop_s(cluster, name)
+def test_the_grace_period_is_longer_than_a_node_takes_to_end(cluster: Cluster) -> None:
+    for name in PODS:
+        hook = container(name).get("lifecycle", {}).get("preStop", {}).get("exec", {"command": ["sleep", "0"]})
+        (word, seconds) = hook["command"]
+        assert word == "sleep"
+        grace_s = PODS[name]["spec"]["terminationGracePeriodSeconds"]
+        assert grace_s > int(seconds) + cluster.node[name].drain_s
+        assert grace_s >= int(seconds) + stop_s(cluster, name)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_ports_and_names_are_those_of_the_file(cluster: Cluster, name: str) -> None:
-    ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
-    node = cluster.node[name]
-    assert node.listen is not None
-    assert node.metrics is not None
-    wanted = {"link": node.listen.port, "metrics": node.metrics.port}
-    if name in cluster.gateway_nodes:
-        wanted["http"] = cluster.gateway.port
-    for engine in cluster.engines_on(name).values():
-        if engine.bootstrap_port is not None:  # type: ignore[attr-defined]
-            wanted["bootstrap"] = engine.bootstrap_port  # type: ignore[attr-defined]
-    assert ports == wanted
-    service = manifest("StatefulSet", name)["spec"]["serviceName"]
-    assert node.listen.host == f"{name}-0.{service}.espalier.svc.cluster.local"
-    assert manifest("Service", service)["spec"]["publishNotReadyAddresses"] is True
-
-
-@pytest.mark.parametrize("service", ["espalier", "nodes"])
-def test_a_service_leads_to_pods_and_ports_that_exist(cluster: Cluster, service: str) -> None:
-    spec = manifest("Service", service)["spec"]
-    chosen = [name for name, pod in PODS.items() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
-    assert chosen == (["front"] if service == "espalier" else list(NODES))
-    for name in chosen:
+def test_ports_and_names_are_those_of_the_file(cluster: Cluster) -> None:
+    for name, node in cluster.node.items():
         ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
-        assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"])
-    if service == "espalier":
-        assert {"espalier", "espalier.espalier", "espalier.espalier.svc.cluster.local"} <= set(
-            cluster.gateway.allowed_hosts
-        )
+        assert node.listen is not None
+        assert node.metrics is not None
+        wanted = {"link": node.listen.port, "metrics": node.metrics.port}
+        if name in cluster.gateway_nodes:
+            wanted["http"] = cluster.gateway.port
+        bootstraps = [engine.bootstrap_port for engine in cluster.engines_on(name).values()]  # type: ignore[attr-defined]
+        wanted.update(("bootstrap", port) for port in bootstraps if port is not None)
+        assert ports == wanted
+        service = manifest("StatefulSet", name)["spec"]["serviceName"]
+        assert node.listen.host == f"{name}-0.{service}.espalier.svc.cluster.local"
+        assert manifest("Service", service)["spec"]["publishNotReadyAddresses"] is True
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_probes_ask_for_paths_that_every_node_serves_without_a_key(name: str) -> None:
-    probes = {kind: container(name)[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
-    assert {kind: probe["path"] for kind, probe in probes.items()} == {
-        "startup": "/health",
-        "liveness": "/health",
-        "readiness": "/ready",
-    }
-    assert all(ROUTES.probes().find(probe["path"]) and probe["port"] == "metrics" for probe in probes.values())
+def test_a_service_leads_to_pods_and_ports_that_exist(cluster: Cluster) -> None:
+    for service, pods in {"espalier": ["front"], "nodes": [*PODS]}.items():
+        spec = manifest("Service", service)["spec"]
+        chosen = [name for name, pod in PODS.items() if spec["selector"].items() <= pod["metadata"]["labels"].items()]
+        assert chosen == pods
+        for name in chosen:
+            ports = {port["name"]: port["containerPort"] for port in container(name)["ports"]}
+            assert all(ports[port["targetPort"]] == port["port"] for port in spec["ports"])
+    names = {"espalier", "espalier.espalier", "espalier.espalier.svc.cluster.local"}
+    assert names <= set(cluster.gateway.allowed_hosts)
 
 
-@pytest.mark.parametrize("name", NODES)
-def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster: Cluster, name: str) -> None:
-    limits = container(name)["resources"]["limits"]
-    gpus = sum(engine.tensor_parallel for engine in cluster.engines_on(name).values() if engine.device == "cuda")  # type: ignore[attr-defined]
-    assert limits.get("nvidia.com/gpu", 0) == gpus
-    assert "memory" in limits
-    volumes = {volume["name"] for volume in PODS[name]["spec"]["volumes"]}
-    assert volumes == {mount["name"] for mount in container(name)["volumeMounts"]}
+def test_probes_ask_for_paths_that_every_node_serves_without_a_key() -> None:
+    asked = {"startup": "/health", "liveness": "/health", "readiness": "/ready"}
+    for name in PODS:
+        probes = {kind: container(name)[f"{kind}Probe"]["httpGet"] for kind in asked}
+        assert {kind: probe["path"] for kind, probe in probes.items()} == asked
+        assert all(ROUTES.probes().find(probe["path"]) and probe["port"] == "metrics" for probe in probes.values())
+
+
+def test_an_engine_has_its_gpus_and_every_node_its_memory(cluster: Cluster) -> None:
+    for name in PODS:
+        limits = container(name)["resources"]["limits"]
+        engines = cluster.engines_on(name).values()
+        gpus = sum(engine.tensor_parallel for engine in engines if engine.device == "cuda")  # type: ignore[attr-defined]
+        assert limits.get("nvidia.com/gpu", 0) == gpus
+        assert "memory" in limits
+        volumes = {volume["name"] for volume in PODS[name]["spec"]["volumes"]}
+        assert volumes == {mount["name"] for mount in container(name)["volumeMounts"]}
 
 
 # Commands ---------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ RAW = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
         (head(origin="chrome-extension://127.0.0.1"), 403),
     ],
 )
-async def test_o14_a_head_that_a_proxy_may_read_otherwise_is_refused(
+async def test_a_head_that_a_proxy_may_read_otherwise_is_refused(
     data: bytes, status: int, rather_slow: MockClock
 ) -> None:
     async with gateway_client(close_s=0.1) as (rig, client):
