@@ -66,8 +66,8 @@ def first_failure(folder: Path, tests: Sequence[str]) -> str:
 
 def suites(bug: Bug) -> Iterator[Sequence[str]]:
     """Return the tests to run with a bug, the likeliest to notice it first."""
-    folder = Path("tests", bug.path).parent
-    for suite in (bug.tests, own_tests(Path(bug.path)), sorted(map(str, folder.glob("test_*.py")))):
+    folder = sorted((ROOT / "tests" / bug.path).parent.glob("test_*.py"))
+    for suite in (bug.tests, own_tests(Path(bug.path)), [str(file.relative_to(ROOT)) for file in folder]):
         if suite:
             yield suite
 

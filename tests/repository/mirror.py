@@ -62,11 +62,12 @@ def found_tests(file: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
     """Return the test files of a product file that need no row; `above` are the files that it was reached from."""
     if named := [test for test in TESTS if product_file_of(test) == file]:
         return named
-    if direct := [test for test in ALL if module(file) in imports_of_test(test)]:
+    name = module(file)
+    if direct := [test for test in ALL if name in imports_of_test(test)]:
         folder = Path("tests") / file.parent
         return [test for test in direct if test.parent == folder] or direct
     beside = [path for path in FILES if path.parent == file.parent and path not in {file, *above}]
-    users = [path for path in beside if module(file) in imports(path)]
+    users = [path for path in beside if name in imports(path)]
     return list(dict.fromkeys(test for path in users for test in found_tests(path, above | {file})))
 
 
