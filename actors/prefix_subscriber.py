@@ -264,11 +264,8 @@ class _Subscription:
         if self.ranks_known and self.named_ranks < self.ranks:
             self.index.add_holders(self.name, self.ranks)
             self.named_ranks = self.ranks
-        was_known = self.since > 0
         self.life, self.since = events.life, events.number
         self._note_unknown()
-        if self.since and not was_known:
-            self.index.tell_known(self.name)
 
     def _forget(self) -> None:
         self.index.forget(self.name)

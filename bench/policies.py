@@ -4,8 +4,7 @@ Two or three engines have together the memory for all that the load shares, and 
 is chosen by a reload of the configuration, the caches are flushed, and the load is sent. Then one engine with all the
 memory gets the same load: more than it finds in its cache no routing can find. Reported are, for each policy, the share
 of prompt tokens that were found in a cache, the times to the first token, the throughput, how often the router's
-prediction of what would be found was right, how many of the others were more than a page away, and of how many requests
-less was predicted when they began than when their workers were chosen, mostly since it was evicted.
+prediction of what would be found was right, and how many of the others were more than a page away.
 
 `python -m bench.policies` takes some minutes; `--engines simulated` needs no real engine. `--kill-after 60` kills the
 scheduler of an engine once so many requests of each load have ended: its cache is lost, and the engine comes back.
@@ -141,7 +140,6 @@ class Figures:
     tokens_s: list[float] = field(factory=list)
     equal: float = 0.0
     predicted: float = 0.0
-    lost: float = 0.0  # requests of which less was predicted when they began than when their workers were chosen
     differences: list[int] = field(factory=list)  # tokens found more than predicted, where they are more than a page
 
     def row(self) -> str:
@@ -149,7 +147,7 @@ class Figures:
         medians = [statistics.median(values) for values in (self.hit_share, self.ttft_p50_ms, self.ttft_p99_ms)]
         right = f"{'-':>8}"
         if self.predicted:
-            right = f"{100 * self.equal / self.predicted:6.1f} % {len(self.differences):5} {self.lost:5.0f}"
+            right = f"{100 * self.equal / self.predicted:6.1f} % {len(self.differences):5}"
         return "{:8.1%} {:9.1f} {:9.1f}".format(*medians) + f" {statistics.median(self.tokens_s):8.0f} {right}"
 
 
@@ -292,7 +290,6 @@ def measure(
             **found,
             "equal": running.metric(outcomes, outcome="equal"),
             "predicted": running.metric(outcomes),
-            "lost": running.metric("espalier_routing_lost_prefixes_total"),
         }
 
     before, logged = counts(), len(running.node.output())
@@ -305,7 +302,6 @@ def measure(
     if policy == "kv":  # others expect nothing
         figures.equal += change["equal"]
         figures.predicted += change["predicted"]
-        figures.lost += change["lost"]
         found = differences(running.node.output()[logged:])
         figures.differences += [number for number in found if abs(number) > PAGE]
     ttft = document["latencies"]["ttft"]
@@ -368,7 +364,7 @@ def main(words: Sequence[str]) -> None:
             table = compare(name, every[name], *engines, *how)
             sys.stdout.write(f"\n{name}: {options.count} engines ({options.engines}), medians of {options.rounds}\n")
             titles = f"{'':14}{'cached':>8} {'TTFT p50':>9} {'p99 ms':>9} {'tokens/s':>8}"
-            sys.stdout.write(f"{titles} {'predicted':>8} {'> page':>6} {'lost':>5}\n")
+            sys.stdout.write(f"{titles} {'predicted':>8} {'> page':>6}\n")
             for policy, figures in table.items():
                 sys.stdout.write(f"{policy:14}{figures.row()}\n")
             measured[name] = {policy: asdict(figures) for policy, figures in table.items()}

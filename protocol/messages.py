@@ -192,15 +192,13 @@ class Generate(Message):
 class RouteTaken:
     """The route of a request, for those who want to know why; within its node alone.
 
-    `overlap` tokens of the prompt were expected in the prefix cache of the worker that computes it, and when it was
-    chosen, `lost` more: those were evicted before the prompt had begun, or not computed after all. `score` is what the
-    routing policy compared, None where it compared no numbers.
+    `overlap` tokens of the prompt were expected in the prefix cache of the worker that computes it, when it was chosen.
+    `score` is what the routing policy compared, None where it compared no numbers.
     """
 
     workers: str
     overlap: int
     score: float | None = None
-    lost: int = 0
 
 
 @frozen

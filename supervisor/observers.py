@@ -115,10 +115,6 @@ class RoutingMetrics(RoutingObserver):
         """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
         self.metrics.overlap_found(self.model, overlap, cached, blind)
 
-    def prefix_lost(self) -> None:
-        """Count a request of whose prompt less was expected in the cache when it began than at the choice."""
-        self.metrics.prefix_lost(self.model)
-
     def call_resumed(self, code: str, sent: int) -> None:
         """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""
         self.metrics.worker_lost(self.model, code, "resumed" if sent else "retried")

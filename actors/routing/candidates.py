@@ -24,13 +24,6 @@ LEADING_MAX = 64
 class TakenChoice(Protocol):
     """A choice that was taken, as its policy follows it; each is called once at most, and `ended` always."""
 
-    @property
-    def lost(self) -> int:
-        """The tokens of its `overlap` that are not expected any more, by what has come before the prompt had begun.
-
-        The worker has evicted them, or an earlier prompt has left that was to compute them.
-        """
-
     def begun(self) -> None:
         """The worker has computed the prompt."""
 

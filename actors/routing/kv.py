@@ -22,7 +22,6 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
-from actors.routing.counted_blocks import CountedBlocks, CountedPrefix
 from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
 from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -62,14 +61,12 @@ class KvPolicy:
     chance: Chance
     now: Callable[[], float]  # in seconds
     expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
-    counted: CountedBlocks = field(factory=CountedBlocks)
-    given: int = 0  # prompts, to workers that compute them
     recent: RecentBlocks = field(init=False)
     sessions: SessionWorkers = field(factory=SessionWorkers)
 
     def __attrs_post_init__(self) -> None:
         self.recent = RecentBlocks(self.now)
-        self.index.on_stored, self.index.on_removed = self.recent.told, self.counted.may_be_gone
+        self.index.on_stored = self.recent.told
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
@@ -95,7 +92,7 @@ class KvPolicy:
             self.sessions.set(load.leg, session, load.name)
         if load.leg is Leg.DECODE or not prompt.matches:
             return None
-        return _TakenPrompt(self, request, load, prompt, choice.overlap)
+        return _TakenPrompt(self, request, load, prompt)
 
     def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
         """Return the candidates that are compared, some of them twice."""
@@ -195,80 +192,32 @@ class _Prompt:
 
 @define(eq=False)
 class _TakenPrompt:
-    """A prompt that a worker computes: expected in its cache at once, and for a moment after it is there.
-
-    Until it has begun, some of the `overlap` that it was chosen for may be `lost`: evicted, or not computed after all.
-    """
+    """A prompt that a worker computes: expected in its cache at once, and for a moment after it is there."""
 
     policy: KvPolicy
     request: Generate
     load: Load
     prompt: _Prompt
-    overlap: int
-    lost: int = 0
     _matches: Sequence[tuple[PromptBlocks, Match]] = field(init=False)
     _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
-    _counted: CountedPrefix = field(init=False)
     _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
 
     def __attrs_post_init__(self) -> None:
         expected, name = self.policy.expected, self.load.name
-        self.policy.given += 1
         self._matches = self.prompt.matches_at(self.load)
         self._prefixes = [expected.add(name, blocks.hashes) for blocks, _ in self._matches]
-        self._counted = CountedPrefix(self._holder, self.policy.given, self._look)
-        self._count()
-        self.policy.counted.look()
 
     @property
     def _holder(self) -> Holder:
         return engine_and_rank(self.load.name)
 
-    def _count(self) -> None:
-        """Count on the last block that is expected to be found."""
-        numbers = list[int]()
-        for blocks, _ in self._matches:
-            count = (self.overlap - self.lost) // blocks.page_size
-            if 0 < count <= len(blocks.hashes):
-                numbers.append(blocks.hashes[count - 1])
-        self.policy.counted.count(self._counted, numbers)
-
-    def _look(self) -> None:
-        """Expect what is left in the cache and what is computed before; never more than so far, though it may be."""
-        index, holder = self.policy.index, self._holder
-        if holder[0] in index.unknown:  # it looks again once all blocks of the worker are known
-            return
-        found, so_far, bit = 0, self.overlap - self.lost, index.bit(holder)
-        for prefix, (blocks, _) in zip(self._prefixes, self._matches, strict=True):
-            if prefix is not None:
-                cached = self.prompt.cached(blocks, bit, index.blocks_of(bit, blocks.hashes))
-                found = max(found, cached)
-                if found < so_far:
-                    found = max(found, self.policy.expected.blocks_before(prefix) * blocks.page_size)
-        if found < so_far:
-            self.lost = self.overlap - found
-            self._count()
-
-    def _expect_no_more(self) -> bool:
-        """Expect it no more; return whether it had not begun."""
-        self.policy.counted.count(self._counted, ())
-        for prefix in self._prefixes:
-            if prefix is not None:
-                self.policy.expected.discard(prefix)
-        had_not_begun = bool(self._prefixes)
-        self._prefixes = []
-        return had_not_begun
-
     def begun(self) -> None:
-        if self.policy.counted.is_doubted(self._counted):
-            self._look()
-        self._expect_no_more()
+        self.ended()
         for blocks, _ in self._matches:
             match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
             if bit := match.bit(*self._holder):
                 self._bit = bit
                 self.policy.recent.add(bit, blocks.hashes[match.blocks(*self._holder) :])
-        self.policy.counted.look()
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect what is computed of the answer in the cache."""
@@ -286,12 +235,11 @@ class _TakenPrompt:
                 self.policy.recent.add(bit, hashes[told:])
 
     def ended(self) -> None:
-        if self._expect_no_more():  # those behind it may have counted on what it was to compute
-            index, holder = self.policy.index, self._holder
-            for blocks, _ in self._matches:
-                told = index.blocks_of(index.bit(holder), blocks.hashes)
-                self.policy.counted.doubt(holder, blocks.hashes[told:], self._counted.turn)
-        self.policy.counted.look()
+        """Expect it no more; idempotent."""
+        for prefix in self._prefixes:
+            if prefix is not None:
+                self.policy.expected.discard(prefix)
+        self._prefixes = []
 
 
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:

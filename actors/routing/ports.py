@@ -124,9 +124,6 @@ class RoutingObserver:
         None: its policy predicts nothing. The choice was `blind` if some worker had not told yet what its cache had.
         """
 
-    def prefix_lost(self) -> None:
-        """Before the prompt of a request had begun, less was expected in the cache than when it was chosen."""
-
     def call_resumed(self, code: str, sent: int) -> None:
         """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
 

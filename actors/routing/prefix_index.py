@@ -84,15 +84,12 @@ class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
 
     Of the workers that are `unknown` it does not have all blocks yet, though they can be asked. `on_stored` is called
-    with the bit of a holder and the blocks that it has told of. `on_removed` is called once all events of a message are
-    applied, unless the worker is unknown, with the blocks that each of its ranks has told to be gone, some of which may
-    be back; None for any block.
+    with the bit of a holder and the blocks that it has told of.
     """
 
     blocks_max: int = BLOCKS_MAX
     unknown: set[str] = field(factory=set)
     on_stored: Callable[[int, Sequence[int]], None] | None = None
-    on_removed: Callable[[Mapping[Holder, Sequence[int] | None]], None] | None = None
     dropped: int = 0
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
@@ -118,12 +115,10 @@ class PrefixIndex:
     def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
         """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
         crowding: int | None = None
-        removed = dict[Holder, list[int] | None]()
         for event in events:
             holder = (worker, event.rank)
             if event.change is BlockChange.CLEARED:
                 self._retire(holder)
-                removed[holder] = None
             elif event.medium != GPU or event.lora is not None:
                 continue
             elif event.change is BlockChange.STORED:
@@ -133,15 +128,8 @@ class PrefixIndex:
                 self._store(stored, event.hashes, crowding)
                 if self.on_stored is not None:
                     self.on_stored(stored, event.hashes)
-            elif self._remove(holder, event.hashes) and (gone := removed.setdefault(holder, [])) is not None:
-                gone += event.hashes
-        if removed and worker not in self.unknown and self.on_removed is not None:
-            self.on_removed(removed)
-
-    def tell_known(self, worker: str) -> None:
-        """Tell that any block of a worker may be gone, as all that it has are known again."""
-        if self.on_removed is not None:
-            self.on_removed(dict.fromkeys(holder for holder in self._bits if holder[0] == worker))
+            else:
+                self._remove(holder, event.hashes)
 
     def add_holders(self, worker: str, ranks: int) -> None:
         """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
@@ -219,10 +207,10 @@ class PrefixIndex:
             bits ^= bit
             self._counts[bit.bit_length() - 1] -= 1
 
-    def _remove(self, holder: Holder, hashes: Sequence[int]) -> int:
-        """Remove blocks of a holder; return how many it had."""
+    def _remove(self, holder: Holder, hashes: Sequence[int]) -> None:
+        """Remove blocks of a holder."""
         if (bit := self._bits.get(holder)) is None:
-            return 0
+            return
         removed = 0
         for number in hashes:
             shard = self._shards[number & 255]
@@ -234,7 +222,6 @@ class PrefixIndex:
                     del shard[number]
                     self._blocks -= 1
         self._counts[bit.bit_length() - 1] -= removed
-        return removed
 
     # Bits --------------------------------------------------------------------------------
 
@@ -312,16 +299,6 @@ class PrefixIndex:
         if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon, and the order does not matter
             self._touch(hashes, groups[-1][0] if groups else 0)
         return Match(tuple(groups), self._bits, self._holders)
-
-    def bit(self, holder: Holder) -> int:
-        """Return the bit of a holder, 0 if nothing is known of it."""
-        return self._bits.get(holder, 0)
-
-    def blocks_of(self, bit: int, hashes: Sequence[int]) -> int:
-        """Return how many of a prompt's blocks a holder has, from the first one on; they do not count as used."""
-        if not bit or not hashes or not self._holding(hashes[0]) & bit:
-            return 0
-        return self._last_held(hashes, 0, bit) + 1
 
     def _holding(self, number: int) -> int:
         return self._shards[number & 255].get(number, 0)

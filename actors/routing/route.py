@@ -83,21 +83,13 @@ class Route:
 
     @property
     def overlap(self) -> int:
-        """The tokens of the prompt that are expected in the prefix cache of the worker that computes it.
-
-        Until it has ended, what is `lost` of them is left out.
-        """
-        return (self.chosen_prefill or self.chosen).choice.overlap - self.lost
+        """The tokens of the prompt that were expected in its worker's prefix cache, when that was chosen."""
+        return (self.chosen_prefill or self.chosen).choice.overlap
 
     @property
     def predicted(self) -> int | None:
         """The same, None if the policy compared no such numbers."""
         return None if (self.chosen_prefill or self.chosen).choice.score is None else self.overlap
-
-    @property
-    def lost(self) -> int:
-        """The tokens that were expected there when it was chosen, and not any more when the prompt had begun."""
-        return sum(taken.lost for taken in self._taken)
 
     @property
     def cached(self) -> int:
@@ -112,7 +104,7 @@ class Route:
     @property
     def taken(self) -> RouteTaken:
         """Its description, for the answer's beginning."""
-        return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score, self.lost)
+        return RouteTaken(self.name, self.overlap, (self.chosen_prefill or self.chosen).choice.score)
 
     @property
     def uncached(self) -> int:

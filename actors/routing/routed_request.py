@@ -185,8 +185,6 @@ class RoutedRequest:
                 if self._cached is None:
                     self._cached = self._cached_tokens(reply)
                 self.routing.observer.answer_begun(route.predicted, self._cached, route.blind)
-                if route.lost:
-                    self.routing.observer.prefix_lost()
                 self.answer.put(Started(self._cached, route.taken), 0)
 
         def record(ids: Sequence[int], _: float) -> None:

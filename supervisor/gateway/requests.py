@@ -307,7 +307,7 @@ def _route_fields(route: RouteTaken | None) -> dict[str, object]:
     if route is None:
         return {}
     score = {} if route.score is None else {"route_score": round(route.score, 1)}
-    return {"worker": route.workers, "overlap_tokens": route.overlap, "lost_tokens": route.lost, **score}
+    return {"worker": route.workers, "overlap_tokens": route.overlap, **score}
 
 
 def _count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> None:

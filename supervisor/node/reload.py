@@ -347,7 +347,7 @@ class Reloader:
             return False
         if keys[0] == "policy":  # else it keeps what it remembers
             context = self.assembly.reloadable.policies[name]
-            context.index.on_stored = context.index.on_removed = None  # which the policy before may have set
+            context.index.on_stored = None  # which the policy before may have set
             routing.policy = POLICIES[section.policy](context)
             self.assembly.directory.notify()  # wakes whoever follows the workers' prefix caches for it
         routing.prefill_tokens_min = section.prefill_tokens_min

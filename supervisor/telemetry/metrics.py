@@ -56,7 +56,6 @@ class Metrics:
     _choices: Histogram = field(init=False)
     _overlaps: Counter = field(init=False)
     _predictions: Counter = field(init=False)
-    _lost_prefixes: Counter = field(init=False)
     _abort_duration: Histogram = field(init=False)
     _grammar_checks: Histogram = field(init=False)
     _media_preparations: Histogram = field(init=False)
@@ -134,9 +133,6 @@ class Metrics:
         )
         self._predictions = counter(
             "espalier_routing_predictions", "Requests by whether that was found, or were routed blind", "model outcome"
-        )
-        self._lost_prefixes = counter(
-            "espalier_routing_lost_prefixes", "Requests of which less was expected at last than at the choice", "model"
         )
 
     # What happens to requests ------------------------------------------------------------
@@ -242,10 +238,6 @@ class Metrics:
         self._overlaps[model, "expected"] += expected
         outcome = "blind" if blind else "equal" if found == expected else "more" if found > expected else "less"
         self._predictions[model, outcome] += 1
-
-    def prefix_lost(self, model: str) -> None:
-        """Count a request of whose prompt less was expected in the cache when it began than at the choice."""
-        self._lost_prefixes[model,] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:
         """Count a worker, or a pair, that is ejected; `code` is that of its last failure."""

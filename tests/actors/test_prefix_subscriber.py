@@ -243,41 +243,6 @@ async def test_lost_repeated_and_reordered_events_heal(seed: int, autojump_clock
         assert blocks(subscriber, worker) == told(worker.log)
 
 
-async def test_after_a_gap_what_may_be_gone_is_told_once_all_blocks_are_known(autojump_clock: MockClock) -> None:
-    worker, told = FakeWorker("n/a"), list[tuple[Sequence[int] | None, set[int]]]()
-    store(worker.log, *range(2 * REPLY_HASHES_MAX))
-    async with subscribed(worker) as (subscriber, _):
-        await trio.sleep(1)
-        subscriber.index.on_removed = lambda removed: told.append((removed["n/a", 0], blocks(subscriber, worker)))
-        worker.log.apply([BlockEvent(REMOVED, 0, (3,))])
-        await trio.sleep(1)
-        assert told == [([3], {*range(100)} - {3})]
-        worker.spoil = lambda _: []
-        worker.log.apply([BlockEvent(REMOVED, 0, (5,))])
-        await trio.sleep(1)
-        worker.spoil = lambda events: [events]
-        worker.log.apply([BlockEvent(REMOVED, 0, tuple(range(7, 50)))])
-        await trio.sleep(20)
-        assert told[1:] == [(None, {*range(100)} - {3, 5, *range(7, 50)})]
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-async def test_a_new_list_that_was_not_asked_for_is_told_once_it_is_complete(
-    parts: int, autojump_clock: MockClock
-) -> None:
-    events = (BlockEvent(STORED, 0, (1, 2)), BlockEvent(REMOVED, 0, (2,)), BlockEvent(STORED, 0, (1,)))
-    unasked = [BlockEvents("first life", 9 * (part == parts), events, reset=part == 1) for part in range(1, parts + 1)]
-    worker, told = FakeWorker("n/a"), list[Sequence[int] | None]()
-    store(worker.log, 1)
-    async with subscribed(worker, FakeWorker("n/b")) as (subscriber, _):
-        await trio.sleep(1)
-        subscriber.index.on_removed = lambda removed: told.extend(removed.values())
-        worker.spoil = lambda _: unasked
-        store(worker.log, 3)
-        await trio.sleep(0.2)
-        assert told == [None], "nothing of the list itself"
-
-
 @pytest.mark.parametrize(
     ("events", "blocks"),
     [

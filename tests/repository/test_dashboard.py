@@ -75,7 +75,6 @@ def happened(metrics: Metrics) -> None:
     metrics.media_prepared("tiny", "prepared", 0.2)
     metrics.route_chosen("tiny", 1e-4)
     metrics.overlap_found("tiny", 64, 64, blind=False)
-    metrics.prefix_lost("tiny")
     RoutingMetrics(metrics, "tiny").call_ended("back/tiny-0", "ended")
     RoutingMetrics(metrics, "tiny").call_resumed("engine_lost", 0)
     metrics.pools.called("quick", "ended")

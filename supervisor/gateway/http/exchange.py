@@ -335,8 +335,7 @@ def _date(second: int) -> bytes:
 def _route_header(route: RouteTaken, cached: int) -> bytes:
     """Return the workers of a response, the prompt tokens expected and found in the prefix cache, and the score."""
     score = "" if route.score is None else f"; score={route.score:.1f}"
-    lost = f"; lost={route.lost}" if route.lost else ""
-    return f"{route.workers}; expected={route.overlap}{lost}; cached={cached}{score}".encode("ascii", "replace")
+    return f"{route.workers}; expected={route.overlap}; cached={cached}{score}".encode("ascii", "replace")
 
 
 def _short(value: bytes) -> str:

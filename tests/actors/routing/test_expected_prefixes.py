@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from random import Random
 
-from attrs import asdict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,23 +30,6 @@ def test_the_most_blocks_in_common_are_found(prompts: list[tuple[str, list[int]]
     assert expected.blocks(block_hashes(other, 1)) == wanted
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), tokens), max_size=8), st.randoms(use_true_random=False))
-def test_of_the_prompts_before_it_those_of_its_worker_that_have_not_begun_count(
-    prompts: list[tuple[str, list[int]]], rng: Random
-) -> None:
-    expected = ExpectedPrefixes()
-    added = [(expected.add(worker, block_hashes(prompt, 1)), worker, prompt) for worker, prompt in prompts]
-    while added:
-        for place, (prefix, worker, prompt) in enumerate(added):
-            before = [common(prompt, each) for _, other, each in added[:place] if other == worker]
-            assert prefix is not None
-            assert expected.blocks_before(prefix) == max(before, default=0)
-        begun, _, _ = added.pop(rng.randrange(len(added)))
-        assert begun is not None
-        expected.discard(begun)
-    assert not any(value for name, value in asdict(expected).items() if name != "_turns")
-
-
 def test_a_prompt_that_has_begun_is_expected_no_more() -> None:
     expected = ExpectedPrefixes()
     first, second = expected.add("a", (1, 2)), expected.add("b", (1,))
@@ -73,22 +54,3 @@ def test_only_the_latest_prompts_of_a_beginning_are_compared() -> None:
     for number in range(GROUP_MAX):
         expected.add("new", (1, 10 + number))
     assert expected.blocks((1, 2)) == {"new": 1}
-
-
-def test_only_the_latest_prompts_before_one_are_compared() -> None:
-    expected = ExpectedPrefixes()
-    expected.add("a", (1, 2, 3))
-    for number in range(GROUP_MAX - 1):
-        expected.add("a", (1, 10 + number))
-        expected.add("b", (1, 10 + number))
-    within = expected.add("a", (1, 2, 3))
-    beyond = expected.add("b", (1, 2, 3))
-    assert within is not None
-    assert beyond is not None
-    assert (expected.blocks_before(within), expected.blocks_before(beyond)) == (3, 1)
-    expected.add("a", (1, 10))
-    last = expected.add("a", (1, 2, 3))
-    assert last is not None
-    assert expected.blocks_before(last) == 3, "that of the request within"
-    expected.discard(within)
-    assert expected.blocks_before(last) == 1

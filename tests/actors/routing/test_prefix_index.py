@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +58,6 @@ def test_it_says_what_the_events_say(rng: random.Random, steps: int) -> None:
             match = index.match(each)
             for name in WORKERS:
                 for number in (0, 1):
-                    assert index.blocks_of(index.bit((name, number)), each) == match.blocks(name, number)
                     has = truth[name, number]
                     assert index.count(name, number) == len(has)
                     expected = next((place for place, block in enumerate(each) if block not in has), len(each))
@@ -293,33 +290,3 @@ def test_what_is_used_often_is_kept_in_whichever_order_its_turns_come(chains: in
             index.apply(other, [stored(*islice(numbers, 5))])
     assert index.statistics().dropped > 20_000, "more than it has room for"
     assert [index.match(hashes).blocks("a") for hashes in hot] == [32] * chains
-
-
-Told = list[dict[tuple[str, int], Sequence[int] | None]]
-
-
-def test_what_may_be_gone_is_told_once_a_message_when_all_of_it_is_applied() -> None:
-    told, counts = Told(), list[int]()
-
-    def on_removed(removed: Mapping[tuple[str, int], Sequence[int] | None]) -> None:
-        told.append(dict(removed))
-        counts.append(index.count("a"))
-
-    index = PrefixIndex(on_removed=on_removed)
-    index.apply("a", [stored(1, 2, 3), stored(1, rank=1), removed(3, 9), stored(4), removed(2), removed(1, rank=1)])
-    index.apply("a", [removed(4), BlockEvent(CLEARED, 0), BlockEvent(CLEARED, 0), removed(1), stored(5)])
-    assert told == [{("a", 0): [3, 9, 2], ("a", 1): [1]}, {("a", 0): None}]
-    assert counts == [2, 1]
-    index.apply("a", [stored(6), evolve(removed(6), medium="DISK"), evolve(removed(6), lora="x"), removed(7)])
-    assert len(told) == 2
-
-
-def test_of_a_worker_whose_blocks_are_not_all_known_nothing_is_told_until_they_are() -> None:
-    told = Told()
-    index = PrefixIndex(on_removed=lambda removed: told.append(dict(removed)))
-    index.apply("b", [stored(1, 2)])
-    index.unknown.add("a")
-    index.apply("a", [stored(1, 2), removed(2), stored(3, rank=1), BlockEvent(CLEARED, 0), stored(1)])
-    index.apply("b", [removed(1)])
-    index.tell_known("a")
-    assert told == [{("b", 0): [1]}, {("a", 0): None, ("a", 1): None}]

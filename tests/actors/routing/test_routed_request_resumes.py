@@ -172,7 +172,6 @@ class Follower:
 @define(eq=False)
 class Followed:
     notes: list[Any]
-    lost: int = 0
 
     def begun(self) -> None:
         self.notes.append("begun")
@@ -208,32 +207,27 @@ async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
 
 @define(eq=False)
 class Predictions(RoutingObserver):
-    """Notes what is predicted when an answer begins, and whether some of a prefix was lost before."""
+    """Notes what was predicted when an answer begins."""
 
     noted: list[Any] = field(factory=list)
 
     def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
         self.noted.append(overlap)
 
-    def prefix_lost(self) -> None:
-        self.noted.append("lost")
 
-
-@pytest.mark.parametrize("lost", [0, 2, 3])
-async def test_what_is_lost_before_an_answer_begins_is_not_predicted(lost: int, autojump_clock: MockClock) -> None:
-    followed, observer = Followed([], lost), Predictions()
+async def test_what_was_expected_when_the_prefill_was_chosen_is_predicted(autojump_clock: MockClock) -> None:
+    observer = Predictions()
 
     def policy(request: Generate, candidates: Candidates) -> Choice | None:
         choice = least_loaded(request, candidates)
-        leads = choice is not None and choice.load.name == "p"
-        return choice and evolve(choice, overlap=3, score=1.0, on_taken=(lambda: followed) if leads else None)
+        return choice and evolve(choice, overlap=3 if choice.load.name == "p" else 2, score=1.0)
 
     async with routed(*pair()) as rig:
         rig.routing.policy, rig.routing.observer = policy, observer
         got = await ask(rig, generate())
     started = got.replies[0]
-    assert started.route == RouteTaken("p+d", 3 - lost, 1.0, lost)
-    assert observer.noted == [3 - lost, *["lost"] * bool(lost)]
+    assert started.route == RouteTaken("p+d", 3, 1.0)
+    assert observer.noted == [3]
 
 
 async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed(autojump_clock: MockClock) -> None:

@@ -116,8 +116,6 @@ def test_a_router_counts_how_calls_end_and_why_requests_were_resumed() -> None:
     watch.call_ended("back/tiny-0", "ended")
     watch.call_resumed("hand_off_failed", 0)
     watch.call_resumed("engine_lost", 7)
-    watch.prefix_lost()
-    assert lines(metrics, "espalier_routing_lost") == {'espalier_routing_lost_prefixes_total{model="tiny"}': 1.0}
     assert lines(metrics, "espalier_worker_calls_total") == {
         'espalier_worker_calls_total{model="tiny",outcome="hand_off_failed",worker="back/tiny-0"}': 1.0,
         'espalier_worker_calls_total{model="tiny",outcome="ended",worker="back/tiny-0"}': 1.0,

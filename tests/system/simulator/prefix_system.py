@@ -13,7 +13,6 @@ from attrs import define, field
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.prefix_subscriber import PAGES_TIMES, PrefixSubscriber
 from actors.routing.candidates import Policy
-from actors.routing.counted_blocks import CountedBlocks
 from actors.routing.expected_prefixes import ExpectedPrefixes
 from actors.routing.kv import KvPolicy
 from actors.routing.least_loaded import least_loaded
@@ -100,7 +99,6 @@ class PrefixRouting:
     lives: Callable[[], Iterable[tuple[str, CacheLife]]]  # of all workers
     index: PrefixIndex = field(factory=PrefixIndex)
     expected: ExpectedPrefixes = field(factory=ExpectedPrefixes)
-    counted: CountedBlocks = field(factory=CountedBlocks)
 
     def __attrs_post_init__(self) -> None:
         if self.plan is not None:
@@ -110,8 +108,7 @@ class PrefixRouting:
         if self.plan is None:
             return least_loaded
         chance = self.plan.chance(f"policy {self.directory.name}").random
-        expected, counted = self.expected, self.counted
-        policy = KvPolicy(self.plan.settings, self.index, chance, trio.current_time, expected, counted)
+        policy = KvPolicy(self.plan.settings, self.index, chance, trio.current_time, self.expected)
         blocks_max = PAGES_TIMES * self.plan.pages
         return CheckedPolicy(policy, self.plan.caches, self._life_of, self.index, blocks_max)
 
@@ -125,7 +122,6 @@ class PrefixRouting:
         """Check that the index is what the caches are, when nothing happens."""
         if self.plan is not None:
             assert not len(self.expected), "a prompt is expected that no worker computes"
-            assert not len(self.counted), "a block is counted on for a prompt that no worker computes"
             self.plan.caches.check_index(self.index, self.lives())
 
     def _life_of(self, name: str) -> tuple[CacheLife, int] | None:
