@@ -1,8 +1,9 @@
 """Prefix subscriber: what the workers of a model tell of their prefix caches, kept in the index of its router.
 
 Each worker is followed by a task, from where it was when the link to it was lost. Numbers and lives are checked, since
-a worker may be wrong or repeat itself: after a gap the worker is asked for all of its blocks, and one that sends what
-cannot be true is forgotten for a while. A wrong index costs a request time and never more: nothing here can fail one.
+events may be lost or repeated: after a gap the worker is asked for all of its blocks. A wrong index costs a request
+time and never more: nothing here can fail one. The workers of a cluster are trusted, so what they send is bounded by
+the size of a message and of the index alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from actors.routing.prefix_index import PrefixIndex
-from protocol.cluster import RANKS_MAX, engine_and_rank
+from protocol.cluster import engine_and_rank
 from protocol.errors import PeerViolation, RequestError
 from protocol.kind import Message
 from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
@@ -28,16 +29,8 @@ log = logging.getLogger(__name__)
 CREDIT = 256  # replies, after which a worker is asked again; at first as many more as all of its blocks may take
 RETRY_S = 0.2  # after a failure, twice as long each time
 RETRY_MAX_S = 10.0
-DISTRUST_S = 30.0  # after events that cannot be true
 FORGET_S = 60.0  # after a worker has gone
-RETIRED_MAX = 4096  # bits of lives that have ended, beyond which a worker that ends more is waited with
 SWEEP_S = 0.005  # between two shards of the index
-UNKNOWN_BLOCKS_MAX = 65_536  # of a rank, before the memory of its engine is known
-REST_S = 5e-6  # after each block that a worker has told of, which takes some 2 us to apply
-REST_MIN_S = 0.05  # of rest that is due: a worker that tells little is never waited with
-MESSAGE_BLOCKS, EVENT_BLOCKS = 150, 2  # as which each message and each event counts, however few blocks it is of
-LISTED_PART = 0.2  # of which blocks of a list of all count: the sooner it is known the better, and it ends
-PAGES_TIMES = 2  # the pages of its memory, that a rank may have in the index: its events may come in another order
 
 
 class WatchedWorker(Protocol):
@@ -128,10 +121,7 @@ class _Subscription:
     worker: WatchedWorker | None = None
     life: str = ""
     since: int = 0  # the number of the last event; 0 until all blocks are known
-    blocks_max: int = UNKNOWN_BLOCKS_MAX  # of a rank, by what was known last of its engine, which may be down
-    ranks: int = RANKS_MAX  # of its engine, likewise
-    ranks_known: bool = False
-    rests_until: float = 0.0  # by what it has told, if it were waited with each time
+    ranks: int = 0  # by what was known last of its engine, which may be down
     named_ranks: int = 0  # that have a bit of the index in this life of their caches
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -176,12 +166,10 @@ class _Subscription:
                 try:
                     await self._follow(self.worker)
                 except PeerViolation as error:
-                    log.warning(
-                        "the blocks of a worker cannot be true", extra={"worker": self.name, "reason": str(error)}
-                    )
+                    extra = {"worker": self.name, "reason": str(error)}
+                    log.warning("the blocks of a worker cannot be true", extra=extra)
                     self._forget()
-                    await trio.sleep(DISTRUST_S)
-                    continue
+                    number = self.since
                 except RequestError as error:  # its engine, its node or the link is down
                     log.debug("a worker does not tell of its blocks: %s", error, extra={"worker": self.name})
                 else:
@@ -194,9 +182,7 @@ class _Subscription:
 
     async def _follow(self, worker: WatchedWorker) -> None:
         """Apply what the worker sends, until the credit of one question is used up."""
-        self._note_limits(worker)
-        all_max = 0 if self.since else min(self.ranks * self.blocks_max, self.index.blocks_max)
-        credit = CREDIT + all_max // REPLY_HASHES_MAX
+        credit = CREDIT if self.since else CREDIT + self.index.blocks_max // REPLY_HASHES_MAX
         async with worker.watch(WatchBlocks(self.life, self.since), credit) as answer:
             async for events in answer:
                 assert isinstance(events, BlockEvents)  # nothing else answers a WatchBlocks
@@ -206,44 +192,9 @@ class _Subscription:
                 if not self._continues(events):
                     self._forget()
                     return  # it is asked for all of its blocks
-                self._note_limits(worker)
-                self._check_ranks(events)
+                if worker.info is not None:
+                    self.ranks = max(1, worker.info.data_parallel)
                 self._apply(events)
-                self._check_count(events)
-                if self._tells_too_much(events):
-                    await trio.sleep_until(self.rests_until)
-                if _ends_lives(events):
-                    while self.index.retired > RETIRED_MAX:  # noqa: ASYNC110  # until the sweep has removed some
-                        await trio.sleep(SWEEP_S)
-
-    def _note_limits(self, worker: WatchedWorker) -> None:
-        """Note how many ranks and blocks a worker may have, if that is known now."""
-        if (info := worker.info) is None:
-            return
-        self.ranks, self.ranks_known = max(1, info.data_parallel), True
-        if info.page_size > 0:
-            self.blocks_max = PAGES_TIMES * max(1, info.kv_tokens_max // info.page_size)
-
-    def _check_ranks(self, events: BlockEvents) -> None:
-        """Raise `PeerViolation` for a rank that its engine does not have: each may have blocks."""
-        if any(event.rank >= self.ranks for event in events.events):
-            raise PeerViolation(f"events of a rank that an engine with {self.ranks} does not have")
-
-    def _check_count(self, events: BlockEvents) -> None:
-        """Raise `PeerViolation` if a rank has more blocks than its memory can hold: it would push out all others'."""
-        blocks_max = self.blocks_max
-        for rank in {event.rank for event in events.events}:
-            if self.index.count(self.name, rank) > blocks_max:
-                self._forget()  # at once: its stream takes a while to end
-                raise PeerViolation(f"more than {blocks_max} blocks of rank {rank}, twice as many as it has memory for")
-
-    def _tells_too_much(self, events: BlockEvents) -> bool:
-        """Count what the worker has told; return whether to leave the loop to others until `rests_until`."""
-        now = trio.current_time()
-        blocks = MESSAGE_BLOCKS + sum(EVENT_BLOCKS + len(event.hashes) for event in events.events)
-        part = 1.0 if self.since else LISTED_PART
-        self.rests_until = max(self.rests_until, now) + REST_S * blocks * part
-        return self.rests_until > now + REST_MIN_S
 
     def _continues(self, events: BlockEvents) -> bool:
         """Whether these events follow the last ones without a gap, or begin anew."""
@@ -261,7 +212,7 @@ class _Subscription:
         self.index.apply(self.name, events.events)
         if _ends_lives(events):
             self.named_ranks = 0
-        if self.ranks_known and self.named_ranks < self.ranks:
+        if self.named_ranks < self.ranks:
             self.index.add_holders(self.name, self.ranks)
             self.named_ranks = self.ranks
         self.life, self.since = events.life, events.number

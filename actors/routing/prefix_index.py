@@ -6,11 +6,9 @@ a block, whatever their number; and holders are told apart only where they diffe
 
 A holder is one rank in one life of its cache. What empties a cache (a flush, a restart, a gap in its events) retires
 its bit in no time, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the
-blocks a few thousand at a time. Blocks are limited in number; the least recently used of a shard goes first. A worker
-that has more than half of a full index makes room out of what it has itself: so it leaves the others half, whatever it
-claims.
+blocks a few thousand at a time. Blocks are limited in number; the least recently used of a shard goes first.
 
-What workers tell may be wrong or late, so an overlap is a prediction.
+What workers tell may be late, so an overlap is a prediction.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ SHARDS = 256
 BLOCKS_MAX = 1_000_000
 TOUCHED_ONE_OF = 8  # matches of an index that is more than half full
 TURN_MAX = 4096  # blocks that are touched or swept in one turn of the loop, in some 2 ms
-PASSED_MAX = 2  # blocks of others that are passed by, to find one of a worker with more than half of the index
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
@@ -94,9 +91,7 @@ class PrefixIndex:
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
     _bits: dict[Holder, int] = field(factory=dict)
-    _workers: dict[str, int] = field(factory=dict)  # the bits of all ranks of each, with those that are retired
     _holders: list[Holder | None] = field(factory=list)  # by the number of the bit
-    _counts: list[int] = field(factory=list)  # of the blocks that have the bit
     _used: int = 0  # the bits of the holders
     _retired: int = 0  # bits that blocks may still have
     _sweeping: int = 0  # of those, the ones that the present round removes
@@ -114,7 +109,6 @@ class PrefixIndex:
 
     def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
         """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
-        crowding: int | None = None
         for event in events:
             holder = (worker, event.rank)
             if event.change is BlockChange.CLEARED:
@@ -123,9 +117,7 @@ class PrefixIndex:
                 continue
             elif event.change is BlockChange.STORED:
                 stored = self._bit(holder)
-                if crowding is None:  # once, since a worker may have thousands of bits that are retired
-                    crowding = self._crowding(worker)
-                self._store(stored, event.hashes, crowding)
+                self._store(stored, event.hashes)
                 if self.on_stored is not None:
                     self.on_stored(stored, event.hashes)
             else:
@@ -141,87 +133,35 @@ class PrefixIndex:
         for holder in [holder for holder in self._bits if holder[0] == worker]:
             self._retire(holder)
 
-    def count(self, worker: str, rank: int = 0) -> int:
-        """Return how many blocks of a rank are in the index."""
-        bit = self._bits.get((worker, rank))
-        return 0 if bit is None else self._counts[bit.bit_length() - 1]
-
-    def _crowding(self, worker: str) -> int:
-        """Return the bits of a worker that has more than half of the index, 0 for any other."""
-        if 2 * self._blocks <= self.blocks_max:
-            return 0
-        own = self._workers[worker]
-        return own if 2 * self._count(own) > self.blocks_max else 0
-
-    def _count(self, bits: int) -> int:
-        """Return how many blocks some holders have; one that several have counts for each."""
-        count = 0
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            count += self._counts[bit.bit_length() - 1]
-        return count
-
-    def _store(self, bit: int, hashes: Sequence[int], crowding: int) -> None:
-        shards, shard_max, added = self._shards, max(1, self.blocks_max // SHARDS), 0
+    def _store(self, bit: int, hashes: Sequence[int]) -> None:
+        shards, shard_max = self._shards, max(1, self.blocks_max // SHARDS)
         for number in reversed(hashes):  # so that of one prefix the end is dropped first
             shard = shards[number & 255]
             before = shard.get(number)
             if before is None:
                 if len(shard) >= shard_max:
-                    if (bits := self._drop(shard, crowding)) is None:
-                        continue
-                    if bits == bit:
-                        added -= 1
-                    else:
-                        self._discount(bits)
+                    shard.popitem(last=False)
+                    self._blocks -= 1
+                    self.dropped += 1
                 shard[number] = bit
                 self._blocks += 1
-                added += 1
             else:
                 if not before & bit:
                     shard[number] = before | bit
-                    added += 1
                 shard.move_to_end(number)
-        self._counts[bit.bit_length() - 1] += added
-
-    def _drop(self, shard: OrderedDict[int, int], crowding: int) -> int | None:
-        """Drop the least recently used block of a shard, and return its bits; if any are `crowding`, one that has them.
-
-        None if that is not soon found: then a new block has no room. Blocks that are passed by count as used, so each
-        is passed once while all that are crowding are dropped.
-        """
-        self.dropped += 1
-        for number, bits in [*islice(shard.items(), PASSED_MAX if crowding else 1)]:
-            if not crowding or bits & crowding:
-                del shard[number]
-                self._blocks -= 1
-                return bits
-            shard.move_to_end(number)
-        return None
-
-    def _discount(self, bits: int) -> None:
-        """Count one block less for each of some holders."""
-        while bits:
-            bit = bits & -bits
-            bits ^= bit
-            self._counts[bit.bit_length() - 1] -= 1
 
     def _remove(self, holder: Holder, hashes: Sequence[int]) -> None:
         """Remove blocks of a holder."""
         if (bit := self._bits.get(holder)) is None:
             return
-        removed = 0
         for number in hashes:
             shard = self._shards[number & 255]
             if (before := shard.get(number, 0)) & bit:
-                removed += 1
                 if left := before & ~bit:
                     shard[number] = left
                 else:
                     del shard[number]
                     self._blocks -= 1
-        self._counts[bit.bit_length() - 1] -= removed
 
     # Bits --------------------------------------------------------------------------------
 
@@ -234,10 +174,8 @@ class PrefixIndex:
         place = bit.bit_length() - 1
         while len(self._holders) <= place:
             self._holders.append(None)
-            self._counts.append(0)
-        self._holders[place], self._bits[holder], self._counts[place] = holder, bit, 0
+        self._holders[place], self._bits[holder] = holder, bit
         self._used |= bit
-        self._workers[holder[0]] = self._workers.get(holder[0], 0) | bit
         return bit
 
     def _retire(self, holder: Holder) -> None:
@@ -245,11 +183,6 @@ class PrefixIndex:
             self._holders[bit.bit_length() - 1] = None
             self._used &= ~bit
             self._retired |= bit
-
-    @property
-    def retired(self) -> int:
-        """The number of retired bits that blocks may still have."""
-        return self._retired.bit_count()
 
     @property
     def unswept(self) -> bool:
@@ -274,8 +207,6 @@ class PrefixIndex:
         del self._unswept[-TURN_MAX:]
         if not self._unswept and not self._next_shard:
             self._retired &= ~gone  # of which none is set any more: none was set while it was retired
-            workers = ((name, bits & ~gone) for name, bits in self._workers.items())
-            self._workers = {name: left for name, left in workers if left}
 
     # What routers ask --------------------------------------------------------------------
 

@@ -16,17 +16,10 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.prefix_subscriber import (
     CREDIT,
-    DISTRUST_S,
-    EVENT_BLOCKS,
     FORGET_S,
-    LISTED_PART,
-    MESSAGE_BLOCKS,
-    REST_MIN_S,
-    REST_S,
-    RETIRED_MAX,
     PrefixSubscriber,
 )
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.prefix_index import BLOCKS_MAX, PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
 from protocol.kv_events import HASHES_MAX, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
@@ -107,10 +100,10 @@ class FakeMembers:
 
 @asynccontextmanager
 async def subscribed(
-    *workers: FakeWorker, later: Sequence[FakeWorker] = ()
+    *workers: FakeWorker, later: Sequence[FakeWorker] = (), blocks_max: int = BLOCKS_MAX
 ) -> AsyncIterator[tuple[PrefixSubscriber, FakeMembers]]:
     pool = FakeMembers(list(workers))
-    subscriber = PrefixSubscriber(pool, PrefixIndex(), lambda: True)
+    subscriber = PrefixSubscriber(pool, PrefixIndex(blocks_max), lambda: True)
     async with trio.open_nursery() as nursery:
         for worker in (*workers, *later):
             worker.stage = nursery
@@ -244,66 +237,6 @@ async def test_lost_repeated_and_reordered_events_heal(seed: int, autojump_clock
 
 
 @pytest.mark.parametrize(
-    ("events", "blocks"),
-    [
-        ((BlockEvent(STORED, 0, tuple(range(500))),), MESSAGE_BLOCKS + EVENT_BLOCKS + 500),
-        ((BlockEvent(STORED, 0, (1,)),) * 500, MESSAGE_BLOCKS + 500 * (EVENT_BLOCKS + 1)),
-        ((BlockEvent(STORED, 0),), MESSAGE_BLOCKS + EVENT_BLOCKS),
-    ],
-    ids=["blocks", "events", "messages"],
-)
-async def test_a_worker_that_tells_without_end_is_listened_to_now_and_then(
-    events: tuple[BlockEvent, ...], blocks: int, autojump_clock: MockClock
-) -> None:
-    talker, applied = FakeWorker("n/a"), list[float]()
-    async with subscribed(talker) as (subscriber, _):
-        await trio.sleep(1)
-        subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
-        talker.spoil = lambda _: (
-            BlockEvents("first life", 1 + len(events) * number, events) for number in range(1, CREDIT)
-        )
-        store(talker.log, 1)
-        await trio.sleep(20)
-        assert len(applied) == len(events) * (CREDIT - 1)
-        assert applied[-1] - applied[0] >= REST_S * blocks * (CREDIT - 2) - 2 * REST_MIN_S
-        assert applied[-1] - applied[0] < REST_S * blocks * CREDIT
-
-
-async def test_a_list_of_all_blocks_is_waited_with_less(autojump_clock: MockClock) -> None:
-    worker, applied = FakeWorker("n/a", pause_s=0.001), list[float]()
-    store(worker.log, *range(100 * REPLY_HASHES_MAX))
-    async with subscribed(worker) as (subscriber, _):
-        subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
-        await trio.sleep(5)
-    assert len(applied) == 100
-    blocks = 100 * (MESSAGE_BLOCKS + EVENT_BLOCKS + REPLY_HASHES_MAX)
-    assert REST_S * blocks * LISTED_PART - 2 * REST_MIN_S < applied[-1] - applied[0] < REST_S * blocks / 2
-
-
-async def test_a_worker_that_tells_little_is_never_waited_with(autojump_clock: MockClock) -> None:
-    worker, applied = FakeWorker("n/a"), list[float]()
-    async with subscribed(worker) as (subscriber, _):
-        await trio.sleep(1)
-        subscriber.index.on_stored = lambda _, hashes: applied.append(trio.current_time())
-        worker.pause_s = 0.001
-        for number in range(50):
-            worker.log.apply([BlockEvent(STORED, 0, tuple(range(number, number + REPLY_HASHES_MAX)))])
-            await trio.sleep(0.03)
-            assert len(applied) == number + 1
-
-
-async def test_too_many_blocks_are_gone_before_anybody_else_runs(autojump_clock: MockClock) -> None:
-    liar = FakeWorker("n/liar", info=memory(64))
-    async with subscribed(liar) as (subscriber, _):
-        await trio.sleep(1)
-        liar.left = lambda: left.append(subscriber.index.count("n/liar"))
-        left = list[int]()
-        store(liar.log, *range(100))
-        await trio.sleep(1)
-        assert left == [0], "when the stream ends"
-
-
-@pytest.mark.parametrize(
     "lie",
     [
         BlockEvents("", 5, ()),
@@ -312,7 +245,9 @@ async def test_too_many_blocks_are_gone_before_anybody_else_runs(autojump_clock:
         BlockEvents("first life", 5, (BlockEvent(STORED, 0, tuple(range(HASHES_MAX + 1))),)),
     ],
 )
-async def test_a_worker_that_lies_is_forgotten_for_a_while(lie: BlockEvents, autojump_clock: MockClock) -> None:
+async def test_a_worker_that_sends_what_cannot_be_is_forgotten_and_asked_less_and_less(
+    lie: BlockEvents, autojump_clock: MockClock
+) -> None:
     liar, honest = FakeWorker("n/liar"), FakeWorker("n/honest")
     store(liar.log, 1)
     store(honest.log, 2)
@@ -324,97 +259,11 @@ async def test_a_worker_that_lies_is_forgotten_for_a_while(lie: BlockEvents, aut
         await trio.sleep(1)
         assert (blocks(subscriber, liar), blocks(subscriber, honest)) == (set(), {2})
         asked = len(liar.asked)
-        await trio.sleep(DISTRUST_S / 2)
-        assert len(liar.asked) == asked
-        liar.spoil = lambda events: [events]
-        await trio.sleep(DISTRUST_S)
-        assert blocks(subscriber, liar) == {1, 3}
-
-
-async def test_a_worker_cannot_claim_more_blocks_than_its_memory_holds(autojump_clock: MockClock) -> None:
-    info = memory(640)
-    liar, honest = FakeWorker("n/liar", info=info), FakeWorker("n/honest", info=info)
-    store(honest.log, *range(40))
-    async with subscribed(liar, honest) as (subscriber, _):
-        store(liar.log, *range(50, 130))  # twice the pages
-        await trio.sleep(1)
-        assert len(blocks(subscriber, liar, range(200))) == 80
-        store(liar.log, *range(50, 70))  # known ones count once
-        liar.log.apply([BlockEvent(REMOVED, 0, tuple(range(50, 60)))])
-        store(liar.log, *range(150, 160))
-        await trio.sleep(1)
-        assert len(blocks(subscriber, liar, range(200))) == 80
-        store(liar.log, 199)
-        await trio.sleep(1)
-        assert blocks(subscriber, liar, range(200)) == set()
-        assert subscriber.index.count("n/honest") == len(blocks(subscriber, honest)) == 40
-        asked = len(liar.asked)
-        await trio.sleep(DISTRUST_S / 2)
-        assert len(liar.asked) == asked
-        liar.log.clear()
-        await trio.sleep(DISTRUST_S)
-        store(liar.log, 7)
-        await trio.sleep(1)
-        assert blocks(subscriber, liar) == {7}
-
-
-async def test_a_worker_cannot_claim_blocks_of_ranks_that_its_engine_does_not_have(autojump_clock: MockClock) -> None:
-    liar = FakeWorker("n/liar", info=memory(640))
-    async with subscribed(liar) as (subscriber, _):
-        for rank in range(100):
-            liar.log.apply([BlockEvent(STORED, rank, tuple(range(80 * rank, 80 * rank + 80)))])
-        await trio.sleep(1)
-        assert subscriber.index.statistics().blocks <= 80
-
-
-async def test_caches_that_are_cleared_again_and_again_make_no_block_costly(autojump_clock: MockClock) -> None:
-    """Each life of a cache takes a bit of the blocks that it has until the index has been swept."""
-    lives = tuple(event for number in range(500) for event in (BlockEvent(STORED, 0, (number,)), BlockEvent(CLEARED)))
-
-    def spoil(_: BlockEvents) -> list[BlockEvents]:
-        return [BlockEvents("first life", 1, lives, reset=True)] * 100
-
-    hectic, calm = FakeWorker("n/hectic", spoil=spoil, info=memory(640)), FakeWorker("n/calm", info=memory(640))
-    most = 0
-    async with subscribed(hectic, calm) as (subscriber, _):
-        for number in range(20):
-            store(hectic.log, number)
-            store(calm.log, number)
-            for _ in range(20):
-                await trio.sleep(0.02)
-                most = max(most, subscriber.index.retired)
-            assert number in blocks(subscriber, calm)
-        assert most <= RETIRED_MAX + 500
-        hectic.down = True
         await trio.sleep(60)
-        assert subscriber.index.retired == 0
-
-
-async def test_a_worker_whose_engine_is_down_is_limited_by_what_it_had(autojump_clock: MockClock) -> None:
-    liar = FakeWorker("n/liar", info=memory(64))
-    async with subscribed(liar) as (subscriber, _):
-        store(liar.log, 1)
-        await trio.sleep(1)
-        assert blocks(subscriber, liar) == {1}
-        liar.info = None
-        store(liar.log, *range(20))
-        await trio.sleep(1)
-        assert blocks(subscriber, liar) == set()
-
-
-async def test_a_rank_is_counted_alone_and_memory_of_unknown_size_may_be_large(autojump_clock: MockClock) -> None:
-    info = evolve(memory(64), ranks=3, data_parallel=3)
-    worker, unknown = FakeWorker("n/a", info=info), FakeWorker("n/b")
-    async with subscribed(worker, unknown) as (subscriber, _):
-        for rank in range(3):
-            worker.log.apply([BlockEvent(STORED, rank, tuple(range(8 * rank, 8 * rank + 8)))])
-        store(unknown.log, *range(100))
-        await trio.sleep(1)
-        assert [subscriber.index.count("n/a", rank) for rank in range(4)] == [8, 8, 8, 0]
-        assert subscriber.index.count("n/b") == 100
-        worker.log.apply([BlockEvent(STORED, 1, (99,))])
-        await trio.sleep(1)
-        assert [subscriber.index.count("n/a", rank) for rank in range(3)] == [0, 0, 0]
+        assert len(liar.asked) - asked < 12
+        liar.spoil = lambda events: [events]
+        await trio.sleep(20)
+        assert blocks(subscriber, liar) == {1, 3}
 
 
 async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clock: MockClock) -> None:
@@ -426,10 +275,10 @@ async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clo
 
 
 async def test_more_events_than_the_credit_of_one_question(autojump_clock: MockClock) -> None:
-    worker = FakeWorker("n/a", info=memory(65_536))
-    async with subscribed(worker) as (subscriber, _):
+    worker = FakeWorker("n/a")
+    async with subscribed(worker, blocks_max=4 * CREDIT) as (subscriber, _):
         await trio.sleep(1)
-        for number in range(4 * CREDIT):
+        for number in range(4 * CREDIT - 8):
             store(worker.log, number)
             await trio.sleep(0.06)
         await trio.sleep(1)

@@ -157,12 +157,8 @@ class CheckedPolicy:
     policy: KvPolicy
     caches: Caches
     life_of: LifeOf
-    index: PrefixIndex
-    blocks_max: int  # that a worker may claim, whatever it tells
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
-        for load in candidates:
-            assert self.index.count(load.name) <= self.blocks_max, "a liar fills the index"
         choice = self.policy(request, candidates)
         if choice is not None and choice.overlap and (found := self.life_of(choice.load.name)) is not None:
             life, page_size = found

@@ -11,7 +11,7 @@ from itertools import count
 
 from attrs import field, frozen
 
-from actors.prefix_subscriber import DISTRUST_S, RETRY_MAX_S
+from actors.prefix_subscriber import RETRY_MAX_S
 from actors.routing.kv import KvSettings
 from tests.rig.fake_engine import Costs
 from tests.rig.small_system import LiveCanary
@@ -25,7 +25,7 @@ GUIDES = (  # beginnings that prompts have in common
     "Be brief, name trees and say nothing of bears, however often you are asked for them.",
     "You live in an old oak.",
 )
-SPOILS = ("lost", "repeated", "late", "lies", "endless")
+SPOILS = ("lost", "repeated", "late", "lies")
 
 
 @frozen
@@ -40,13 +40,8 @@ class PrefixPlan:
     spoiling: Spoiling
     flushes: tuple[float, ...]  # when a cache is flushed
     crowd: int  # clients with long prompts, beside the others
-    heals_s: float  # after which no worker is distrusted any more
+    heals_s: float  # after which each worker has been asked again for its blocks
     _lives: Iterator[int] = field(factory=count)  # of publishers
-
-    @property
-    def pages(self) -> int:
-        """The most pages that any engine has."""
-        return KV_TOKENS_MAX // self.page_size
 
     def new_life(self) -> str:
         """Return the name of another life of a publisher."""
@@ -90,7 +85,7 @@ def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool) -> PrefixP
         spoiling=Spoiling(spoils, random.Random(rng.randrange(2**32)), caches.ever),
         flushes=tuple(rng.random() * 5 for _ in range(rng.choice((0, 0, 1, 4)))),
         crowd=rng.choice((0, 4, 8)) if tight else 0,
-        heals_s=DISTRUST_S + RETRY_MAX_S + 1.0 if spoils else 0.0,
+        heals_s=RETRY_MAX_S + 1.0 if spoils else 0.0,
     )
 
 

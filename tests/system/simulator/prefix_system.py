@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.prefix_subscriber import PAGES_TIMES, PrefixSubscriber
+from actors.prefix_subscriber import PrefixSubscriber
 from actors.routing.candidates import Policy
 from actors.routing.expected_prefixes import ExpectedPrefixes
 from actors.routing.kv import KvPolicy
@@ -109,8 +109,7 @@ class PrefixRouting:
             return least_loaded
         chance = self.plan.chance(f"policy {self.directory.name}").random
         policy = KvPolicy(self.plan.settings, self.index, chance, trio.current_time, self.expected)
-        blocks_max = PAGES_TIMES * self.plan.pages
-        return CheckedPolicy(policy, self.plan.caches, self._life_of, self.index, blocks_max)
+        return CheckedPolicy(policy, self.plan.caches, self._life_of)
 
     def children(self) -> tuple[Tree | Child, ...]:
         if self.plan is None:
@@ -181,6 +180,6 @@ class PrefixSystem(PictureSystem):
             self.prefixes.spoiling.heal()
 
     async def wait_trusted(self) -> None:
-        """Wait until no worker is distrusted any more."""
+        """Wait until every worker has been asked again for its blocks."""
         if self.prefixes is not None:
             await trio.sleep(self.prefixes.heals_s)

@@ -17,7 +17,6 @@ from supervisor.links.serving import Service
 
 SHARE = 0.3  # of the replies, those that are spoiled
 LIES_MAX = 64  # blocks of others that a lie claims
-ENDLESS = 1500  # blocks that nobody has, in one reply
 FAR_AHEAD = 10**9, 2 * 10**9  # numbers that follow no other; a list whose last part was lost ends with the first one
 
 
@@ -73,11 +72,9 @@ class Spoiling:
                 return [events, events]
             case "late":
                 return [self.rng.choice(self._kept), *([events] if self.rng.random() < 0.5 else [])]
-            case "lies":
+            case _:
                 known = sorted(self.ever)
                 return [_claiming(events, self.rng.sample(known, min(len(known), LIES_MAX)))]
-            case _:
-                return [_claiming(events, [self.rng.randrange(2**60) for _ in range(ENDLESS)])]
 
 
 def _claiming(events: BlockEvents, hashes: Sequence[int]) -> BlockEvents:
