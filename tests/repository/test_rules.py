@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from supervisor.version import CHECKOUT
-from tests.mutants.bug import bugs
 from tests.repository.sources import (
     FILES,
     ROOMS,
@@ -316,7 +315,3 @@ def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
 def test_the_rules_see_every_room() -> None:
     assert {path.parts[0] for path in FILES} == set(ROOMS)
     assert all((ROOT / path).exists() for path in {HOST, DECODER, STAGES, *SHARED, *TRADES, *HANDS})
-
-
-def test_planted_bugs_are_a_list_of_classes_that_a_reader_can_hold() -> None:
-    assert len(list(bugs())) <= 150, "leave out a bug of the same class"
