@@ -38,6 +38,8 @@ from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMed
 from protocol.tensors import NO_TENSOR, Tensor
 
 OWNER_PART = 0.75  # of memory and of fetches, that one owner may have
+FETCHES_MAX = 16  # at a time
+WAITING_MAX = 256  # requests that wait to begin
 CONTENT_BYTES_MIN = 1024 * 1024  # that a content counts at least: each has a descriptor, too
 
 
@@ -92,9 +94,9 @@ class PreparationLimits:
     prepare_s: float
     fetched_bytes_max: int
     prepared_bytes_max: int
-    fetches_max: int
     decodes_max: int
-    waiting_max: int
+    fetches_max: int = FETCHES_MAX
+    waiting_max: int = WAITING_MAX
 
 
 Observer: TypeAlias = Callable[[str, str, float], None]

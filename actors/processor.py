@@ -77,10 +77,10 @@ async def processor(
     limits: Callable[[], PromptLimits | None],
     run_in_thread: RunInThread,
     requests_max: int,
-    tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     check_grammar: GrammarCheck = accept_any_grammar,
     direct: DirectCalls[TextRequest, TextReply, TextResult] | None = None,
     vision: Vision | None = None,
+    tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:

@@ -36,7 +36,7 @@ WATCH_S = 0.5
 RESUME_KINDS = ("resumed", "retried")
 COSTS = {"fixed_s": 0.03, "per_prefill_token_s": 0.0005, "transfer_s": 0.05}
 GATEWAY = "first_token_s = 30.0\ntotal_s = 50.0\n"
-SHORT_DEADLINES = "[engine.{name}.deadlines]\ngap_s = 5.0\nrelease_s = 3.0\n"  # shorter than some stops of a process
+SHORT_DEADLINES = "[engine.{name}.deadlines]\ngap_s = 5.0\n"  # shorter than some stops of a process
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ COSTS = {"fixed_s": 0.01, "per_prefill_token_s": 0.00005}
 
 def plan(model: Path, files: Path, server: SlowServer, *, narrow: bool) -> Plan:
     """Return the plan of a front, an encoder, a prefill and a decode that are simulated."""
-    encoder = {"batch_max": 1, "cache_bytes_max": 0, "waiting_s": 60.0} if narrow else {"cache_bytes_max": 0}
+    encoder = {"batch_max": 1, "cache_bytes_max": 0} if narrow else {"cache_bytes_max": 0}
     return simulated_plan(
         model,
         encoder_slots=SLOTS if narrow else 16,

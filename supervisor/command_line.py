@@ -100,9 +100,7 @@ def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None,
     """Run nodes of a cluster and return the exit code; from here on nothing waits for a reader of the log."""
     nodes = loaded.cluster.node
     node_name = names[0] if len(names) == 1 and len(nodes) > 1 else None
-    section = nodes[names[0]]  # a launcher takes the settings of its first node
-    lines_max, bytes_max = section.log_queue_lines_max, section.log_queue_bytes_max
-    terminal = logs.configure_logging(node=node_name, lines_max=lines_max, bytes_max=bytes_max)
+    terminal = logs.configure_logging(node=node_name)
     logs.log_interpreter_warnings()
     garbage.prepare()
     try:

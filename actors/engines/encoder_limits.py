@@ -11,23 +11,28 @@ from protocol.media import MediaItem
 from protocol.strict.checks import Within
 
 Number = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
-Time = Annotated[float, Within(above=0, at_most=1_000_000)]
 
 
 @frozen(kw_only=True)
-class EncoderLimits:
-    """`[engine.NAME.encoder]`: the limits of batches, of what waits for them, and of the embeddings that are kept.
+class BatchLimits:
+    """`[engine.NAME.encoder]`: the limits of batches, and of the embeddings that are kept."""
+
+    batch_max: Number = 8  # items
+    batch_tokens_max: Number = 16_384  # a larger item is a batch alone
+    cache_bytes_max: Annotated[int, Within(at_least=0, at_most=10**15)] = 256 * 1024 * 1024
+
+
+@frozen(kw_only=True)
+class EncoderLimits(BatchLimits):
+    """The limits of an encoder: those of the file, and the times that no file sets.
 
     A batch that has not ended after `batch_s` fails. If the engine holds it for `release_s` more, the engine is stuck.
     """
 
-    batch_max: Number = 8  # items
-    batch_tokens_max: Number = 16_384  # a larger item is a batch alone
-    batch_wait_s: Annotated[float, Within(at_least=0, at_most=60)] = 0.005  # of the first item for others
-    waiting_s: Time = 30.0  # of an item for its batch
-    batch_s: Time = 60.0
-    release_s: Time = 5.0
-    cache_bytes_max: Annotated[int, Within(at_least=0, at_most=10**15)] = 256 * 1024 * 1024
+    batch_wait_s: float = 0.005  # of the first item for others
+    waiting_s: float = 30.0  # of an item for its batch
+    batch_s: float = 60.0
+    release_s: float = 5.0
 
 
 @define(eq=False)

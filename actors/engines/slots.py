@@ -38,24 +38,33 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, Generate, Started, Tokens
 
+RELEASE_S = 5.0
 TURN_S = 0.05  # at most, between the replies that are handled in one turn
 
 log = logging.getLogger(__name__)
 
 
 @frozen
-class Deadlines:
-    """Limits on an engine's time: to the first token, between two tokens, for the whole answer, to free a slot.
+class RequestDeadlines:
+    """`[engine.NAME.deadlines]`: limits on an engine's time to the first token, between two tokens, for all of them.
 
     Of a prompt behind a longer one, the first and the third begin when that has its first token or ends.
-    A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
-    or once `stuck_max` of them are, or all.
     """
 
     first_token_s: float = 60.0
     gap_s: float = 20.0
     total_s: float = 600.0
-    release_s: float = 5.0
+
+
+@frozen
+class Deadlines(RequestDeadlines):
+    """The limits on an engine's time: those of the file, and those on the release of a slot, which no file sets.
+
+    A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
+    or once `stuck_max` of them are, or all.
+    """
+
+    release_s: float = RELEASE_S
     leak_s: float = 300.0
     stuck_max: int = 4
 

@@ -16,23 +16,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from math import inf
-from typing import Annotated
 
 from attrs import define, field, frozen
-
-from protocol.strict.checks import Within
 
 
 @frozen
 class Ejection:
     """When a worker is ejected, for how long, and the share of a pool that may be at a time."""
 
-    failures_max: Annotated[int, Within(at_least=1, at_most=1_000)] = 5  # in a row
-    window: Annotated[int, Within(at_least=1, at_most=1_000)] = 20  # answers over which the rate of failures is taken
-    rate_max: Annotated[float, Within(above=0, at_most=1)] = 0.5  # of failures among those
-    ejected_s: Annotated[float, Within(above=0, at_most=86_400)] = 10.0  # the first time; then twice as long each time
-    ejected_max_s: Annotated[float, Within(above=0, at_most=86_400)] = 300.0
-    share_max: Annotated[float, Within(at_least=0, at_most=1)] = 0.5  # of the workers of one leg, never a lone worker
+    failures_max: int = 5  # in a row
+    window: int = 20  # answers over which the rate of failures is taken
+    rate_max: float = 0.5  # of failures among those
+    ejected_s: float = 10.0  # the first time; then twice as long each time
+    ejected_max_s: float = 300.0
+    share_max: float = 0.5  # of the workers of one leg, never a lone worker
 
 
 @frozen

@@ -26,9 +26,9 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of what may be decoded; pixels are height times width, frames those of the file."""
 
     pixels_max: int
-    aspect_max: float
-    frames_max: int
-    seconds_max: float
+    aspect_max: float = 200.0  # of the longer to the shorter side
+    frames_max: int = 10_000
+    seconds_max: float = 600.0
 
 
 class ImageFacts(msgspec.Struct, frozen=True, tag="image"):

@@ -106,13 +106,13 @@ class ClusterClient:
         async def greet_and_ask(transport: websocket.WebSocketTransport) -> None:
             certified = transport.certificate_names() if section.verifies_node_names else None
             greeter = Greeter("dials", section.name, name, self.secret, self.new_nonce(), certified=certified)
-            await websocket.greet(transport, greeter, section.handshake_s)
+            await websocket.greet(transport, greeter, websocket.HANDSHAKE_S)
             await ask(transport)
 
         if isinstance(route, Path):
             await _ask_socket(route, ask)
         else:
-            await websocket.dial(route, self.tls.dials if self.tls else None, section.handshake_s, greet_and_ask)
+            await websocket.dial(route, self.tls.dials if self.tls else None, websocket.HANDSHAKE_S, greet_and_ask)
         if not answers or answers[0] is None:
             raise PeerLost(f"{route} ended the link before it answered")
         return answers[0]

@@ -31,7 +31,7 @@ from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
-from supervisor.config.schema import ClusterSection
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
@@ -62,7 +62,7 @@ class CarriedLinks:
     """The links of a node to others, from the greeting to the end."""
 
     name: str
-    section: Callable[[], ClusterSection]  # a reload replaces it
+    section: Callable[[], LinkSettings]  # a reload replaces it
     directory: Directory
     services: Services
     traffic: defaultdict[str, Traffic]  # by node, over all its links

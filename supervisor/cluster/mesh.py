@@ -26,8 +26,9 @@ from protocol.greeting import Greeter, Incarnation, Role
 from protocol.peer import Peer
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.node_records import FORGET_S
-from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, ClusterSection
+from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
@@ -84,7 +85,7 @@ class Mesh:
     """The links of one node to all others."""
 
     name: str
-    section: ClusterSection
+    section: LinkSettings
     directory: Directory
     services: Services
     listen: Endpoint | None
@@ -257,7 +258,7 @@ class Mesh:
         """Close unauthenticated connections if there are too many: a node proves its name within a moment."""
         connections, limit = self._unauthenticated, self.section.handshakes_max
         while len(connections) > limit and (oldest := connections.close_oldest_of_busiest_address()) is not None:
-            reason = f"more than {limit} (handshakes_max) that do not say who they are"
+            reason = f"more than {limit} that do not say who they are"
             self._other_log.failed(_host(oldest), PeerRefused(reason))
 
     async def greet(

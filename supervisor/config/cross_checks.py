@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 from attrs import asdict
 
-from actors.engines.encoder_limits import EncoderLimits
+from actors.engines.encoder_limits import BatchLimits
 from protocol.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, listener_checks, media, pool_checks, time_checks
@@ -148,10 +148,9 @@ def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iter
     if engine.node not in cluster.node:
         yield Mistake(f"{path}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
     yield from _encoder_mistakes(engine, path) if engine.leg == "encode" else _token_mistakes(engine, path)
-    for table, times in (("deadlines", asdict(engine.deadlines)), ("ladder", asdict(engine.ladder))):
-        for key, value in times.items():
-            if not 0 < value < inf:
-                yield Mistake(f"{path}.{table}.{key}", f"must be above 0 and finite, got {value}")
+    for key, value in asdict(engine.deadlines).items():
+        if not 0 < value < inf:
+            yield Mistake(f"{path}.deadlines.{key}", f"must be above 0 and finite, got {value}")
     yield from engine.mistakes(cluster, path)
 
 
@@ -164,7 +163,7 @@ def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
         yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
     if engine.context_max == 1:
         yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
-    if engine.encoder != EncoderLimits():
+    if engine.encoder != BatchLimits():
         yield Mistake(f"{path}.encoder", f"is for an encoder, and {path}.leg is {engine.leg}")
 
 
@@ -270,8 +269,6 @@ def _link_time_mistakes(section: ClusterSection) -> Iterator[Mistake]:
         yield Mistake("cluster.silent_s", f"must be at least two beats of {section.heartbeat_s:g} s")
     if section.stalled_s < section.silent_s:
         yield Mistake("cluster.stalled_s", f"must be at least silent_s ({section.silent_s:g})")
-    if section.retry_min_s > section.retry_max_s:
-        yield Mistake("cluster.retry_min_s", f"must be at most retry_max_s ({section.retry_max_s:g})")
 
 
 def _leg_mistakes(

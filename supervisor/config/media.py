@@ -37,21 +37,14 @@ class MediaSection:
     tokens_max: Count = 65_536  # that all of them together may make
     bytes_max: Count = 16 * MIB  # of a content
     pixels_max: Count = 50_000_000  # height times width, of an image or of a frame
-    aspect_max: Annotated[float, Within(at_least=1, at_most=1_000_000)] = 200.0  # of the longer to the shorter side
-    frames_max: Count = 10_000  # of a video
     seconds_max: Seconds = 600.0  # that a video may last
-    redirects_max: Annotated[int, Within(at_least=0, at_most=100)] = 3
     fetch_s: Seconds = 15.0  # redirects included
-    decode_s: Seconds = 10.0  # of processor time, to read the header of a content or to decode it
     prepare_s: Seconds = 60.0  # in which all media of a request must be fetched and decoded, waits included
     # Of all requests together.
-    fetches_max: Count = 16  # at a time
     decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2  # processes at a time
-    decoder_memory_bytes_max: Count = 1024 * MIB  # of one
     fetched_bytes_max: Count = 256 * MIB  # of contents that are not decoded yet; each counts 1 MiB at least
     prepared_bytes_max: Count = 1024 * MIB  # of decoded images and videos, until they are no longer needed
     embedded_bytes_max: Count = 1024 * MIB  # of embeddings, until the answers that are computed with them are whole
-    waiting_max: Count = 256  # requests that wait to begin
 
 
 @frozen

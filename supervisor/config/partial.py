@@ -17,6 +17,7 @@ from attrs import frozen
 from protocol.strict.hooks import Hook
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
+from supervisor.config import gone_keys
 from supervisor.config.engine_sections import read_engine
 from supervisor.config.schema import EngineSection, Kinds, Tables
 
@@ -30,7 +31,7 @@ KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that de
 ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
 NAMED = re.compile(r"(model|node|pool)(?:\.([\w-]+)|\[\"(.+)\"\])")
 BARE = re.compile(r"[\w-]+", re.ASCII)  # a key that stands in a path as it is
-UNKNOWN = re.compile(r"is not a key here(?:; did you mean ([a-z_]+)\?)?")
+UNKNOWN = re.compile(r"is no(?:t a key here(?:; did you mean ([a-z_]+)\?)?$| longer a key: )")
 
 
 @frozen
@@ -95,8 +96,9 @@ def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
             return Pruned(structure(data, Tables, hooks), tuple(mistakes), tuple(left_out))
         except Mistakes as error:
             before = tuple(left_out)
-            misspelled = {path for mistake in error.mistakes for path in _suggested(mistake)}
-            for mistake in error.mistakes:
+            found = [_explained(mistake) for mistake in error.mistakes]
+            misspelled = {path for mistake in found for path in _suggested(mistake)}
+            for mistake in found:
                 is_consequence = mistake.message == "is missing" and mistake.path in misspelled
                 if not is_consequence and not any(_concerns(path, mistake) for path in before):
                     mistakes.append(mistake)
@@ -114,12 +116,16 @@ def _leave_out_wrong(data: Table, mistake: Mistake) -> tuple[str, ...]:
             unknown.pop(name, None)
         return ()
     _leave_out(data, mistake.path)
-    return () if UNKNOWN.fullmatch(mistake.message) else (mistake.path,)
+    return () if UNKNOWN.match(mistake.message) else (mistake.path,)
+
+
+def _explained(mistake: Mistake) -> Mistake:
+    return gone_keys.explained(mistake) if UNKNOWN.match(mistake.message) else mistake
 
 
 def _suggested(mistake: Mistake) -> Iterator[str]:
     """Yield the path of the key that a mistake about an unknown key suggests: it is not missing, but misspelled."""
-    if (match := UNKNOWN.fullmatch(mistake.message)) is not None and match[1]:
+    if (match := UNKNOWN.match(mistake.message)) is not None and match[1]:
         yield join(mistake.path.rpartition(".")[0], match[1])
 
 

@@ -15,21 +15,19 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 from attrs import Factory, evolve, frozen
 
 from actors.canary import CanaryLimits
-from actors.engines.encoder_limits import EncoderLimits
-from actors.engines.slots import Deadlines
+from actors.engines.encoder_limits import BatchLimits
+from actors.engines.slots import RequestDeadlines
 from actors.routing.kv import KvSettings
-from actors.routing.outliers import Ejection
 from actors.routing.policies import POLICIES
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName
-from supervisor.config.limits import Count, GatewayLimits, Seconds, TextLimits
+from supervisor.config.limits import ClientLimits, Count, Seconds
 from supervisor.config.media import MediaSection
 from supervisor.config.pools import POOLS_MAX, GridSections, PoolName, PoolSection
 from supervisor.links.endpoint import Endpoint
-from supervisor.processes.process import Ladder
 
 DATA_PARALLEL_MAX = 128
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
@@ -56,13 +54,8 @@ class NodeSection:
     metrics: Endpoint | None = None  # for probes and scrapers: host:port
     drain_s: Seconds = 30.0  # in which streams may finish after a signal
     logs: str | None = None  # a folder for the output of engines; None: it is deleted with the run folder
-    output_log_bytes_max: Count = 4 * 1024 * 1024
-    turn_max_s: Seconds = 0.02  # of a task between two checkpoints; longer turns are counted and logged
     shared_bytes_max: Count = 512 * 1024 * 1024  # of tensors in memory that it shares with the processes of its engines
-    shared_lease_s: Seconds = 30.0  # for which an engine may come for the tensors of a request
     watchdog_s: Seconds = 30.0  # without a turn of the event loop, after which a launcher kills and restarts the node
-    log_queue_lines_max: Count = 10_000  # that wait to be written; more are dropped and counted
-    log_queue_bytes_max: Count = 4 * 1024 * 1024
 
     @property
     def dial_address(self) -> Endpoint | None:
@@ -84,16 +77,9 @@ class ClusterSection:
     tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that presents it
     join: tuple[Endpoint, ...] = ()  # addresses of nodes of a running cluster that this file does not describe
     streams_max: Count = 1024  # that one node may have open at another
-    attached_bytes_max: Count = 512 * 1024 * 1024  # of tensors that are on their way to a node over one link
     heartbeat_s: Seconds = 1.0
     silent_s: Seconds = 3.0  # after which a silent node is sent no request, and is lost if its kernel is silent too
     stalled_s: Seconds = 15.0  # after which it is lost although its kernel acknowledges data
-    handshake_s: Seconds = 5.0
-    handshakes_max: Count = 32  # incoming connections at a time whose greeting has not ended
-    tell_s: Seconds = 0.1  # between two announcements of a node's load
-    announcements_max: Count = 500  # of load, a second, from all nodes together to one that routes
-    retry_min_s: Seconds = 0.1  # between two attempts to reach a node
-    retry_max_s: Seconds = 5.0
 
     @property
     def verifies_node_names(self) -> bool:
@@ -122,8 +108,7 @@ class GatewaySection:
     first_token_s: Seconds = 120.0  # from the arrival of a request, admission included
     total_s: Seconds = 900.0
     prompt_tokens_max: Count = 262_144  # of one request, whatever its model could hold
-    limits: GatewayLimits = GatewayLimits()
-    text: TextLimits = TextLimits()
+    limits: ClientLimits = ClientLimits()
     media: MediaSection = MediaSection()
 
 
@@ -137,14 +122,7 @@ class ModelSection:
     policy: PolicyName = "least_loaded"  # by which its router chooses the worker of a request
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
-    drains_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 64  # of its workers, to drains and replaced links
-    crashes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of engines under one request
-    resume_tokens_max: Count = 65_536  # sent before the loss; a request with more is not resumed
     resume_s: Seconds = 10.0  # to find another worker
-    move_after_s: Seconds = 2.0  # for which a request waits at a busy worker although another could begin it
-    moves_max: Annotated[int, Within(at_least=0, at_most=10)] = 2
-    preemptions_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 1  # of one request, by full engines
-    ejection: Ejection = Ejection()  # of workers that keep failing
     kv: KvSettings = KvSettings()  # of the policy `kv`
     ttft_target_ms: TargetMs | None = None  # of requests that name none, nor does their key; None: the middle
     itl_target_ms: TargetMs | None = None
@@ -199,11 +177,10 @@ class EngineSection:
     admission: Literal["slots", "memory"] | None = None
     start_within_s: Seconds = 120.0
     silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
-    deadlines: Deadlines = Deadlines()
+    deadlines: RequestDeadlines = RequestDeadlines()
     canary: CanaryLimits = CanaryLimits()
-    encoder: EncoderLimits = EncoderLimits()
+    encoder: BatchLimits = BatchLimits()
     events: EventsSection = EventsSection()
-    ladder: Ladder = Ladder()
 
     @classmethod
     def reserves(cls, name: str) -> bool:

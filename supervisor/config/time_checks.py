@@ -27,7 +27,6 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
         yield from _ordered(engine.deadlines, DEADLINES, f"{path}.deadlines")
         yield from _too_short(engine.deadlines, f"{path}.deadlines")
         yield from _too_short(engine.canary, f"{path}.canary")
-        yield from _too_short(engine.encoder, f"{path}.encoder")
 
 
 def _ordered(section: attrs.AttrsInstance, pairs: tuple[tuple[str, str], ...], path: str) -> Iterator[Mistake]:

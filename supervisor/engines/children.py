@@ -19,11 +19,11 @@ from actors.canary import CanaryObserver, canary
 from actors.decode import decode
 from actors.encoder import encoder
 from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderObserver
+from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
 from actors.engines.encoder_port import Encoder
 from actors.engines.kv_admission import KvAdmission
 from actors.engines.port import Engine
-from actors.engines.slots import SlotObserver, Slots
+from actors.engines.slots import RELEASE_S, Deadlines, SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel
@@ -32,6 +32,7 @@ from protocol.errors import StartFailed
 from protocol.model_folder import mismatch
 from protocol.operations import CheckGrammar
 from supervisor.cluster.workers import LocalWorker
+from supervisor.config.limits import complete
 from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, NodeContext, RetriedChild
@@ -154,7 +155,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
             name="prefill" if section.leg == "prefill" else "decode",
             run=run_prefill if section.leg == "prefill" else run_decode,
             args=(local, observers),
-            stop_within_s=section.deadlines.release_s + 1.0,
+            stop_within_s=RELEASE_S + 1.0,
             about=f"one slot a {'prompt' if section.leg == 'prefill' else 'request'}{_of_ranks(section)}",
             limits=(
                 *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
@@ -180,7 +181,7 @@ def _canary(context: NodeContext, local: LocalEngine, rank: int) -> Child:
         name="canary" if has_one else f"canary-{rank}",
         run=run_canary,
         args=(local, rank, runtime.new_id, runtime.new_room, observer),
-        stop_within_s=section.deadlines.release_s + 1.0,
+        stop_within_s=RELEASE_S + 1.0,
         about=f"asks {'the idle engine' if has_one else f'rank {rank}, while idle,'} for a token",
         limits=(("after s", section.canary.after_s), ("within s", section.canary.within_s)),
     )
@@ -196,7 +197,7 @@ def _encoder_worker(context: NodeContext, local: LocalEncoder, cache: EmbeddingC
             name="encoder",
             run=run_encoder,
             args=(local, cache, EncoderMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
-            stop_within_s=section.encoder.release_s + 1.0,
+            stop_within_s=EncoderLimits().release_s + 1.0,
             about="images and videos in batches",
             limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.encoder).items()),
         ),
@@ -253,9 +254,10 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
     async with _up(local, local.registration) as engine:
         if (number := engine.info.data_parallel) != section.data_parallel:
             raise StartFailed(f"engine {local.name} has {number} data-parallel ranks, not {section.data_parallel}")
+        limits = complete(Deadlines, section.deadlines)
         ranks = tuple(
             Slots(
-                *(engine, section.slots, section.deadlines, observer, lambda: local.registration.in_service, rank),
+                *(engine, section.slots, limits, observer, lambda: local.registration.in_service, rank),
                 KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
             )
             for rank, observer in enumerate(observers)
@@ -273,7 +275,8 @@ async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
         cache.clear()  # what another life of the engine has made
         layout = None if local.text is None else local.text.vision
         await encoder(
-            *(local.inbox, engine, section.slots, section.encoder, cache, observer, layout), task_status=task_status
+            *(local.inbox, engine, section.slots, complete(EncoderLimits, section.encoder), cache, observer, layout),
+            task_status=task_status,
         )
 
 

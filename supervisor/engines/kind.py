@@ -42,8 +42,8 @@ class NodeContext:
         runtime, section = self.runtime, self.cluster.node[self.node]
         path, logs = runtime.logs / f"{process}.log", runtime.metrics.logs
         if process not in logs:
-            logs[process] = output_writer(path, section.output_log_bytes_max, section.log_queue_bytes_max)
-        return OutputLog(path, section.output_log_bytes_max, persistent=section.logs is not None, file=logs[process])
+            logs[process] = output_writer(path)
+        return OutputLog(path, persistent=section.logs is not None, file=logs[process])
 
 
 @frozen

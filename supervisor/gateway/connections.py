@@ -12,8 +12,8 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.keys import Key
+from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.outbox import Outbox
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections
 from supervisor.telemetry.metrics import Metrics

@@ -31,12 +31,12 @@ from protocol.grammars import grammar_kinds
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Answered, Respond, Text
 from supervisor.config.certificate import Certificate
-from supervisor.config.limits import GatewayLimits
 from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
 from supervisor.gateway.keys import Headers, Key, Keys
+from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox

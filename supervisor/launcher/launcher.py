@@ -108,7 +108,7 @@ class Launcher:
         return self.exit_code
 
     async def _watch_turns(self) -> None:
-        with LoopMonitor(self.loaded.cluster.node[self.names[0]].turn_max_s).watching():
+        with LoopMonitor().watching():
             await trio.sleep_forever()
 
     def start_node(self, name: str, cluster: Cluster) -> None:

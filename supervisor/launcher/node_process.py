@@ -24,6 +24,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
+from actors.engines.slots import RELEASE_S
 from protocol.errors import ActorError, StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.launcher.parent_pipe import LineReader, receive
@@ -124,7 +125,7 @@ def time_limits(cluster: Cluster, name: str) -> tuple[float, Ladder]:
     own = [engine for engine in engines if engine.node == name]
     # An engine that spans several nodes first waits for the others.
     start_s += sum(engine.start_within_s * (2 if engine.nodes[1:] else 1) for engine in own)
-    stop_s = STOP_S + sum(engine.ladder.total_s + engine.deadlines.release_s for engine in engines)
+    stop_s = STOP_S + len(engines) * (Ladder().total_s + RELEASE_S)
     return start_s, Ladder(term_s=cluster.node[name].drain_s + stop_s)
 
 

@@ -28,6 +28,7 @@ PATH = "/link"
 QUEUED_MESSAGES = 4
 READ_BYTES = 256 * 1024
 CLOSE_S = 0.25
+HANDSHAKE_S = 5.0  # for TLS, the upgrade and the greeting of a connection
 
 ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
 Dial: TypeAlias = Callable[[Endpoint, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]

@@ -70,8 +70,8 @@ class DecodeLimits:
 
     bytes_max: int
     bounds: Bounds
-    decode_s: float
-    memory_bytes_max: int
+    decode_s: float = 10.0  # of processor time, to read the header of a content or to decode it
+    memory_bytes_max: int = 1024 * 1024 * 1024  # of one process
 
 
 @define(eq=False)

@@ -46,9 +46,9 @@ class FetchRules:
     hosts: Sequence[HostPattern]
     networks: Sequence[config.Network]
     bytes_max: int
-    redirects_max: int
     fetch_s: float
     agent: str
+    redirects_max: int = 3
 
 
 @frozen(eq=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-from actors.media import CONTENT_BYTES_MIN
+from actors.media import CONTENT_BYTES_MIN, FETCHES_MAX
 from actors.vision.model_files import IMAGE_PROCESSOR, PROCESSOR
 from protocol.errors import StartFailed
+from supervisor.cluster.link_settings import HANDSHAKES_MAX
 from supervisor.config.schema import Cluster
 from supervisor.media.memory import COPIED_BYTES_MAX
 from supervisor.sockets.descriptor_reserve import RESERVE
@@ -44,7 +45,7 @@ def needed(cluster: Cluster, name: str) -> dict[str, int]:
         "links": len(cluster.node) - 1 + len(cluster.cluster.join),
         "engines": ENGINE_NEEDS * (engines + 1) if engines else 0,  # one more for the process that forks them
         "listeners": LISTENER_NEEDS
-        + cluster.cluster.handshakes_max * (section.listen is not None)
+        + HANDSHAKES_MAX * (section.listen is not None)
         + MONITORING_NEEDS * (section.metrics is not None),
         "media": _media(cluster) if name in cluster.gateway_nodes else 0,
         # What it shares with its engines, and what they share with it.
@@ -68,7 +69,7 @@ def _media(cluster: Cluster) -> int:
     section = cluster.gateway.media
     contents = section.fetched_bytes_max // CONTENT_BYTES_MIN
     prepared = 2 * section.prepared_bytes_max // COPIED_BYTES_MAX  # a mapping has one, and engines open another
-    return contents + prepared + section.fetches_max + DECODER_NEEDS * section.decoders + PROCESS_NEEDS
+    return contents + prepared + FETCHES_MAX + DECODER_NEEDS * section.decoders + PROCESS_NEEDS
 
 
 def check_limit(cluster: Cluster, name: str) -> str:

@@ -9,10 +9,12 @@ from attrs import asdict
 
 from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import Directory
+from supervisor.config.limits import complete
 from supervisor.config.schema import Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.limits import CLOSE_S, GatewayLimits
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
@@ -40,7 +42,7 @@ def make_gateway(
     return Gateway(
         runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s),
         gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),
-        limits=section.limits,
+        limits=complete(GatewayLimits, section.limits),
         keys=credentials.keys,
         certificate=credentials.certificate,
         tls=credentials.client_tls,
@@ -67,7 +69,7 @@ def gateway_child(cluster: Cluster, gateway: Gateway) -> Child:
         name="gateway",
         run=serve,
         args=(gateway, ROUTES, section.host, section.port),
-        stop_within_s=section.limits.close_s + 1.0,
+        stop_within_s=CLOSE_S + 1.0,
         about=f"clients at http{'s' * bool(section.tls_certificate)}://{section.host}:{section.port}",
         limits=(
             ("requests", section.requests_max),
@@ -76,7 +78,6 @@ def gateway_child(cluster: Cluster, gateway: Gateway) -> Child:
             ("admit s", section.admit_s),
             ("first token s", section.first_token_s),
             ("total s", section.total_s),
-            *((f"text {key.replace('_', ' ')}", value) for key, value in asdict(section.text).items()),
             *((key.replace("_", " "), value) for key, value in asdict(section.limits).items()),
         ),
     )

@@ -10,8 +10,10 @@ from protocol.media import Encode
 from protocol.messages import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
+from supervisor.config.limits import complete
 from supervisor.config.schema import Cluster
 from supervisor.engines.children import offers_of
 from supervisor.links.serving import Service, Services
@@ -39,7 +41,7 @@ def make_mesh(
         return None
     return Mesh(
         name=node,
-        section=cluster.cluster,
+        section=complete(LinkSettings, cluster.cluster),
         directory=directory,
         services={**_workers(directory), **services},
         listen=section.listen,
@@ -77,9 +79,6 @@ def mesh_child(mesh: Mesh) -> Child:
         about=f"other nodes at {mesh.listen}" if mesh.listen else "dials the other nodes",
         limits=(
             ("streams of a node", section.streams_max),
-            ("attached bytes of a node", section.attached_bytes_max),
-            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "handshake")),
-            ("greetings", section.handshakes_max),
-            ("announcements a second", section.announcements_max),
+            *((f"{key} s", getattr(section, f"{key}_s")) for key in ("heartbeat", "silent", "stalled")),
         ),
     )

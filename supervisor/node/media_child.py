@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from actors.kit.calls import Address, Call, mailbox
 from actors.kit.fair_budget import FairBudget
-from actors.media import MediaPorts, PreparationLimits, Preparations, media
+from actors.media import WAITING_MAX, MediaPorts, PreparationLimits, Preparations, media
 from actors.text.model import TextModel
 from actors.vision.jobs import Bounds
 from actors.vision.preparation import embeddings_budget
@@ -59,7 +59,7 @@ def media_children(context: NodeContext, texts: Mapping[str, TextModel]) -> Medi
         return MediaChildren()
     cluster, runtime, section = context.cluster, context.runtime, context.cluster.gateway.media
     address: MediaAddress
-    address, inbox = mailbox(section.waiting_max)
+    address, inbox = mailbox(WAITING_MAX)
     registration: Registration[DecoderTemplate] = Registration()
     memory = MediaMemory()
     fetcher = _fetcher(cluster, memory)
@@ -72,11 +72,7 @@ def media_children(context: NodeContext, texts: Mapping[str, TextModel]) -> Medi
         args=(registration, context.output_log("media-decoders"), runtime.grace, runtime.environment),
         stop_within_s=LADDER.total_s + 1.0,
         about="forks a process without files and network for each image or video that is decoded",
-        limits=(
-            ("processes", section.decoders),
-            ("bytes each", section.decoder_memory_bytes_max),
-            ("decode s", section.decode_s),
-        ),
+        limits=(("processes", section.decoders),),
     )
     actor = Child(
         name="preparation",
@@ -85,12 +81,10 @@ def media_children(context: NodeContext, texts: Mapping[str, TextModel]) -> Medi
         about=f"fetches from {', '.join(section.allowed_hosts) or 'nowhere'}; files: {section.file_root or 'none'}",
         limits=(
             *(("items", section.items_max), ("tokens", section.tokens_max), ("bytes", section.bytes_max)),
-            *(("pixels", section.pixels_max), ("aspect", section.aspect_max)),
-            *(("frames", section.frames_max), ("seconds", section.seconds_max)),
-            *(("redirects", section.redirects_max), ("fetch s", section.fetch_s), ("prepare s", section.prepare_s)),
-            *(("fetches", section.fetches_max), ("fetched bytes", section.fetched_bytes_max)),
+            *(("pixels", section.pixels_max), ("seconds", section.seconds_max)),
+            *(("fetch s", section.fetch_s), ("prepare s", section.prepare_s)),
+            ("fetched bytes", section.fetched_bytes_max),
             *(("prepared bytes", section.prepared_bytes_max), ("embedded bytes", section.embedded_bytes_max)),
-            ("waiting", section.waiting_max),
         ),
     )
     # A tree of its own that never gives up: what hostile media do to decoders counts against no other child.
@@ -127,7 +121,6 @@ def _fetcher(cluster: Cluster, memory: MediaMemory) -> Fetcher:
         hosts=hosts,
         networks=networks,
         bytes_max=section.bytes_max,
-        redirects_max=section.redirects_max,
         fetch_s=section.fetch_s,
         agent=f"espalier/{version()}",
     )
@@ -148,8 +141,8 @@ def tls_context(authority: Path | None) -> ssl.SSLContext:
 
 
 def _decode_limits(section: MediaSection) -> DecodeLimits:
-    bounds = Bounds(section.pixels_max, section.aspect_max, section.frames_max, section.seconds_max)
-    return DecodeLimits(section.bytes_max, bounds, section.decode_s, section.decoder_memory_bytes_max)
+    bounds = Bounds(pixels_max=section.pixels_max, seconds_max=section.seconds_max)
+    return DecodeLimits(section.bytes_max, bounds)
 
 
 def _limits(section: MediaSection) -> PreparationLimits:
@@ -159,7 +152,5 @@ def _limits(section: MediaSection) -> PreparationLimits:
         prepare_s=section.prepare_s,
         fetched_bytes_max=section.fetched_bytes_max,
         prepared_bytes_max=section.prepared_bytes_max,
-        fetches_max=section.fetches_max,
         decodes_max=section.decoders,
-        waiting_max=section.waiting_max,
     )

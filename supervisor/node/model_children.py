@@ -100,7 +100,7 @@ def model_children(
                 run=processor,
                 args=(
                     *(requests_inbox, texts[name], DirectAddress(work.inbox, routed), limits, runtime.run_in_thread),
-                    *(limit, cluster.gateway.text.tokenize_tokens_max, check, processed, vision),
+                    *(limit, check, processed, vision),
                 ),
                 about=f"conversations to tokens and back, for {name}",
                 limits=(("requests", limit),),

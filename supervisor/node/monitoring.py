@@ -16,11 +16,12 @@ from protocol.messages import EngineLoad
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_metrics
-from supervisor.config.limits import WILDCARD, GatewayLimits
+from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve

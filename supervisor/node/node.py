@@ -112,7 +112,7 @@ async def run(
             new_id=partial(secrets.token_hex, 16),
             now=time.time,
             strftime=time.strftime,
-            run_in_thread=TextThreads(cluster.gateway.text),
+            run_in_thread=TextThreads(),
             grace=GracePeriods(),
             metrics=Metrics(),
             chance=Random,
@@ -258,7 +258,7 @@ class Node:
         return self.assembly.directory.running + (0 if gateway is None else gateway.runner.running)
 
     async def _watch_turns(self) -> None:
-        monitor = LoopMonitor(self._section.turn_max_s)
+        monitor = LoopMonitor()
         monitor.add_metrics(self.runtime.metrics.registry)
         with monitor.watching():
             await trio.sleep_forever()

@@ -72,10 +72,7 @@ def _process_lines(cluster: Cluster, name: str) -> str:
     """Return lines about the limits of a node's process, which belong to no actor."""
     section = cluster.node[name]
     return (
-        f"event loop: {section.turn_max_s:g} s a turn, hung after {section.watchdog_s:g} s without one\n"
-        f"log: {section.log_queue_lines_max:,} lines, {section.log_queue_bytes_max:,} bytes wait to be read;"
-        f" output of engines: {section.output_log_bytes_max:,} bytes each\n"
-        f"{descriptor_needs.check_limit(cluster, name)}"
+        f"event loop: hung after {section.watchdog_s:g} s without a turn\n{descriptor_needs.check_limit(cluster, name)}"
     )
 
 

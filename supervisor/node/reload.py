@@ -42,17 +42,7 @@ log = logging.getLogger(__name__)
 
 ROUTERS_KEYS = (*RELOADABLE, "grid", "ttft_target_ms", "itl_target_ms")  # of models; nodes without a gateway read none
 SILENCE_KEYS = ("heartbeat_s", "silent_s", "stalled_s")
-GREETING_KEYS = ("handshake_s", "handshakes_max", "tls_names")
-ANNOUNCEMENT_KEYS = ("tell_s", "announcements_max")
-LINK_KEYS = (
-    "streams_max",
-    "attached_bytes_max",
-    *SILENCE_KEYS,
-    *GREETING_KEYS,
-    *ANNOUNCEMENT_KEYS,
-    "retry_min_s",
-    "retry_max_s",
-)
+LINK_KEYS = ("streams_max", *SILENCE_KEYS, "tls_names")
 TLS_FILES = ("tls_certificate", "tls_key", "tls_authority")
 ADMISSION_KEYS = ("requests_max", "admit_s", "waiting_max")
 RUNNER_KEYS = ("first_token_s", "total_s")

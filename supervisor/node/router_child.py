@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import trio
-from attrs import asdict
 
 from actors.kit.direct import DirectCalls
 from actors.prefix_subscriber import PrefixSubscriber
@@ -20,17 +19,13 @@ from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Backoff, Child, Tree
 from supervisor.telemetry.registry import Registry
 
-LIMITS = (
-    *("resumes_max", "drains_max", "crashes_max", "resume_tokens_max", "resume_s"),
-    *("move_after_s", "moves_max", "preemptions_max"),
-)
-RELOADABLE = ("policy", "prefill_tokens_min", *LIMITS, "ejection")
+RELOADABLE = ("policy", "prefill_tokens_min", "resumes_max", "resume_s")
 """The keys of a model that a reload may change."""
 
 
 def limits(section: ModelSection) -> FailoverLimits:
     """Return the limits on resuming a request of the model after the loss of a worker."""
-    return FailoverLimits(**{name: getattr(section, name) for name in LIMITS}, ejection=section.ejection)
+    return FailoverLimits(resumes_max=section.resumes_max, resume_s=section.resume_s)
 
 
 def child(
@@ -48,8 +43,9 @@ def child(
         about=f"to a worker of {name}, chosen by {section.policy}",
         limits=(
             ("queue", section.queue_max),
-            *((_spelled(key), getattr(section, key)) for key in ("prefill_tokens_min", *LIMITS)),
-            *((f"ejection {_spelled(key)}", value) for key, value in asdict(section.ejection).items()),
+            ("prefill tokens min", section.prefill_tokens_min),
+            ("resumes", section.resumes_max),
+            ("resume s", section.resume_s),
         ),
     )
 
@@ -69,10 +65,6 @@ def subscriber_child(name: str, index: PrefixIndex, subscriber: PrefixSubscriber
         backoff=Backoff(crashes=True),
         about=f"the prefix index of {name}",
     )
-
-
-def _spelled(key: str) -> str:
-    return key.replace("_", " ").removesuffix(" max")
 
 
 def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:

@@ -19,6 +19,7 @@ from supervisor.threads.queued_writer import BYTES_MAX, QueuedWriter
 
 log = logging.getLogger(__name__)
 
+FILE_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
 TAIL_BYTES = 16 * 1024  # of each piece, searched for its last lines
 
@@ -37,7 +38,7 @@ def append(path: Path, bytes_max: int, data: bytes) -> None:
         path.replace(path.with_suffix(".1.log"))
 
 
-def output_writer(path: Path, bytes_max: int, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
+def output_writer(path: Path, bytes_max: int = FILE_BYTES_MAX, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
     """Return a writer that appends to `path` in a thread, and keeps at most twice `bytes_max` bytes on disk.
 
     It logs when writes begin to fail, and when they succeed again.
@@ -68,7 +69,7 @@ class OutputLog:
     """
 
     path: Path
-    bytes_max: int = 4 * 1024 * 1024
+    bytes_max: int = FILE_BYTES_MAX
     persistent: bool = False  # the file is kept when the node ends
     file: QueuedWriter = field(default=Factory(lambda self: output_writer(self.path, self.bytes_max), takes_self=True))
     tail: deque[str] = field(factory=lambda: deque(maxlen=50))

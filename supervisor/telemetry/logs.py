@@ -226,13 +226,11 @@ class _Handler(logging.Handler):
         self._write(text)
 
 
-def configure_logging(
-    out: TextIO = sys.stderr, node: str | None = None, lines_max: int = LINES_MAX, bytes_max: int = BYTES_MAX
-) -> Terminal:
+def configure_logging(out: TextIO = sys.stderr, node: str | None = None) -> Terminal:
     """Log to `out`: readable on a terminal, else JSON, with the name of `node` in each line if it is given."""
     live = _is_terminal(out)
     formatter = TextFormatter() if live else JsonFormatter(node)
-    terminal = Terminal(out, live, formatter=formatter, lines_max=lines_max, bytes_max=bytes_max)
+    terminal = Terminal(out, live, formatter=formatter)
     handler = _Handler(terminal.line)
     handler.setFormatter(formatter)
     if live:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import trio
 from attrs import define, field, frozen
@@ -26,20 +26,13 @@ NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
 HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
 
 
-class Limits(Protocol):
+@frozen
+class TextLimits:
     """The number of threads, and of callers that may wait for one."""
 
-    @property
-    def threads(self) -> int:
-        """Return the number of threads."""
-
-    @property
-    def waiting_max(self) -> int:
-        """Return how many callers may wait, of all owners together."""
-
-    @property
-    def key_waiting_max(self) -> int:
-        """Return how many callers of one owner may wait."""
+    threads: int = 2
+    waiting_max: int = 512  # of all owners together
+    key_waiting_max: int = 128  # of one key, or of all clients without a key
 
 
 @define(eq=False)
@@ -70,7 +63,7 @@ class Statistics:
 class TextThreads:
     """A pool of threads, shared fairly between owners; an `actors.kit.offload.RunInThread`."""
 
-    limits: Limits
+    limits: TextLimits = TextLimits()
     running: int = 0  # abandoned threads included
     waiting: int = 0
     _heavy: int = 0  # running

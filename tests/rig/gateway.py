@@ -40,11 +40,11 @@ from protocol.messages import (
     Usage,
 )
 from protocol.model_folder import FILES
-from supervisor.config.limits import GatewayLimits
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES, RouteTable
 from supervisor.gateway.keys import Keys
+from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve

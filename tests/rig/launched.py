@@ -31,7 +31,6 @@ listen = "127.0.0.1:{ports[1]}"
 [node.two]
 listen = "127.0.0.1:{ports[2]}"
 [cluster]
-retry_max_s = 0.5
 silent_s = 8.0  # a process of a busy machine may stand still for a few seconds
 [gateway]
 node = "front"

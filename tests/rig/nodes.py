@@ -21,9 +21,9 @@ from protocol.greeting import Greeter
 from protocol.kind import Message
 from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.schema import ClusterSection
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
@@ -33,7 +33,7 @@ from tests.rig.calls import AnyAnswer, AnyCall, priority_inbox
 from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link, serve
 
-QUICK = ClusterSection(
+QUICK = LinkSettings(
     name="grove", heartbeat_s=0.1, silent_s=0.5, handshake_s=5.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
 )
 SECRET = b"a secret that is long enough to be one"
@@ -110,7 +110,7 @@ class Node:
     """One node with one worker, which records the requests that it has begun and ended."""
 
     name: str
-    section: ClusterSection = QUICK
+    section: LinkSettings = QUICK
     secret: bytes = SECRET
     port: int | None = 0
     host: str = LOOPBACK

@@ -36,10 +36,10 @@ from protocol.cluster import Leg, Offer
 from protocol.messages import EngineInfo, Generate, Sampling
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
@@ -117,7 +117,7 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> _Links:
     numbers = count()
     return _Links(
         name=name,
-        section=ClusterSection(),
+        section=LinkSettings(),
         directory=directory,
         services={} if blocks is None else blocks.services,
         listen=Endpoint(name, 7400),

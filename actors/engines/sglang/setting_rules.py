@@ -105,7 +105,7 @@ def setting_mistake(name: str, value: object) -> str | None:
         return REFUSED[name]
     if name == "grammar_backend" and value not in _GRAMMAR_BACKENDS:
         return (
-            f"must be {' or '.join(_GRAMMAR_BACKENDS)}: no limit of [engine.NAME.grammars] would hold for what"
+            f"must be {' or '.join(_GRAMMAR_BACKENDS)}: no limit on the cost of a grammar would hold for what"
             f" {value!r:.60} compiles"
         )
     if kind == "choice":

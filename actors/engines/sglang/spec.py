@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 from attrs import Factory, frozen
 
 from protocol.cluster import Leg
-from protocol.strict.checks import Within
 
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
-
-Time: TypeAlias = Annotated[float, Within(above=0, at_most=3600)]
-Many: TypeAlias = Annotated[int, Within(at_least=1, at_most=1_000_000)]
 
 
 @frozen(kw_only=True)
 class GrammarLimits:
-    """`[engine.NAME.grammars]`: what a request's grammar may cost an engine, and how many are checked at a time.
+    """What a request's grammar may cost an engine, and how many are checked at a time.
 
     Times are processor times, not elapsed times.
     """
 
-    compile_s: Time = 2.0
-    walk_s: Time = 0.5  # of trying tokens: the longer, the more of a grammar is tried
-    step_ms: Annotated[float, Within(at_least=0.1, at_most=1e4)] = 10.0  # to accept a token and compute the next mask
-    bytes_max: Annotated[int, Within(at_least=2**20, at_most=2**40)] = 2**28  # to compile one, or of all that are kept
-    checks_max: Annotated[int, Within(at_least=1, at_most=64)] = 2  # each in a process of its own
-    waiting_max: Many = 64
-    verdicts_max: Many = 1024  # that are kept
+    compile_s: float = 2.0
+    walk_s: float = 0.5  # of trying tokens: the longer, the more of a grammar is tried
+    step_ms: float = 10.0  # to accept a token and compute the next mask
+    bytes_max: int = 2**28  # to compile one, or of all that are kept
+    checks_max: int = 2  # each in a process of its own
+    waiting_max: int = 64
+    verdicts_max: int = 1024  # that are kept
 
 
 @frozen

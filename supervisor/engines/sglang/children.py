@@ -25,7 +25,7 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
-from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine, run_follower_host
+from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_encoder, run_engine, run_follower_host
 from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
 from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.links.serving import Services
@@ -110,7 +110,7 @@ class SglangNode:
             run=_alone if followers is None else followers.run_all,
             args=(run_host, BootstrapPorts(spec, self.context.runtime.now).next_port),
             start_within_s=linked_within_s + section.start_within_s,
-            stop_within_s=section.ladder.total_s + 1.0,
+            stop_within_s=LADDER.total_s + 1.0,
             about=f"{process}, in a process of its own",
             limits=(
                 *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
@@ -130,7 +130,7 @@ class SglangNode:
             run=run_encoder,
             args=(self.spec(local.name), self.starters[local.name], local.registration, self.host_runtime(section)),
             start_within_s=section.start_within_s,
-            stop_within_s=section.ladder.total_s + 1.0,
+            stop_within_s=LADDER.total_s + 1.0,
             about="SGLang's vision tower, in a process of its own",
             limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silent_s)),
         )
@@ -162,7 +162,7 @@ class SglangNode:
             name=name,
             run=ranks.run_follower_rank,
             args=(inbox, ranks.LocalRank(directory, ranks.shared_keys(cluster, name), ports(spec)), run_host),
-            stop_within_s=section.ladder.total_s + 1.0,
+            stop_within_s=LADDER.total_s + 1.0,
             about=f"rank {spec.rank} of {section.model} on {section.device}{all_ranks(cluster, name)}",
             limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots)),
         )
@@ -173,17 +173,16 @@ class SglangNode:
 
     def host_runtime(self, section: SglangSection) -> HostRuntime:
         """Return what all hosts of this node share, with the times of this engine."""
-        runtime, node = self.context.runtime, self.context.cluster.node[self.context.node]
+        runtime = self.context.runtime
         return HostRuntime(
             runtime.folder,
             self.context.output_log,
             runtime.grace,
-            section.ladder,
+            LADDER,
             runtime.now,
             section.silent_s,
             self.context.shared,
-            node.shared_lease_s,
-            runtime.reserve,
+            reserve=runtime.reserve,
         )
 
     def _follower_ranks(self, local: LocalEngine, section: SglangSection) -> ranks.FollowerRanks:
@@ -227,7 +226,6 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         tensor_parallel=section.tensor_parallel,
         data_parallel=section.data_parallel,
         memory_fraction=section.memory_fraction,
-        grammars=section.grammars,
         prefill_chunk=section.prefill_chunk,
         leg=Leg(section.leg),
         host=ranks.host_address(cluster.node[section.nodes[rank]].host),

@@ -43,6 +43,7 @@ from supervisor.tensors.shared_road import SharedMemoryRoad
 
 log = logging.getLogger(__name__)
 
+LADDER = Ladder()  # of the process of an engine
 LAST_LINES = 10  # that are logged of an output log which ends with the node
 
 

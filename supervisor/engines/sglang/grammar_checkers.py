@@ -20,7 +20,7 @@ from protocol.cluster import Leg
 from protocol.kind import Message
 from protocol.operations import CheckGrammar, GrammarChecked
 from supervisor.engines.kind import NodeContext
-from supervisor.engines.sglang.engine import HostRuntime, run_checker
+from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_checker
 from supervisor.engines.sglang.section import CHECKER_PREFIX, SglangSection
 from supervisor.engines.sglang.spawn import HostStarter, zygote_name
 from supervisor.links.link import Link
@@ -53,7 +53,7 @@ def checkers(
             continue
         if section.settings.get("grammar_backend") not in BACKENDS:
             continue
-        settings = repr((section.model, section.device, section.settings, section.environment, section.grammars))
+        settings = repr((section.model, section.device, section.settings, section.environment))
         if settings not in shared:
             address, tree = _tree(name, section, spec_of(name), runtime_of(section), host_starters, context.runtime)
             shared[settings] = cast("Askable[Message, Message, Message]", address)
@@ -70,7 +70,7 @@ def _tree(
     host_starters: Mapping[str, HostStarter],
     node_runtime: Runtime,
 ) -> tuple[CheckerAddress, Tree]:
-    limits = section.grammars
+    limits = spec.grammars
     registration: Registration[Link] = Registration()
     address: CheckerAddress
     address, inbox = mailbox(limits.waiting_max)
@@ -90,7 +90,7 @@ def _tree(
         name="process",
         run=_process,
         args=(checker_spec, host_starters[name], registration, runtime),
-        stop_within_s=section.ladder.total_s + 1.0,
+        stop_within_s=LADDER.total_s + 1.0,
         about="compiles and walks each grammar in a fork of its own",
         limits=(
             ("compile s", limits.compile_s),

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 RankCall: TypeAlias = Call[RunRank, RankStarted, Done]
 
 # The keys of an engine that may differ between the files of its nodes.
-NODE_LOCAL_KEYS = {"environment", "deadlines", "ladder", "start_within_s", "silent_s"}
+NODE_LOCAL_KEYS = {"environment", "deadlines", "start_within_s", "silent_s"}
 
 
 def host_address(host: str) -> str:

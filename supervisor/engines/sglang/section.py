@@ -10,7 +10,7 @@ from attrs import Factory, frozen
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK
-from actors.engines.sglang.spec import GrammarLimits, Setting
+from actors.engines.sglang.spec import Setting
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
@@ -28,7 +28,7 @@ TOKENS_MIN = 8  # one of a prompt, one of an answer, and six that SGLang keeps
 RESERVE = "num_reserved_decode_tokens"
 RESERVED_TOKENS = 512  # SGLang's default of that setting: what a decode keeps free for answers when it takes a prompt
 
-NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "grammars", "metrics")
+NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics")
 
 PORT_MAX = 65535
 Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
@@ -50,7 +50,6 @@ class SglangSection(EngineSection):
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
     # What it computes images with; None: embeddings if this file has an encoder of its model, else its own tower.
     vision: Literal["tower", "embeddings"] | None = None
-    grammars: GrammarLimits = GrammarLimits()
     metrics: bool = False  # whether `/metrics` has SGLang's own metrics, too
     settings: dict[str, Setting] = Factory(dict)
     environment: dict[str, str] = Factory(dict)

@@ -21,9 +21,9 @@ from protocol.peer import Peer
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
-from supervisor.config.schema import ClusterSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
 from supervisor.links.serving import Service, Services
@@ -316,9 +316,9 @@ async def test_announcements_of_many_workers_cost_a_gateway_limited_turns_and_by
     assert idle <= 4.3 * many, (
         "two to write a heartbeat a second and two to read one; one task sends them for all links"
     )
-    assert busy - idle <= ClusterSection().announcements_max
+    assert busy - idle <= LinkSettings().announcements_max
     assert found["asked by the gateway: turns of the gateway a second"] <= idle + 1, "it knows what it asks itself"
-    assert found["asked by others: bytes a second of the gateway"] <= 100 * ClusterSection().announcements_max
+    assert found["asked by others: bytes a second of the gateway"] <= 100 * LinkSettings().announcements_max
     assert found["idle: bytes a second of a worker"] <= 20
     publishing = found["publishing blocks: turns of the gateway a second"]
     assert publishing - idle <= 4 * STEPS * many, "to read a frame, to wake the subscription, and to apply its events"

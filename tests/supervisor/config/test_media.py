@@ -61,10 +61,8 @@ MISTAKES = [
     ("bytes_max = 500_000_000", "bytes_max", "more than fetched_bytes_max"),
     ("items_max = 257", "items_max", "257 contents count 269484032 bytes at least, and fetched_bytes_max is 268435456"),
     ("prepare_s = 1", "prepare_s", "less than fetch_s (15)"),
-    ("aspect_max = 0.5", "aspect_max", "at least 1"),
     ("decoders = 0", "decoders", "at least 1"),
     ("items_max = 0", "items_max", "at least 1"),
-    ("redirects_max = -1", "redirects_max", "at least 0"),
 ]
 
 

@@ -34,9 +34,9 @@ from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
 from supervisor.cluster.workers import LocalWorker
-from supervisor.config.schema import ClusterSection
 from supervisor.control.control import NodeControl
 from supervisor.engines.work import request_inbox
 from supervisor.links.heartbeat import Heartbeat
@@ -300,7 +300,7 @@ def links_of(node: Node, operators: int = 0) -> Mesh:
     served: Services = {**node.controls.services, ("tiny-0", FlushCache): flush}
     return Mesh(
         name=node.name,
-        section=ClusterSection(),
+        section=LinkSettings(),
         directory=node.directory,
         services=served,
         listen=None,

@@ -22,7 +22,7 @@ from protocol.strict.structure import structure
 from protocol.text_messages import Role, Turn
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
-from supervisor.config.limits import GatewayLimits
+from supervisor.config.limits import ClientLimits
 from supervisor.config.schema import GatewaySection
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.websocket.history import Conversation
@@ -33,9 +33,8 @@ from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
 from tests.rig.sockets import gateway_websocket, last_event, websocket_client, whole
 
-OF_THE_LIMITS = [field.name for field in attrs.fields(GatewayLimits)]
+OF_THE_LIMITS = [field.name for field in attrs.fields(ClientLimits)]
 OF_THE_GATEWAY = ["requests_max", "waiting_max", "admit_s", "first_token_s", "total_s", "prompt_tokens_max"]
-OF_A_WHOLE = {"key_share_max"}  # how much of another limit, where others are counts, bytes and seconds
 AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, and whether it is served
 
 
@@ -44,13 +43,12 @@ AROUND = [(-1, True), (0, True), (1, False)]  # how much more than the limit, an
 
 @pytest.mark.parametrize("name", OF_THE_LIMITS + OF_THE_GATEWAY)
 def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
-    section = GatewayLimits if name in OF_THE_LIMITS else GatewaySection
+    section = ClientLimits if name in OF_THE_LIMITS else GatewaySection
     assert name.endswith(("_max", "_s", "_bytes"))
     default = getattr(section(), name)
-    assert 0 < default <= (1 if name in OF_A_WHOLE else 2**28)
-    assert default >= 1 or name in OF_A_WHOLE
+    assert 1 <= default <= 2**28
     assert structure({name: default}, section) == section()
-    most = 1 if name in OF_A_WHOLE else 1_000_000 if isinstance(default, float) else 1_000_000_000
+    most = 1_000_000 if isinstance(default, float) else 1_000_000_000
     for value in (1, most):
         assert getattr(structure({name: value}, section), name) == value
     for wrong in (0, -1, most + 1, float("nan"), True, "5", None):
@@ -60,7 +58,6 @@ def test_every_limit_has_a_key_a_sane_default_and_a_range(name: str) -> None:
 
 def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]) -> None:
     numbers: dict[str, float] = {name: 1000 + place for place, name in enumerate(OF_THE_GATEWAY + OF_THE_LIMITS)}
-    numbers |= dict.fromkeys(OF_A_WHOLE, 0.5)
     lines = [f"{name} = {number}" for name, number in numbers.items()]
     text = "\n".join(["[gateway]", *lines[: len(OF_THE_GATEWAY)], "[gateway.limits]", *lines[len(OF_THE_GATEWAY) :]])
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
@@ -69,7 +66,7 @@ def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
     gateway = make_gateway(cluster, {}, Directory("main"), runtime, Reloadable(1), everybody())
-    kept = attrs.asdict(gateway.limits)
+    kept = {name: getattr(gateway.limits, name) for name in OF_THE_LIMITS}
     kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}
     assert kept | {"prompt_tokens_max": cluster.gateway.prompt_tokens_max} == numbers

@@ -19,11 +19,11 @@ from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.text_messages import Respond
 from supervisor.config.keyfile import KeySection
-from supervisor.config.limits import GatewayLimits
 from supervisor.gateway import keys as module
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources, presented_secret
+from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
 from supervisor.telemetry.metrics import Metrics

@@ -284,7 +284,7 @@ def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None
     (first_s, first), (second_s, second) = (node_process.time_limits(cluster, name) for name in ("first", "second"))
     assert second_s == node_process.START_S + cluster.engine["tiny-0"].imports_s
     assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
-    assert first.term_s == second.term_s > cluster.node["second"].drain_s + cluster.engine["tiny-0"].ladder.total_s
+    assert first.term_s == second.term_s > cluster.node["second"].drain_s + process.Ladder().total_s
 
 
 async def test_a_node_that_was_starting_when_the_file_changed_reads_it_again_once_it_is_up(

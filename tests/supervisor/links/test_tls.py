@@ -16,9 +16,10 @@ from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
 from protocol.greeting import Greeter, names_node, shown_names
 from supervisor.cluster import link_credentials
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.config import placement
 from supervisor.config.load import Misconfigured
-from supervisor.config.schema import Cluster, ClusterSection
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.links import websocket
 from supervisor.links.tls import load_link_tls
@@ -63,7 +64,7 @@ def _sign(stem: Path, authority: Path, key: Path, names: str) -> None:
     run(["openssl", "x509", "-req", "-in", stem.with_suffix(".csr"), *signed, "-out", stem.with_suffix(".pem")])
 
 
-def node(name: str, files: Files, section: ClusterSection = STRICT) -> Node:
+def node(name: str, files: Files, section: LinkSettings = STRICT) -> Node:
     return Node(name, section=section, tls=load_link_tls(*files))
 
 

@@ -182,7 +182,7 @@ async def test_a_file_below_the_root_is_read(seeing: Callable[[str], Cluster], t
 def test_its_descriptors_are_counted_where_a_model_takes_media(
     seeing: Callable[[str], Cluster], written: Written
 ) -> None:
-    needed = descriptor_needs.needed(seeing("[gateway.media]\nfetches_max = 100"), "front")
-    assert needed["media"] == 256 + 2 * 512 + 100 + 2 * 4 + 64
+    needed = descriptor_needs.needed(seeing("[gateway.media]\ndecoders = 3"), "front")
+    assert needed["media"] == 256 + 2 * 512 + 16 + 3 * 4 + 64
     assert "media" not in descriptor_needs.needed(seeing(""), "back")
     assert "media" not in descriptor_needs.needed(read_cluster(written(FILE.format(folder=TINY, media=""))), "front")

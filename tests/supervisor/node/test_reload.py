@@ -171,7 +171,7 @@ async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
             "requests_max = 8\n",
             (
                 "requests_max = 4\nwaiting_max = 7\nadmit_s = 2\nfirst_token_s = 3\ntotal_s = 4\nprompt_tokens_max = 99\n"
-                'allowed_hosts = ["Here"]\nallowed_origins = ["https://app.example"]\n[gateway.limits]\nwebsocket_lanes_max = 5\nhead_s = 2.5\n'
+                'allowed_hosts = ["Here"]\nallowed_origins = ["https://app.example"]\n[gateway.limits]\nconnections_max = 5\nbody_s = 2.5\n'
             ),
         ),
         ("drain_s = 30", "drain_s = 12.5"),
@@ -184,11 +184,11 @@ async def test_the_limits_of_admission_gateway_and_requests_change_at_once(
         99,
     )
     assert gateway.origins == Origins(frozenset({"here"}), frozenset({"https://app.example"}))
-    assert (gateway.limits.websocket_lanes_max, gateway.limits.head_s, gateway.limits.body_s) == (5, 2.5, 30)
+    assert (gateway.limits.connections_max, gateway.limits.body_s, gateway.limits.idle_s) == (5, 2.5, 75)
     assert node.drain_s == 12.5
     assert reloaded.not_changed == ()
     assert "gateway.requests_max is 4 now, and was 8" in reloaded.changed
-    assert "gateway.limits.head_s is 2.5 now, and was 10" in reloaded.changed
+    assert "gateway.limits.body_s is 2.5 now, and was 30" in reloaded.changed
     assert "node.front.drain_s is 12.5 now, and was 30" in reloaded.changed
     assert len(reloaded.changed) == 11
     assert await node.again() == Reloaded()  # the file is in force now
@@ -228,21 +228,20 @@ async def test_a_requests_max_that_was_lowered_raised_too_far_and_lowered_again_
 
 async def test_the_limits_of_a_router_change_at_once(front: Front, autojump_clock: MockClock) -> None:
     node = front()
-    more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5\nejection.failures_max = 9'
+    more = f'path = "{TINY}"\nprefill_tokens_min = 100\nresumes_max = 1\nresume_s = 2.5'
     reloaded = await node.reload((f'path = "{TINY}"', more))
     routing = node.assembly.reloadable.routings["tiny"]
     assert (routing.prefill_tokens_min, routing.limits.resumes_max, routing.limits.resume_s) == (100, 1, 2.5)
-    assert routing.limits.ejection.failures_max == 9
     assert routing.limits.resume_tokens_max == 65_536
-    assert len(reloaded.changed) == 4
+    assert len(reloaded.changed) == 3
     assert reloaded.not_changed == ()
 
 
 async def test_the_times_of_links_change_for_links_that_are_made_later(front: Front, autojump_clock: MockClock) -> None:
     node = front()
-    reloaded = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nretry_max_s = 1"))
-    assert (node.links.section.heartbeat_s, node.links.section.retry_max_s) == (0.5, 1)
-    assert reloaded.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.retry_max_s is 1 now, and was 5")
+    reloaded = await node.reload(("heartbeat_s = 1.0", "heartbeat_s = 0.5\nsilent_s = 4"))
+    assert (node.links.section.heartbeat_s, node.links.section.silent_s) == (0.5, 4)
+    assert reloaded.changed == ("cluster.heartbeat_s is 0.5 now, and was 1", "cluster.silent_s is 4 now, and was 3")
 
 
 NEW = f"""

@@ -11,8 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Overloaded
-from supervisor.config.limits import TextLimits
-from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextThreads
+from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextLimits, TextThreads
 from tests.rig.nodes import until
 
 LIGHT = HEAVY_CHARACTERS_MIN - 1

@@ -39,7 +39,6 @@ FILE = """\
 [cluster]
 secret = "{secret}"
 silent_s = {silent_s}
-retry_max_s = 0.5
 [node.front]
 host = "{front}"
 [node.encoder]

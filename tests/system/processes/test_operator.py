@@ -38,7 +38,6 @@ listen = "127.0.0.1:{listen}"
 [cluster]
 name = "proving"
 secret = "secret"
-retry_max_s = 0.3
 silent_s = 8.0
 [gateway]
 node = "front"

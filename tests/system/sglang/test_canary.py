@@ -153,7 +153,7 @@ def test_a_scheduler_that_is_stopped_while_idle_is_found_and_replaced_within_the
 
 @pytest.mark.nightly
 def test_a_scheduler_that_is_stopped_while_busy_is_found_by_the_deadlines_of_its_requests() -> None:
-    with watched("deadlines = { gap_s = 6.0, release_s = 1.0 }\n") as running:
+    with watched("deadlines = { gap_s = 6.0 }\n") as running:
         chat = Chat(running.port, chat_body("Tell me a long story", 400))
         answer = BackgroundReader(chat.read)
         assert wait_until(lambda: chat.outcome.first_at, 30.0) is not None

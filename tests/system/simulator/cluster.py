@@ -17,7 +17,7 @@ from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
-from supervisor.config.schema import ClusterSection
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.supervision.tree import Child
 from tests.rig.fake_engine import prompt_of
 from tests.rig.fake_host import FakeHost
@@ -30,7 +30,7 @@ from tests.system.simulator.nodes import ClusterPlan, NodeSlot, SimLinks, check_
 from tests.system.simulator.pools import pools_of
 from tests.system.simulator.system import System
 
-SECTION = ClusterSection(handshake_s=2.0, retry_max_s=1.0)
+SECTION = LinkSettings(handshake_s=2.0, retry_max_s=1.0)
 LINKED_WITHIN_S = 20.0
 SETTLED_S = 10.0  # after a fault, until every node has released everything
 BRIEF_S = 3.0  # the same without faults

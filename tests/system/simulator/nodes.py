@@ -21,8 +21,8 @@ from protocol.messages import Generate
 from protocol.peer import Peer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
-from supervisor.config.schema import ClusterSection
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.endpoint import Endpoint
@@ -98,7 +98,7 @@ class ClusterPlan:
     """The description of a cluster, as `cluster.toml` gives it."""
 
     net: NodeNetwork
-    section: ClusterSection
+    section: LinkSettings
     rooms: Rooms
     rng: random.Random
     releases: ReleaseDeadlines | None = None  # knows how far the clock has jumped

@@ -196,7 +196,7 @@ def test_an_engine_on_one_node_gets_no_arguments_of_ranks() -> None:
 def test_files_agree_about_an_engine_unless_its_ranks_would_differ(read: Read) -> None:
     keys = ranks.shared_keys(read(), "big")
     assert keys["node.a.host"] == '"10.0.0.1"'
-    same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nladder.term_s = 9\n")]
+    same = [("4096\n", "4096\nenvironment.NCCL_DEBUG = 'INFO'\n"), ("4096\n", "4096\nsilent_s = 9\n")]
     same += [("4096\n", "4096\nstart_within_s = 9\n"), ('"10.0.0.2"\n', '"10.0.0.9"\n')]
     for old, new in same:
         assert ranks.shared_keys(read(old, new), "big") == keys

@@ -112,7 +112,6 @@ def test_an_engine_has_a_tower_unless_another_encodes_for_it_and_a_decode_never_
         (FILE + ENCODER + "tensor_parallel = 2\n", "engine.eyes.tensor_parallel: an encoder has one rank"),
         (FILE + ENCODER + "memory_fraction = 0.5\n", "engine.eyes.memory_fraction: is for engines that compute tokens"),
         (FILE + ENCODER + 'transfer = "nixl"\n', "engine.eyes.transfer: is for engines that compute tokens"),
-        (FILE + ENCODER + "grammars.checks_max = 3\n", "engine.eyes.grammars: is for engines that compute tokens"),
         (FILE + ENCODER.replace('device = "cpu"\n', ""), "engine.eyes.device: is missing"),
         (FILE + "settings.enable_multimodal = false\n", "engine.one.settings.enable_multimodal: is given by vision"),
         (FILE + "settings.mm_preprocess_cache_size_mb = 1\n", "cannot be set: images and videos are made into the"),
