@@ -1,7 +1,7 @@
 """The routing policies beside each other, on the same engines and the same load, one after the other in turns.
 
-Two or three engines have together the memory for all that the load shares, and none has it alone. Each policy in turn
-is chosen by a reload of the configuration, the caches are flushed, and the load is sent. Then one engine with all the
+Two or three engines have together the memory for all that the load shares, and none has it alone. For each policy in
+turn the node is started anew, with empty caches, and the load is sent. Then one engine with all the
 memory gets the same load: more than it finds in its cache no routing can find. Reported are, for each policy, the share
 of prompt tokens that were found in a cache, the times to the first token, the throughput, how often the router's
 prediction of what would be found was right, and how many of the others were more than a page away.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from pathlib import Path
 from random import Random
 from threading import Event
 from typing import Any
-from urllib.request import Request, urlopen
 
 from attrs import asdict, define, evolve, field, frozen
 
@@ -36,7 +34,7 @@ from bench.rig.processes import MARK
 
 POLICIES = ("round_robin", "random_two", "least_loaded", "session", "kv")
 REFERENCE = "one engine"
-SETTLED_S = 1.0  # after a reload or a load
+SETTLED_S = 1.0  # after a start or a load
 LOAD_WITHIN_S = 600.0
 KILLED_WITHIN_S = 10.0
 BACK_WITHIN_S = 120.0
@@ -153,24 +151,43 @@ class Figures:
 
 @define
 class Cluster:
-    """One node with engines, whose policy is changed by reloads."""
+    """One node with engines, which is started anew for each policy."""
 
-    node: Node
-    file: Path
+    folder: Path
+    port: int
     text: str
+    engines: int
+    started: Node | None = None
 
     def choose(self, policy: str) -> None:
-        """Change the routing policy, and flush the caches."""
-        self.file.write_text(re.sub(r'policy = "\w+"', f'policy = "{policy}"', self.text))
-        self.node.signal(signal.SIGHUP)
+        """Start the node with a routing policy and with empty caches."""
+        self.end()
+        tmp, file, mark = self.folder / f"t{self.port}", self.folder / f"{self.port}.toml", f"policies-{self.port}"
+        tmp.mkdir(exist_ok=True)
+        file.write_text(re.sub(r'policy = "\w+"', f'policy = "{policy}"', self.text))
+        with (self.folder / "output").open("wb") as output:
+            process = start_process([str(file)], output, {"TMPDIR": str(tmp), MARK: mark, "OMP_NUM_THREADS": "1"})
+        self.started = Node(process, self.port, self.folder, tmp, mark, time.perf_counter())
+        self.node.wait_ready(180.0)
+        wait_until(lambda: self.metric("espalier_engine_up") >= self.engines, 120.0, every_s=0.2)
         time.sleep(SETTLED_S)
-        urlopen(Request(f"http://127.0.0.1:{self.node.port}/flush_cache", method="POST"), timeout=30).close()
-        time.sleep(SETTLED_S)
+
+    def end(self) -> None:
+        """End the node that runs, if any, whatever happens."""
+        if self.started is not None:
+            self.started.end()
+            self.started = None
+
+    @property
+    def node(self) -> Node:
+        """The node that runs."""
+        assert self.started is not None
+        return self.started
 
     @property
     def url(self) -> str:
         """The URL at which the node is asked."""
-        return f"http://127.0.0.1:{self.node.port}"
+        return f"http://127.0.0.1:{self.port}"
 
     def metric(self, name: str, **labels: str) -> float:
         """Return a metric of the node."""
@@ -179,7 +196,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int, kv: str) -> Iterator[Cluster]:
-    """Run a node with so many engines, each with so much KV memory, and end it whatever happens."""
+    """Yield a node with so many engines, each with so much KV memory; it is ended whatever happens."""
     port = free_port()
     text = FILE.format(
         port=port,
@@ -192,20 +209,11 @@ def cluster(folder: Path, kind: str, engines: int, kv_tokens: int, slots: int, k
             for number in range(engines)
         ),
     )
-    tmp, file = folder / f"t{port}", folder / f"{port}.toml"
-    tmp.mkdir()
-    file.write_text(text)
-    mark = f"policies-{port}"
-    with (folder / "output").open("wb") as output:
-        process = start_process([str(file)], output, {"TMPDIR": str(tmp), MARK: mark, "OMP_NUM_THREADS": "1"})
-    node = Node(process, port, folder, tmp, mark, time.perf_counter())
+    running = Cluster(folder, port, text, engines)
     try:
-        node.wait_ready(180.0)
-        wait_until(lambda: node.metric("espalier_engine_up") >= engines, 120.0, every_s=0.2)
-        time.sleep(SETTLED_S)
-        yield Cluster(node, file, text)
+        yield running
     finally:
-        node.end()
+        running.end()
 
 
 def differences(log: str) -> list[int]:

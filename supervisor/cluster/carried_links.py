@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
@@ -62,7 +62,7 @@ class CarriedLinks:
     """The links of a node to others, from the greeting to the end."""
 
     name: str
-    section: Callable[[], LinkSettings]  # a reload replaces it
+    section: LinkSettings
     directory: Directory
     services: Services
     traffic: defaultdict[str, Traffic]  # by node, over all its links
@@ -88,7 +88,7 @@ class CarriedLinks:
         A linked process that has been silent gives way at once, since it may have ended unnoticed.
         """
         before = self._carried.get(peer)
-        if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section().silent_s:
+        if before is None or before.incarnation == incarnation or before.link.silent_s >= self.section.silent_s:
             return None
         first, second = _process_name(before.incarnation), _process_name(incarnation)
         return f"two processes call themselves {peer}: {first} is linked to {self.name}, so {second} is not"
@@ -107,7 +107,7 @@ class CarriedLinks:
             with suppress(trio.BrokenResourceError):
                 await transport.send_all(encode(Bye(NAME_CONFLICT, conflict)))
             raise PeerRefused(conflict)
-        section = self.section()
+        section = self.section
         link = Link(
             transport,
             Peer(self.name, serves_max=section.streams_max, attached_bytes_max=section.attached_bytes_max),
@@ -190,7 +190,7 @@ class CarriedLinks:
 
         Their number is rounded up to a power of two, so that a node that comes or goes seldom changes the interval.
         """
-        section = self.section()
+        section = self.section
         nodes = 1 << max(0, len(self._carried) - 1).bit_length()
         interval_s = min(TELL_S_MAX, nodes / section.announcements_max)
         self.directory.announce_s = interval_s if self.directory.routes and interval_s > section.tell_s else 0.0

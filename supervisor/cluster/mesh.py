@@ -111,7 +111,7 @@ class Mesh:
 
     @carried.default
     def _new_carried(self) -> CarriedLinks:
-        return CarriedLinks(self.name, lambda: self.section, self.directory, self.services, self.traffic, self.node_log)
+        return CarriedLinks(self.name, self.section, self.directory, self.services, self.traffic, self.node_log)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled; `started()` means that other nodes can dial this one."""
@@ -174,7 +174,7 @@ class Mesh:
             if (endpoint := join or self._endpoint(name)) is None:
                 self._dialing.discard(name or "")  # forgotten; `_dial_new` begins again if it is named again
                 return
-            section = self.section  # a reload replaces it
+            section = self.section
             failures, greeted_at = failures + 1, inf
             await self._dial_once(name, endpoint, turn, handle)
             if trio.current_time() - greeted_at > section.silent_s:  # the link was a good one

@@ -32,7 +32,7 @@ from supervisor.node.credentials import Credentials
 from supervisor.node.gateway_children import gateway_child, make_gateway
 from supervisor.node.link_children import make_mesh, mesh_child
 from supervisor.node.media_child import MediaChildren, media_children
-from supervisor.node.model_children import Models, Reloadable, model_children
+from supervisor.node.model_children import ModelRouters, Models, model_children
 from supervisor.node.monitoring import make_monitoring, monitoring_child
 from supervisor.node.pools import PoolView
 from supervisor.node.text_models import load_text_models
@@ -55,7 +55,7 @@ class Assembly:
     directory: Directory
     controls: NodeControl
     status: TreeStatus
-    reloadable: Reloadable
+    routers: ModelRouters
     engines: Mapping[str, Registration[Engine]]  # of this node
     encoders: Mapping[str, Registration[Encoder]]
     published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
@@ -97,21 +97,21 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     services = {**engines.served, **controlled, **controls.services}
     directory.attach_services(services)
     links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
-    reloadable = Reloadable(cluster.gateway.prompt_tokens_max)
+    routers = ModelRouters()
     models, gateway = Models({}, ()), None
     media = MediaChildren()
     if has_gateway:
         media = media_children(context, texts)
         pools = PoolView(cluster, directory)
-        models = model_children(cluster, texts, directory, runtime, reloadable, media, pools)
-        gateway = make_gateway(cluster, models.served, directory, runtime, reloadable, credentials)
+        models = model_children(cluster, texts, directory, runtime, routers, media, pools)
+        gateway = make_gateway(cluster, models.served, directory, runtime, routers, credentials)
         pools.show(gateway, controls, registry)
         gauges.add_gateway_gauges(registry, gateway)
         gauges.add_media_gauges(registry, media)
-        router_child.add_ejected_gauge(registry, reloadable.routings)
-        indexes = {name: context.index for name, context in reloadable.policies.items()}
-        router_child.add_index_gauges(registry, indexes, reloadable.subscribers)
-        controls.ejections = partial(router_child.ejected, reloadable.routings)
+        router_child.add_ejected_gauge(registry, routers.routings)
+        indexes = {name: context.index for name, context in routers.policies.items()}
+        router_child.add_index_gauges(registry, indexes, routers.subscribers)
+        controls.ejections = partial(router_child.ejected, routers.routings)
     if links is not None:
         gauges.add_link_metrics(registry, directory, links.traffic)
     gauges.add_node_gauges(registry, directory)
@@ -138,7 +138,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     )
     status = controls.tree_status = TreeStatus(tree)
     return Assembly(
-        *(tree, directory, controls, status, reloadable, engines.engines, engines.encoders),
+        *(tree, directory, controls, status, routers, engines.engines, engines.encoders),
         {**engines.published, **media.published},
         *(gateway, links, monitor),
     )

@@ -20,7 +20,7 @@ from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
 from supervisor.node import monitoring, router_child
 from supervisor.node.credentials import Credentials
-from supervisor.node.model_children import Reloadable
+from supervisor.node.model_children import ModelRouters
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 from supervisor.version import version
@@ -31,14 +31,14 @@ def make_gateway(
     served: Mapping[str, ServedModel],
     directory: Directory,
     runtime: Runtime,
-    reloadable: Reloadable,
+    routers: ModelRouters,
     credentials: Credentials,
 ) -> Gateway:
     """Return the gateway of the cluster, which serves these models."""
     assert credentials.keys is not None  # since this node has the gateway
     section, names = cluster.gateway, tuple(cluster.model)
     never_ready = partial(readiness.never_ready, directory, names)
-    ejected = partial(router_child.ejected, reloadable.routings)
+    ejected = partial(router_child.ejected, routers.routings)
     return Gateway(
         runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s),
         gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),

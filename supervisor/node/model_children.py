@@ -37,10 +37,9 @@ from supervisor.supervision.tree import Child, Tree
 
 
 @define(eq=False)
-class Reloadable:
-    """The settings of requests that a reload may change, for requests that come later."""
+class ModelRouters:
+    """The parts of each model's router that gauges and the status of a node read."""
 
-    prompt_tokens_max: int
     routings: dict[str, Routing] = field(factory=dict)  # by model
     policies: dict[str, PolicyContext] = field(factory=dict)  # what a policy of each model is made of
     subscribers: dict[str, PrefixSubscriber] = field(factory=dict)  # to the workers of each model
@@ -59,11 +58,11 @@ def model_children(
     texts: Mapping[str, TextModel],
     directory: Directory,
     runtime: Runtime,
-    reloadable: Reloadable,
+    routers: ModelRouters,
     media: MediaChildren,
     pools: PoolView,
 ) -> Models:
-    """Return the models of the cluster and their children; adds their routings to `reloadable`, and to `pools`.
+    """Return the models of the cluster and their children; adds their routings to `routers`, and to `pools`.
 
     Without a media actor, no model takes images or videos.
     """
@@ -77,18 +76,18 @@ def model_children(
         requests: Address[TextRequest, TextReply, TextResult]
         requests, requests_inbox = mailbox(cluster.gateway.requests_max)
         processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
-        context = reloadable.policies[name] = _policy_context(cluster.model[name], runtime)
+        context = routers.policies[name] = _policy_context(cluster.model[name], runtime)
         routing = _routing(cluster, name, texts[name], directory, runtime, context, levels)
-        reloadable.routings[name] = routing
+        routers.routings[name] = routing
         uses_blocks = partial(_uses_blocks, routing)
         subscriber = PrefixSubscriber(WorkerPool(directory, name), context.index, uses_blocks)
-        reloadable.subscribers[name] = subscriber
+        routers.subscribers[name] = subscriber
         served[name] = ServedModel(
             partial(models.model_object, name, directory, int(runtime.now())),
             DirectAddress(requests.inbox, processed),
             partial(models.request_tokens_max, directory, name),
         )
-        limits = partial(_prompt_limits, directory, name, reloadable)
+        limits = partial(_prompt_limits, directory, name, routers, cluster.gateway.prompt_tokens_max)
         check = partial(check_grammar, directory, runtime.run_in_thread, name)
         limit = cluster.gateway.requests_max
         vision = processor_vision(cluster, name, texts[name], directory, runtime, media)
@@ -144,6 +143,8 @@ def _uses_blocks(routing: Routing) -> bool:
     return isinstance(routing.policy, KvPolicy)
 
 
-def _prompt_limits(directory: Directory, model: str, reloadable: Reloadable) -> PromptLimits | None:
-    by_blocks = _uses_blocks(reloadable.routings[model])
-    return models.request_limits(directory, model, reloadable.prompt_tokens_max, by_blocks=by_blocks)
+def _prompt_limits(
+    directory: Directory, model: str, routers: ModelRouters, prompt_tokens_max: int
+) -> PromptLimits | None:
+    by_blocks = _uses_blocks(routers.routings[model])
+    return models.request_limits(directory, model, prompt_tokens_max, by_blocks=by_blocks)

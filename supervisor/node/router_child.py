@@ -19,9 +19,6 @@ from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Backoff, Child, Tree
 from supervisor.telemetry.registry import Registry
 
-RELOADABLE = ("policy", "prefill_tokens_min", "resumes_max", "resume_s")
-"""The keys of a model that a reload may change."""
-
 
 def limits(section: ModelSection) -> FailoverLimits:
     """Return the limits on resuming a request of the model after the loss of a worker."""

@@ -95,7 +95,7 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
     for node in cluster.node:
         assembly, metrics = built_assembly(cluster, node)
         happened(metrics)
-        for routing in assembly.reloadable.routings.values():
+        for routing in assembly.routers.routings.values():
             suspect = Suspect("back/tiny-0", "both", 2)
             routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
         assert assembly.links is not None

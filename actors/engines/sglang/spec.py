@@ -13,7 +13,7 @@ Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
 @frozen(kw_only=True)
 class GrammarLimits:
-    """What a request's grammar may cost an engine, and how many are checked at a time.
+    """The limits on what a request's grammar costs an engine, and on how many are checked at a time.
 
     Times are processor times, not elapsed times.
     """

@@ -92,19 +92,12 @@ def _tree(
         args=(checker_spec, host_starters[name], registration, runtime),
         stop_within_s=LADDER.total_s + 1.0,
         about="compiles and walks each grammar in a fork of its own",
-        limits=(
-            ("compile s", limits.compile_s),
-            ("walk s", limits.walk_s),
-            ("step ms", limits.step_ms),
-            ("bytes", limits.bytes_max),
-        ),
     )
     queue = Child(
         name="queue",
         run=_queue,
         args=(inbox, checks),
         about="shares checks fairly between keys",
-        limits=(("checks", limits.checks_max), ("waiting", limits.waiting_max), ("verdicts", limits.verdicts_max)),
     )
     # A tree of its own, so that its restarts do not count against an engine.
     return address, Tree(

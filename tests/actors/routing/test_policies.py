@@ -54,8 +54,8 @@ from tests.rig.assembly import built_assembly
 
 async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
-    routing = assembly.reloadable.routings["tiny"]
-    assert routing.policy is POLICIES["by_prompt"](assembly.reloadable.policies["tiny"])
+    routing = assembly.routers.routings["tiny"]
+    assert routing.policy is POLICIES["by_prompt"](assembly.routers.policies["tiny"])
     chosen = []
     with assembly.engines["a"].publish(Up()), assembly.engines["b"].publish(Up()):
         for first in (0, 1, 2, 1, 1):

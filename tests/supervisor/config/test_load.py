@@ -422,7 +422,7 @@ def test_an_encoder_has_limits_of_its_own_and_no_tokens(written: Written) -> Non
         ("slots = 7", "encoder.batch_max", "must be at most slots (7)"),
         ("encoder.batch_max = 0", "encoder.batch_max", "must be at least 1"),
         ("encoder.cache_bytes_max = -1", "encoder.cache_bytes_max", "must be at least 0"),
-        ("encoder.batch_size = 1", "encoder.batch_size", "is not a key here; did you mean batch"),
+        ("encoder.batch_maxx = 1", "encoder.batch_maxx", "is not a key here; did you mean batch_max"),
         ("encoder = 3", "encoder", "expected an object"),
     ],
 )

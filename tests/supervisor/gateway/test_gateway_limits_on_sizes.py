@@ -27,7 +27,7 @@ from supervisor.config.schema import GatewaySection
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.websocket.history import Conversation
 from supervisor.node.gateway_children import make_gateway
-from supervisor.node.model_children import Reloadable
+from supervisor.node.model_children import ModelRouters
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
 from tests.rig.gateway import FOLDER, INFO, Client, Reply, Rig, at_rest, chat, create, frame, gateway_rig, head, post
@@ -65,7 +65,7 @@ def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]
     runtime: Any = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
-    gateway = make_gateway(cluster, {}, Directory("main"), runtime, Reloadable(1), everybody())
+    gateway = make_gateway(cluster, {}, Directory("main"), runtime, ModelRouters(), everybody())
     kept = {name: getattr(gateway.limits, name) for name in OF_THE_LIMITS}
     kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}

@@ -93,16 +93,9 @@ def test_every_limit_is_printed(seeing: Callable[[str], Cluster]) -> None:
     assert "images and videos for seeing" in text
     assert "fetches from a.example; files: none" in text
     for limit in (
-        *("items 3", "tokens 65,536", "bytes 16,777,216", "pixels 50,000,000", "aspect 200", "frames 10,000"),
-        *("seconds 600", "redirects 3", "fetch s 15", "prepare s 60", "fetches 16", "fetched bytes 268,435,456"),
-        *(
-            "prepared bytes 1,073,741,824",
-            "embedded bytes 1,073,741,824",
-            "waiting 256",
-            "processes 2",
-            "bytes each 1,073,741,824",
-            "decode s 10",
-        ),
+        *("items 3", "tokens 65,536", "bytes 16,777,216", "pixels 50,000,000", "seconds 600", "fetch s 15"),
+        *("prepare s 60", "fetched bytes 268,435,456", "prepared bytes 1,073,741,824"),
+        *("embedded bytes 1,073,741,824", "processes 2"),
     ):
         assert limit in text, limit
     assert "never gives up" in text

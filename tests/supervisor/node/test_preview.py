@@ -38,11 +38,8 @@ def test_a_preview_shows_the_tree_and_its_limits() -> None:
         "connections max 1,024",
         "body bytes max 4,194,304",
         "backlog bytes max 1,048,576",
-        "lanes max 32",
-        "websocket running max 16",
         "key connections max 256",
         "history bytes max 8,388,608",
-        "websocket idle s 900",
         "permanent · starts within 120 s",
     ):
         assert wanted in " ".join(text.split()), wanted

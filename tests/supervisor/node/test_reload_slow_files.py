@@ -165,12 +165,13 @@ async def test_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
     keyed = 'requests_max = 8\nkeys = "{0}.toml"'
     node = slow(text=FILE.replace("requests_max = 8", keyed.format("a")))
     node.reloader.ask_launcher = lambda: asked.append("start new nodes")
-    node.file.write_text(node.text.replace(keyed.format("a"), keyed.format("b").replace("8", "4")))
+    changed = node.text.replace(keyed.format("a"), keyed.format("b")).replace("drain_s = 30", "drain_s = 4")
+    node.file.write_text(changed)
     async with node.running():
         with trio.move_on_after(0.5):
             await node.reloader.reload()
         await trio.sleep(2)
-    assert node.gateway.gate.requests_max == 4
+    assert node.drain_s == 4
     assert (node.gateway.keys.names(admin=False), asked) == (["bbbb"], ["start new nodes"])
 
 

@@ -149,7 +149,7 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     code, output = run_cli(running, "status")
     assert (code, f"{MODEL}-1" in output, "2 of 2 nodes answer" in output) == (0, True, True)
 
-    more = running.text.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport')
+    more = running.text.replace('node = "front"\nport', 'node = "front"\nallowed_hosts = ["127.0.0.1", "oak"]\nport')
     running.file.write_text(more + "slots = 3\n")  # which is no cost
     assert run_cli(running, "reload")[0] == 1  # the operator reads the file too
     running.file.write_text(more.replace("[node.back]", "[node.back]\ndrain_s = 15"))
@@ -157,9 +157,9 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert code == 0, output
     assert output.splitlines() == [
         "front:",
-        "  gateway.admit_s is 2 now, and was 5",
+        "  gateway.allowed_hosts is 127.0.0.1, oak now",
         "back:",
-        "  node.back.drain_s is 15 now, and was 30",
+        "  node.back.drain_s is 15 now",
     ]
 
     with ThreadPoolExecutor(8) as clients:
@@ -197,8 +197,8 @@ def test_a_node_that_listens_nowhere_is_asked_by_its_socket(running: Running) ->
     code, output = running.from_elsewhere("status")
     assert (code, "none runs here below the temporary folder" in output) == (1, True), output
 
-    running.file.write_text(alone.replace('node = "front"\nport', 'node = "front"\nadmit_s = 2\nport'))
-    assert run_cli(running, "reload") == (0, "front:\n  gateway.admit_s is 2 now, and was 5\n")
+    running.file.write_text(alone.replace("[node.front]", "[node.front]\ndrain_s = 15"))
+    assert run_cli(running, "reload") == (0, "front:\n  node.front.drain_s is 15 now\n")
     for broken in (alone + "slots = 0\n", "[gateway"):  # no mistake keeps a node from reading its keys anew
         running.file.write_text(broken)
         code, output = run_cli(running, "reload")
