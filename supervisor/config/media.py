@@ -27,24 +27,22 @@ _PORT = re.compile(r":([0-9]{1,5})$")
 class MediaSection:
     """`[gateway.media]`: the limits of images and videos; nothing is fetched but from where this allows."""
 
-    allowed_hosts: tuple[
-        str, ...
-    ] = ()  # that URLs may name: `HOST`, `*.DOMAIN` or `*`, each with `:PORT` if it has one
+    # Hosts that URLs may name: `HOST`, `*.DOMAIN` or `*`, at the ports of the schemes or with `:PORT`; by default none.
+    allowed_hosts: tuple[str, ...] = ()
     allowed_networks: tuple[str, ...] = ()  # private networks in which such a host may be, as 10.0.0.0/8
     tls_authority: str | None = None  # a file with certificates of authorities to trust besides those of the system
-    file_root: str | None = None  # the folder in which `file:` URLs may lead to files; None: to none
+    file_root: str | None = None  # the folder in which `file:` URLs may lead to files; without it, none is read
     items_max: Count = 16  # images and videos of a request
-    tokens_max: Count = 65_536  # that all of them together may make
-    bytes_max: Count = 16 * MIB  # of a content
-    pixels_max: Count = 50_000_000  # height times width, of an image or of a frame
-    seconds_max: Seconds = 600.0  # that a video may last
-    fetch_s: Seconds = 15.0  # redirects included
-    prepare_s: Seconds = 60.0  # in which all media of a request must be fetched and decoded, waits included
-    # Of all requests together.
-    decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2  # processes at a time
-    fetched_bytes_max: Count = 256 * MIB  # of contents that are not decoded yet; each counts 1 MiB at least
-    prepared_bytes_max: Count = 1024 * MIB  # of decoded images and videos, until they are no longer needed
-    embedded_bytes_max: Count = 1024 * MIB  # of embeddings, until the answers that are computed with them are whole
+    tokens_max: Count = 65_536  # tokens that all images and videos of a request may make together
+    bytes_max: Count = 16 * MIB  # bytes of one content
+    pixels_max: Count = 50_000_000  # height times width of an image or of a frame
+    seconds_max: Seconds = 600.0  # seconds that a video may last
+    fetch_s: Seconds = 15.0  # seconds in which a content must be fetched, redirects included
+    prepare_s: Seconds = 60.0  # seconds in which all media of a request must be fetched and decoded, waits included
+    decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2  # processes that decode at a time
+    fetched_bytes_max: Count = 256 * MIB  # bytes of all contents that are not decoded; each counts 1 MiB at least
+    prepared_bytes_max: Count = 1024 * MIB  # bytes of all decoded images and videos, until they are no longer needed
+    embedded_bytes_max: Count = 1024 * MIB  # bytes of all embeddings, until the answers computed with them are whole
 
 
 @frozen

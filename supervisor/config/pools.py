@@ -28,7 +28,7 @@ Mapping: TypeAlias = Annotated[tuple[Row, ...], Holds(0, RESOLUTION_MAX)]
 class PoolSection:
     """`[pool.NAME]`: engines of one model and leg, of any nodes, that serve the same requests."""
 
-    engines: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()  # the names of its engines, on any nodes
     priority: PoolPriority = 0  # pools of a higher priority are faster, and may stand in for this one
 
 
@@ -72,13 +72,13 @@ class GridSection(Protocol):
 class InputGrid:
     """`[model.NAME.grid.prefill]` and `[model.NAME.grid.both]`: pools by input length and target of the first token."""
 
-    input_tokens_min: Tokens | None = None
-    input_tokens_max: Tokens | None = None
-    input_resolution: Resolution | None = None
-    ttft_min_ms: TargetMs | None = None
-    ttft_max_ms: TargetMs | None = None
-    ttft_resolution: Resolution | None = None
-    pools: Mapping = ()
+    input_tokens_min: Tokens | None = None  # tokens of a prompt where the first row begins
+    input_tokens_max: Tokens | None = None  # tokens of a prompt where the last row ends
+    input_resolution: Resolution | None = None  # number of rows
+    ttft_min_ms: TargetMs | None = None  # milliseconds to the first token where the first column begins
+    ttft_max_ms: TargetMs | None = None  # milliseconds to the first token where the last column ends
+    ttft_resolution: Resolution | None = None  # number of columns
+    pools: Mapping = ()  # for each row, the name of a pool for each column
 
     @property
     def lengths(self) -> AxisKeys:
@@ -97,13 +97,13 @@ class InputGrid:
 class ContextGrid:
     """`[model.NAME.grid.decode]`: pools by context length and target between two tokens."""
 
-    context_tokens_min: Tokens | None = None
-    context_tokens_max: Tokens | None = None
-    context_resolution: Resolution | None = None
-    itl_min_ms: TargetMs | None = None
-    itl_max_ms: TargetMs | None = None
-    itl_resolution: Resolution | None = None
-    pools: Mapping = ()
+    context_tokens_min: Tokens | None = None  # tokens of prompt and answer so far where the first row begins
+    context_tokens_max: Tokens | None = None  # tokens of prompt and answer so far where the last row ends
+    context_resolution: Resolution | None = None  # number of rows
+    itl_min_ms: TargetMs | None = None  # milliseconds between two tokens where the first column begins
+    itl_max_ms: TargetMs | None = None  # milliseconds between two tokens where the last column ends
+    itl_resolution: Resolution | None = None  # number of columns
+    pools: Mapping = ()  # for each row, the name of a pool for each column
 
     @property
     def lengths(self) -> AxisKeys:

@@ -49,13 +49,13 @@ def machine_of(host: str) -> str:
 class NodeSection:
     """`[node.NAME]`: one process with one supervision tree."""
 
-    host: str = "localhost"  # the machine it runs on
-    listen: Endpoint | None = None  # for other nodes: host:port
-    metrics: Endpoint | None = None  # for probes and scrapers: host:port
-    drain_s: Seconds = 30.0  # in which streams may finish after a signal
-    logs: str | None = None  # a folder for the output of engines; None: it is deleted with the run folder
-    shared_bytes_max: Count = 512 * 1024 * 1024  # of tensors in memory that it shares with the processes of its engines
-    watchdog_s: Seconds = 30.0  # without a turn of the event loop, after which a launcher kills and restarts the node
+    host: str = "localhost"  # the machine that the node runs on
+    listen: Endpoint | None = None  # host:port where other nodes link; at 0.0.0.0 or [::] they dial `host`
+    metrics: Endpoint | None = None  # host:port for probes and for Prometheus
+    drain_s: Seconds = 30.0  # seconds in which streams may finish once the node drains
+    logs: str | None = None  # a folder for the output of engines; without it, the output is deleted with the node
+    shared_bytes_max: Count = 512 * 1024 * 1024  # bytes of tensors in memory that it shares with its engines
+    watchdog_s: Seconds = 30.0  # seconds without a turn of the event loop, after which the launcher restarts the node
 
     @property
     def dial_address(self) -> Endpoint | None:
@@ -69,17 +69,19 @@ class NodeSection:
 class ClusterSection:
     """`[cluster]`: how nodes authenticate each other, and the times and limits of their links."""
 
-    name: NodeName = "espalier"
+    name: NodeName = "espalier"  # the name of the cluster: nodes of another one are refused
     secret: str | None = None  # a file with the secret that all nodes of the cluster share
-    tls_certificate: str | None = None  # of this host's nodes, presented to the others
-    tls_key: str | None = None
-    tls_authority: str | None = None  # of the authority that must have signed the others' certificates
+    tls_certificate: str | None = None  # a file with the certificate of this host's nodes
+    tls_key: str | None = None  # a file with the private key of that certificate
+    tls_authority: str | None = None  # a file with the authority that must have signed the others' certificates
     tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that presents it
-    join: tuple[Endpoint, ...] = ()  # addresses of nodes of a running cluster that this file does not describe
-    streams_max: Count = 1024  # that one node may have open at another
-    heartbeat_s: Seconds = 1.0
-    silent_s: Seconds = 3.0  # after which a silent node is sent no request, and is lost if its kernel is silent too
-    stalled_s: Seconds = 15.0  # after which it is lost although its kernel acknowledges data
+    join: tuple[Endpoint, ...] = ()  # host:port of nodes of a running cluster that this file does not describe
+    streams_max: Count = 1024  # requests that one node may have open at another
+    heartbeat_s: Seconds = 1.0  # seconds between two heartbeats over a link
+    silent_s: Seconds = (
+        3.0  # seconds of silence after which a node gets no request, and is lost if its kernel is silent
+    )
+    stalled_s: Seconds = 15.0  # seconds of silence after which a node is lost although its kernel acknowledges data
 
     @property
     def verifies_node_names(self) -> bool:
@@ -91,23 +93,25 @@ class ClusterSection:
 class GatewaySection:
     """`[gateway]`: the server for clients, its admission and its limits."""
 
-    node: NodeName | None = None  # that has the gateway; None: see `nodes`, or else main
-    nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()  # that each have one; those of one machine share the port
-    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1  # as which each of these nodes runs
-    host: str = "127.0.0.1"
-    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000
-    allowed_hosts: tuple[str, ...] = ()  # in `Host`; empty: loopback's names, and `host`
-    allowed_origins: tuple[str, ...] = ()  # of web pages that may use this server, beside pages from it
-    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # of requests whose key names none
+    node: NodeName | None = None  # the node that has the gateway; without it and `nodes`: main
+    nodes: Annotated[
+        tuple[NodeName, ...], Holds(1)
+    ] = ()  # the nodes that each have a gateway; on one machine, one port
+    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1  # processes as which each of them runs
+    host: str = "127.0.0.1"  # the address at which clients are served
+    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # the port at which clients are served
+    allowed_hosts: tuple[str, ...] = ()  # names of this server in `Host`; by default loopback's names, and `host`
+    allowed_origins: tuple[str, ...] = ()  # origins of web pages that may use this server, beside pages from it
+    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # kinds of grammar for requests whose key lists none
     keys: str | None = None  # a file of client keys; paths are relative to the file that has them
-    tls_certificate: str | None = None
-    tls_key: str | None = None
-    requests_max: Count = 256
-    waiting_max: Count = 256
-    admit_s: Seconds = 5.0
-    first_token_s: Seconds = 120.0  # from the arrival of a request, admission included
-    total_s: Seconds = 900.0
-    prompt_tokens_max: Count = 262_144  # of one request, whatever its model could hold
+    tls_certificate: str | None = None  # a file with the certificate for clients, which turns on TLS
+    tls_key: str | None = None  # a file with the private key of that certificate
+    requests_max: Count = 256  # generations at a time: each prompt of a request counts, times its `n` or `best_of`
+    waiting_max: Count = 256  # requests that wait to be admitted
+    admit_s: Seconds = 5.0  # seconds that a request may wait to be admitted
+    first_token_s: Seconds = 120.0  # seconds from the arrival of a request to its first token, admission included
+    total_s: Seconds = 900.0  # seconds from the arrival of a request to its end
+    prompt_tokens_max: Count = 262_144  # tokens of one prompt, whatever its model could hold
     limits: ClientLimits = ClientLimits()
     media: MediaSection = MediaSection()
 
@@ -116,16 +120,18 @@ class GatewaySection:
 class ModelSection:
     """`[model.NAME]`: a model that clients ask for by this name."""
 
-    path: Annotated[str, Holds(1)]  # a folder; relative to the file that has it
+    path: Annotated[str, Holds(1)]  # the model's folder; relative to the file that has it
     template: str | None = None  # a file with a chat template that replaces the model's own
     queue_max: Count = 64  # requests that wait for an engine
-    policy: PolicyName = "least_loaded"  # by which its router chooses the worker of a request
-    prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0  # shorter prompts skip a prefill
-    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # of one request, after the loss of a worker
-    resume_s: Seconds = 10.0  # to find another worker
-    kv: KvSettings = KvSettings()  # of the policy `kv`
-    ttft_target_ms: TargetMs | None = None  # of requests that name none, nor does their key; None: the middle
-    itl_target_ms: TargetMs | None = None
+    policy: PolicyName = "least_loaded"  # how the worker of a request is chosen
+    # Prompts with fewer tokens skip a prefill: the decode computes them itself.
+    prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0
+    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # times that a request continues after a loss
+    resume_s: Seconds = 10.0  # seconds in which a request whose worker is lost must find another
+    kv: KvSettings = KvSettings()
+    # Milliseconds to the first token of requests that name no target, nor does their key; by default the middle of a grid.
+    ttft_target_ms: TargetMs | None = None
+    itl_target_ms: TargetMs | None = None  # milliseconds between two tokens, in the same way
     grid: GridSections = GridSections()
 
 
@@ -136,7 +142,7 @@ PORT_MAX = 65535
 class EventsSection:
     """`[engine.NAME.events]`: who hears of the blocks in an engine's prefix cache."""
 
-    publish: bool | None = None  # to the cluster's gateways; None: if the policy of its model is `kv`
+    publish: bool | None = None  # whether gateways get its blocks; by default if the policy of its model is `kv`
     listen: Endpoint | None = None  # host:port, where anybody may subscribe by ZMQ, in SGLang's own form
     replay: Endpoint | None = None  # host:port, where they ask for events that they have missed
 
@@ -162,21 +168,24 @@ class EngineSection:
     encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
     publishes_always: ClassVar[bool] = False  # its blocks, whatever the policy of its model
 
-    model: Annotated[str, Holds(1)]
-    node: NodeName = "main"
-    kind: str = DEFAULT_KIND
+    model: Annotated[str, Holds(1)]  # the name of the model that it serves
+    node: NodeName = "main"  # the node that runs it
+    kind: str = DEFAULT_KIND  # the kind of the engine
+    # Its part in a request: all of it, the prompt, the answer, or the embeddings of images and videos.
     leg: Literal["both", "prefill", "decode", "encode"] = "both"
     data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1  # ranks that a router chooses from
-    slots: Count = 16  # of each rank
-    kv_tokens_max: Count = 0  # of each rank; needed, but for an encoder
-    context_max: Count | None = None
-    page_size: Count = 16
+    slots: Count = 16  # requests that each rank computes at a time
+    kv_tokens_max: Count = 0  # tokens of KV memory of each rank; needed, but for an encoder
+    context_max: Count | None = None  # tokens of a prompt and its answer together; by default the model's own limit
+    page_size: Count = 16  # tokens of a page of KV memory
     prefill_chunk: Count | None = None  # the most prompt tokens of one request in an engine step
-    pending_prefill_tokens_max: Count | None = None  # of a rank's prompts without a first token; None: two chunks
-    # What a request waits for: a slot alone, or KV memory for it as well. None: memory if there are several ranks.
+    pending_prefill_tokens_max: Count | None = (
+        None  # prompt tokens in a rank without a first token; by default two chunks
+    )
+    # What a request waits for: a slot alone, or KV memory for it as well; by default memory if there are several ranks.
     admission: Literal["slots", "memory"] | None = None
-    start_within_s: Seconds = 120.0
-    silent_s: Seconds = 10.0  # after which a process that neither answers nor computes is killed
+    start_within_s: Seconds = 120.0  # seconds in which it must have started
+    silent_s: Seconds = 10.0  # seconds after which a process that neither answers nor computes is killed
     deadlines: RequestDeadlines = RequestDeadlines()
     canary: CanaryLimits = CanaryLimits()
     encoder: BatchLimits = BatchLimits()

@@ -41,18 +41,20 @@ class SglangSection(EngineSection):
     encodes: ClassVar[bool] = True
 
     ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
-    dist_port: Port | None = None  # of rank 0's host, where the ranks meet
-    device: Literal["cpu", "cuda"] | None = None
+    dist_port: Port | None = None  # the port of rank 0's host where the ranks meet
+    device: Literal["cpu", "cuda"] | None = None  # what it computes on
     # Of a prefill: the first of 32 ports of its host that are its own. Each life of the engine takes another.
     bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
     transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
-    tensor_parallel: Count = 1
-    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
-    # What it computes images with; None: embeddings if this file has an encoder of its model, else its own tower.
+    tensor_parallel: Count = 1  # GPUs, or processes on a CPU, that share each layer
+    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = (
+        None  # of each GPU, for weights and KV memory
+    )
+    # What it computes images with; by default embeddings if the file has an encoder of its model, else its own tower.
     vision: Literal["tower", "embeddings"] | None = None
     metrics: bool = False  # whether `/metrics` has SGLang's own metrics, too
-    settings: dict[str, Setting] = Factory(dict)
-    environment: dict[str, str] = Factory(dict)
+    settings: dict[str, Setting] = Factory(dict)  # SGLang's own settings, by the names of its `ServerArgs`
+    environment: dict[str, str] = Factory(dict)  # variables that are set before anything is imported
 
     @classmethod
     def reserves(cls, name: str) -> bool:

@@ -38,12 +38,12 @@ class SimulatedKeys:
     """`[engine.NAME.simulated]`: how an engine without a model answers, and how long it takes."""
 
     waiting_max: Count = 256  # requests that wait inside it
-    prefill_chunk: Count = 2048
-    prefix_cache: bool = True
-    length_min: Count = 16  # of an answer that ends by itself, in tokens
-    length_max: Count = 512
-    seed: int = 0
-    media: SimulatedMedia | None = None  # None: those of the model's folder
+    prefill_chunk: Count = 2048  # prompt tokens of one step, if [engine.NAME] prefill_chunk is not given
+    prefix_cache: bool = True  # whether it keeps the KV cache of prompts
+    length_min: Count = 16  # tokens of the shortest answer that ends by itself
+    length_max: Count = 512  # tokens of the longest answer that ends by itself
+    seed: int = 0  # of its random answers
+    media: SimulatedMedia | None = None  # images and videos that it takes; by default those of the model's folder
     costs: Costs = Costs()
     encoding_costs: EncodingCosts = EncodingCosts()
     faults: Faults = Faults()
