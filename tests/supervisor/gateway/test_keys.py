@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import io
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from trio.testing import MockClock
 from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
 from protocol.text_messages import Respond
+from supervisor import command_line
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway import keys as module
 from supervisor.gateway.admission import AdmissionGate
@@ -29,7 +31,6 @@ from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedMode
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.files import read_inline
 from tests.rig.keys import sha
-from tests.rig.launched import run_supervisor
 from tests.rig.log_records import log_records
 
 UNUSED: Any = None  # what no request of these tests reaches
@@ -473,17 +474,20 @@ def test_a_presented_secret_has_at_most_1024_bytes() -> None:
 # The command --------------------------------------------------------------------------------
 
 
-@pytest.mark.realtime
-def test_hash_key_prints_the_lines_of_a_file_of_keys(file: Write) -> None:
-    done = run_supervisor("hash-key", "alice", stdin=f"{SECRET}\n")
-    assert (done.returncode, done.stdout) == (0, f'[key.alice]\nsha256 = "{sha(SECRET)}"\n')
-    assert done.stderr == ""
-    short = run_supervisor("hash-key", stdin="abc\n")
-    assert "3 characters can be guessed" in short.stderr
-    assert "abc" not in short.stderr
-    none = run_supervisor("hash-key", stdin="\n")
-    assert (none.returncode, none.stdout) == (1, "")
-    assert none.stderr.startswith("espalier: a key is 1 to 1024")
+def test_hash_key_prints_the_lines_of_a_file_of_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hashed(secret: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{secret}\n"))
+        return command_line.hash_key("alice"), *capsys.readouterr()
+
+    assert hashed(SECRET) == (0, f'[key.alice]\nsha256 = "{sha(SECRET)}"\n', "")
+    _, _, short = hashed("abc")
+    assert "3 characters can be guessed" in short
+    assert "abc" not in short
+    code, printed, none = hashed("")
+    assert (code, printed) == (1, "")
+    assert none.startswith("espalier: a key is 1 to 1024")
 
 
 @pytest.mark.parametrize("name", ["alice", "a.b", "a@b.c", "7", "a-b_c", "1-2"])
