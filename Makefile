@@ -199,7 +199,7 @@ bench-full: $(VENV)/ready-dev  ## an hour or more: the same, every load of the t
 
 EACH  := $(MAKE) --no-print-directory -k -j1
 parts = $(EACH) $(1:%=build/peers/%/installed); rm -rf $(RESULTS); $(EACH) $(2:%=bench-%); code=$$?; \
-	$(BIN)/python -m bench report $(RESULTS)/*.json --output $(RESULTS)/report.html || code=1; \
+	$(BIN)/python -m bench report $(RESULTS)/*.json > $(RESULTS)/report.md || code=1; \
 	for part in $(2); do test -e $(RESULTS)/$$part.json || echo "$$part FAILED; the reason stands above" >&2; done; exit $$code
 
 bench-added-latency: $(VENV)/ready-dev

@@ -18,12 +18,10 @@ COMMANDS = {
     "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
-    "report": ("bench.report.command", "one self-contained HTML page from the JSON documents of any command"),
-    "figures": ("bench.figures.command", "write the figures of docs/performance.md from the results that are kept"),
+    "report": ("bench.report.command", "one page of Markdown from the JSON documents of any command"),
     "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
     "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),
     "shutdown": ("bench.shutdown", "stop servers, and see how long it takes, which answers are lost and what is left"),
-    "agree": ("bench.agree.command", "compare the figures of load with those of the load tools of others"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 
@@ -48,7 +46,7 @@ def main(words: list[str]) -> int:
 
 def _check_writable(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Refuse a command line whose results could not be written."""
-    for name in ("json", "html", "raw"):
+    for name in ("json", "raw"):
         path: Path | None = getattr(arguments, name, None)
         if path is not None and path != STANDARD_OUTPUT:
             try:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from attrs import frozen
+from attrs import fields_dict, frozen
 
 from bench.cost.groups import groups
 from bench.rig.processes import PROC, Usage, family, memory_bytes, process_table, usage
+
+COUNTERS = ("user_s", "system_s", "voluntary", "involuntary")
 
 
 @frozen
@@ -81,26 +83,11 @@ def ended(before: Accounts, after: Accounts) -> int:
 
 def _share(account: Account, earlier: Usage) -> Spent:
     now = account.usage
-    return Spent(
-        processes=1,
-        user_s=now.user_s - earlier.user_s,
-        system_s=now.system_s - earlier.system_s,
-        voluntary=now.voluntary - earlier.voluntary,
-        involuntary=now.involuntary - earlier.involuntary,
-        memory_max_mb=now.memory_max_mb,
-        memory_mb=account.memory_mb,
-    )
+    grown = {name: getattr(now, name) - getattr(earlier, name) for name in COUNTERS}
+    return Spent(processes=1, memory_max_mb=now.memory_max_mb, memory_mb=account.memory_mb, **grown)
 
 
 def total(parts: Iterable[Spent]) -> Spent:
     """Return the sum of several groups or processes."""
     several = list(parts)
-    return Spent(
-        processes=sum(part.processes for part in several),
-        user_s=sum(part.user_s for part in several),
-        system_s=sum(part.system_s for part in several),
-        voluntary=sum(part.voluntary for part in several),
-        involuntary=sum(part.involuntary for part in several),
-        memory_max_mb=sum(part.memory_max_mb for part in several),
-        memory_mb=sum(part.memory_mb for part in several),
-    )
+    return Spent(**{name: sum(getattr(part, name) for part in several) for name in fields_dict(Spent)})

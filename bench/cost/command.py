@@ -12,7 +12,8 @@ from pathlib import Path
 from attrs import asdict, frozen
 
 from bench.cost import options, report, trends
-from bench.cost.sample import Failed, Sample, measure_load
+from bench.cost.sample import Sample, measure_load
+from bench.load.process import Failed
 from bench.load.values import count
 from bench.peers.running import NotStarted, started
 from bench.peers.table import SERVERS
@@ -77,7 +78,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
             begun,
             title=f"The price of a token: {title}",
             notes=notes,
-            figures=[*tables, *trends.curves(title, samples)],
+            figures=tables,
             samples=[asdict(sample) for sample in samples],
         )
     return 0

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import trio
 from attrs import frozen
 
 from bench.cost import accounts
 from bench.cost.accounts import Accounts, Spent
 from bench.cost.groups import APART
 from bench.load import measure
-from bench.load.messages import Api, Job, Record, Target
+from bench.load.messages import Api, Job, Target
 from bench.load.plan import Pace, Span, Workload
-from bench.load.process import Run, WorkerDied, split_job
+from bench.load.process import Failed, Run, run_to_end, split_job
 
 CLIENT_SHARE_MAX = 0.8  # of a core, of one process of the load; beyond it the figures are the client's
-
-
-class Failed(Exception):
-    """Requests failed, so that the figures would be of something else."""
 
 
 @frozen(kw_only=True)
@@ -91,32 +86,19 @@ def measure_load(load: Load, *, url: str, model: str, roots: Sequence[int], seed
     the start; the second after the last answer.
     """
     before: Accounts = {}
-    run = Run(
-        split_job(load.job(url, model, seed, load.clients), load.processes),
-        observe=lambda: before.update(accounts.take(roots)),
-    )
-    died: BaseExceptionGroup[WorkerDied] | None = None
-    try:
-        trio.run(run.run, strict_exception_groups=True)
-    except* WorkerDied as group:
-        died = group
-    if died is not None:
-        raise Failed(str(died.exceptions[0])) from died
+    jobs = split_job(load.job(url, model, seed, load.clients), load.processes)
+    run = run_to_end(jobs, observe=lambda: before.update(accounts.take(roots)))
     after = accounts.take(roots, memory=True)
     records = run.records
-    failures = [f"{each.count} x {each.kind} {each.code} {each.example}" for each in measure.errors(records)]
-    failures += [f"warm-up: {fault.kind} {fault.code} {fault.detail}" for fault in run.warmup_faults[:1]]
-    if failures or not records:
-        raise Failed("; ".join(failures) or "no request was sent")
     if not any(record.stamps for record in records) or not any(map(measure.tokens, records)):
-        raise Failed("no answer had any text, so that nothing can be said about its tokens")
+        raise Failed("no answer had any text, so its tokens have no price")
     return _sample(load, start, run, before, after)
 
 
 def _sample(load: Load, start: int, run: Run, before: Accounts, after: Accounts) -> Sample:
-    records: list[Record] = run.records
+    records = run.records
     tokens, events = sum(map(measure.tokens, records)), sum(len(record.stamps) // 8 for record in records)
-    rates, times = measure.rates(records, measure.window(records, None)), measure.latencies(records)
+    rates, times = measure.rates(records, measure.window(records)), measure.latencies(records)
     assert run.start_at is not None
     return Sample(
         load=load,
@@ -132,7 +114,7 @@ def _sample(load: Load, start: int, run: Run, before: Accounts, after: Accounts)
         gap_p50_ms=times["itl"].p50 or 0.0,
         gap_p99_ms=times["itl"].p99 or 0.0,
         gap_max_ms=times["itl"].most or 0.0,
-        client_share=max(done.cpu_s / done.wall_s for done in run.done.values()),
+        client_share=max(done.cpu_s / done.wall_s for done in run.done),
         ended=accounts.ended(before, after),
         groups=accounts.spent(before, after),
     )

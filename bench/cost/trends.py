@@ -1,15 +1,14 @@
-"""Prices over several loads: what a request costs by itself and each token of it, and the price over the clients."""
+"""Prices over several loads: what a request costs by itself and each token of it, and the memory of a client."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from itertools import product
 
 from bench.cost.options import describe
 from bench.cost.report import OUTSIDE
 from bench.cost.sample import Sample
-from bench.rig.result import Cell, Curve, Table
+from bench.rig.result import Cell, Table
 
 SPLIT_NOTE = (
     "From answers of two lengths, the shortest and the longest, each start by itself: the price of a request is a line "
@@ -91,29 +90,3 @@ def split(samples: Sequence[Sample]) -> tuple[float, float] | None:
     )
     token = (long - short) / (lengths[-1] - lengths[0])
     return short - lengths[0] * token, token
-
-
-def curves(title: str, samples: Sequence[Sample]) -> list[Curve]:
-    """Return the price of a token over the number of clients, for each length of answers; nothing for one number."""
-    result = []
-    for length in dict.fromkeys(sample.load.output_tokens for sample in samples):
-        several = [sample for sample in samples if sample.load.output_tokens == length]
-        counts = sorted({sample.load.clients for sample in several})
-        if len(counts) < 2:
-            continue
-        series: dict[str, list[tuple[float, list[float]]]] = {}
-        for api, clients in product(dict.fromkeys(sample.load.api for sample in several), counts):
-            loads = [each for each in several if (each.load.api, each.load.clients) == (api, clients)]
-            if loads:
-                values = [1e6 * each.outside.cpu_s / each.tokens for each in loads]
-                series.setdefault(api, []).append((float(clients), values))
-        result.append(
-            Curve(
-                title=f"{title}: CPU time of a token, {OUTSIDE}, answers of {length} tokens",
-                x="clients",
-                unit="us a token",
-                series=series,
-                logarithmic=True,
-            )
-        )
-    return result

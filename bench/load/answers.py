@@ -17,7 +17,6 @@ from bench.load.messages import Api
 from protocol.codec import DECODE_ERRORS
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}
-CANCELLED = "cancelled"
 CONTENT = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "text")
 
 Object = dict[str, object]
@@ -34,9 +33,6 @@ class Answer:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    running_usage: bool | None = None  # whether its events have the usage so far; None before the first
-    parts: list[str] | None = None  # its text, only if a later turn needs it
-    response_id: str | None = None
 
     def end(self) -> None:
         """Mark the end of the stream; raises `RequestFailed` if there was no finish reason."""
@@ -45,14 +41,14 @@ class Answer:
         self.over = True
 
 
-Reader = Callable[[Answer, bytes, bytes], int]  # of one event's name and data; returns its number of tokens
+Reader = Callable[[Answer, bytes, bytes], bool]  # of one event's name and data; returns whether it has content
 
 
-def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
+def read_chunk(answer: Answer, name: bytes, data: bytes) -> bool:
     """Read one chunk of a chat completion or of a completion."""
     if data == b"[DONE]":
         answer.end()
-        return 0
+        return False
     chunk = _object(data)
     if chunk.get("error") or name == b"error":
         raise _error_event(chunk.get("error") or chunk)
@@ -62,24 +58,12 @@ def read_chunk(answer: Answer, name: bytes, data: bytes) -> int:
         if not isinstance(delta, dict):
             raise RequestFailed("shape", "delta", f"is {type(delta).__name__}")
         has_content = has_content or any(delta.get(key) for key in CONTENT)
-        if answer.parts is not None and isinstance(text := delta.get("content"), str):
-            answer.parts.append(text)
         if (finish := choice.get("finish_reason")) is not None:
             _finish(answer, finish)
-    usage = chunk.get("usage")
-    counted = _store_usage(answer, usage, "prompt_tokens", "completion_tokens") if isinstance(usage, dict) else None
-    return _count(answer, counted) if has_content else 0
-
-
-def _count(answer: Answer, counted: int | None) -> int:
-    """Return the number of tokens of an event with content: one, unless every event so far had a running usage."""
-    if answer.running_usage is None:
-        answer.running_usage = counted is not None
-    new = 1
-    if answer.running_usage and counted is not None:
-        new = max(1, counted - answer.tokens)
-    answer.tokens += new
-    return new
+    if isinstance(usage := chunk.get("usage"), dict):
+        _store_usage(answer, usage, "prompt_tokens", "completion_tokens")
+    answer.tokens += has_content
+    return has_content
 
 
 def _finish(answer: Answer, finish: object) -> None:
@@ -88,18 +72,18 @@ def _finish(answer: Answer, finish: object) -> None:
     answer.finish = finish
 
 
-def read_response(answer: Answer, name: bytes, data: bytes) -> int:
+def read_response(answer: Answer, name: bytes, data: bytes) -> bool:
     """Read one event of a response."""
     if data == b"[DONE]":
-        return 0
+        return False
     event = _object(data)
     kind = event.get("type", name.decode(errors="replace"))
     if not isinstance(kind, str):
         raise RequestFailed("shape", "type", f"is {type(kind).__name__}")
     if kind.endswith(".delta"):
-        if answer.parts is not None and kind == "response.output_text.delta":
-            answer.parts.append(str(event.get("delta", "")))
-        return _count(answer, None) if event.get("delta") else 0
+        has_content = bool(event.get("delta"))
+        answer.tokens += has_content
+        return has_content
     match kind:
         case "error" | "response.error":
             raise _error_event(event.get("error") or event)
@@ -109,9 +93,8 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> int:
                 raise RequestFailed("shape", "response", f"is {type(response).__name__}")
             if isinstance(usage := response.get("usage"), dict):
                 _store_usage(answer, usage, "input_tokens", "output_tokens")
-            answer.response_id = identity if isinstance(identity := response.get("id"), str) else None
             _end(answer, response, str(response.get("status") or kind.rpartition(".")[2]))
-    return 0
+    return False
 
 
 def _end(answer: Answer, response: Object, status: str) -> None:
@@ -120,24 +103,20 @@ def _end(answer: Answer, response: Object, status: str) -> None:
         raise _error_event(response.get("error") or "failed")
     details = response.get("incomplete_details")
     reason = details.get("reason") if isinstance(details, dict) else None
-    finish = {"completed": "stop", "cancelled": CANCELLED}.get(status)
+    finish = "stop" if status == "completed" else None
     if status == "incomplete":
-        finish = {"max_output_tokens": "length", "content_filter": "content_filter", CANCELLED: CANCELLED}.get(
-            str(reason)
-        )
+        finish = {"max_output_tokens": "length", "content_filter": "content_filter"}.get(str(reason))
     if finish is None:
         raise RequestFailed("error_event", f"{status} {reason}", "the server says that the response did not finish")
     answer.finish, answer.over = finish, True
 
 
-def _store_usage(answer: Answer, usage: Object, prompt: str, output: str) -> int | None:
-    """Store a usage; return its number of output tokens."""
+def _store_usage(answer: Answer, usage: Object, prompt: str, output: str) -> None:
     details = usage.get(f"{prompt}_details")
     answer.prompt_tokens = _number(usage.get(prompt), answer.prompt_tokens)
     answer.output_tokens = _number(usage.get(output), answer.output_tokens)
     if isinstance(details, dict):
         answer.cached_tokens = _number(details.get("cached_tokens"), answer.cached_tokens)
-    return _number(usage.get(output), None)
 
 
 def _number(value: object, otherwise: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""`python -m bench load`: run a load, show its progress, write its report."""
+"""`python -m bench load`: run a load, write its report."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from pathlib import Path
 
 import msgspec
 import trio
-from attrs import asdict, evolve
+from attrs import asdict
 
-from bench.load import measure, options, plan, report
-from bench.load.messages import Job, Record
-from bench.load.options import Mistake, Options
+from bench.load import measure, options, report
+from bench.load.messages import Record
 from bench.load.process import Run, WorkerDied, split_job
-from bench.load.progress import Bar
-from bench.report.page import page
-from bench.rig.result import about, as_result, write
+from bench.rig.result import write
 
 DESCRIPTION = options.DESCRIPTION
 NOTHING_MEASURED = 1
+LINE_EVERY_S = 10.0
 
 add = options.add
 
@@ -30,49 +28,51 @@ add = options.add
 def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a load; return 0, or 1 if no request completed or a worker died; a wrong command line exits with 2."""
     try:
-        chosen = options.read(arguments)
-    except Mistake as mistake:
+        job = options.read(arguments)
+    except options.Mistake as mistake:
         parser.error(str(mistake))
     begun = datetime.now(UTC)
-    run = Run(split_job(chosen.job, chosen.processes))
+    run = Run(split_job(job, arguments.processes))
     failed: BaseExceptionGroup[BaseException] | None = None
     try:
-        trio.run(_run, run, chosen, strict_exception_groups=True)
+        trio.run(_run, run, arguments.quiet, strict_exception_groups=True)
     except* (WorkerDied, KeyboardInterrupt) as group:
         failed = group
     if failed is not None:
         print(f"bench load: {_first(failed)!r}", file=sys.stderr)
         return NOTHING_MEASURED
-    findings = report.Findings(
-        job=chosen.job,
-        processes=chosen.processes,
-        records=sorted(run.records, key=lambda record: record.number),
-        done=list(run.done.values()),
-        lags_s=run.lags_s,
-        warmup_faults=run.warmup_faults,
-        stopped=run.stopped,
-        about=about(("load", *_masked(words, chosen.job)), begun),
-    )
-    _write(findings, chosen)
-    return 0 if any(record.ending != "failed" for record in findings.records) else NOTHING_MEASURED
-
-
-def _masked(words: Sequence[str], job: Job) -> list[str]:
-    return [report.SECRET if job.target.key and job.target.key in word else word for word in words]
+    if arguments.raw is not None:
+        with arguments.raw.open("wb") as raw:
+            raw.writelines(msgspec.json.encode(_plain(record)) + b"\n" for record in run.records)
+    document = report.document(job, run, words, begun)
+    if arguments.json == Path("-"):
+        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    else:
+        if arguments.json is not None:
+            write(arguments.json, document)
+        print(report.text(document))
+    return 0 if measure.completed(run.records) else NOTHING_MEASURED
 
 
 def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(run: Run, chosen: Options) -> None:
-    pace, requests = chosen.job.pace, plan.planned_requests(chosen.job.pace, chosen.job.workload)
+async def _run(run: Run, quiet: bool) -> None:
     async with trio.open_nursery() as helpers:
         helpers.start_soon(_stop_on_signal, run)
-        if not chosen.quiet:
-            helpers.start_soon(Bar(run, evolve(pace, requests=requests), sys.stderr).show)
+        if not quiet:
+            helpers.start_soon(_show, run)
         await run.run()
         helpers.cancel_scope.cancel(reason="the run is over")
+
+
+async def _show(run: Run) -> None:
+    """Print now and then for how long the load has been running."""
+    while True:
+        await trio.sleep(LINE_EVERY_S)
+        state = "warming up" if run.start_at is None else f"running for {run.clock() - run.start_at:.0f} s"
+        print(f"{state}; Ctrl-C ends the run with the results so far", file=sys.stderr, flush=True)
 
 
 async def _stop_on_signal(run: Run) -> None:
@@ -84,25 +84,6 @@ async def _stop_on_signal(run: Run) -> None:
             run.stop()
 
 
-def _write(findings: report.Findings, chosen: Options) -> None:
-    if chosen.raw is not None:
-        with chosen.raw.open("wb") as raw:
-            for record in findings.records:
-                raw.write(msgspec.json.encode(_plain(record)) + b"\n")
-    document = report.document(findings)
-    if chosen.html is not None:
-        result = as_result(document)
-        chosen.html.write_text(page([result], result.title))
-    if chosen.json is None:
-        print(report.table(findings))
-        return
-    if chosen.json == Path("-"):
-        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-        return
-    write(chosen.json, document)
-    print(report.table(findings))
-
-
 def _plain(record: Record) -> dict[str, object]:
-    """Return a record with its times as lists of numbers."""
-    return asdict(record) | {"stamps": list(measure.stamps(record)), "weights": list(measure.weights(record))}
+    """Return a record with its times as a list of numbers."""
+    return asdict(record) | {"stamps": list(measure.stamps(record))}

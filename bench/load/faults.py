@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import ssl
 
 from bench.load.messages import Fault, Kind
 
@@ -29,10 +28,8 @@ def name(error: BaseException) -> str:
     """Return a short name for an error of a socket: that of its first cause."""
     if isinstance(error, BaseExceptionGroup):
         return name(error.exceptions[0])
-    if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
+    if error.__cause__ is not None:
         return name(error.__cause__)
-    if isinstance(error, ssl.SSLError):
-        return "tls"
     if isinstance(error, socket.gaierror):
         return "no such host"
     number = getattr(error, "errno", None)

@@ -5,38 +5,40 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import trio
-from attrs import astuple, define, evolve, field
+from attrs import define, evolve, field
 
-from bench.load.messages import Done, Fault, Frames, Go, Job, Message, Progress, Ready, Record, Records, encode
+from bench.load import measure
+from bench.load.messages import Done, Fault, Job, Lines, Ready, Record, encode
 
 ROOT = Path(__file__).parent.parent.parent
 COMMAND = (sys.executable, "-m", "bench.load.worker")
-GO_IN_S = 0.05  # from `Go` to the start, so that all workers start together
+GO_IN_S = 0.05  # from the order to the start, so that all workers start together
 SETTLE_S = 0.2  # for what the warm-up leaves to a server, such as connections to close, before it is observed
 END_WITHIN_S = 5.0
-READ_BYTES_MAX = 1 << 20
 
 
 class WorkerDied(Exception):
     """A worker ended too early; it wrote the reason to standard error."""
 
 
+class Failed(Exception):
+    """Requests failed, so that the figures would be of something else."""
+
+
 @define(eq=False)
 class Run:
-    """The worker processes of one load, and their messages so far."""
+    """The worker processes of one load, and what they have reported."""
 
     jobs: Sequence[Job]
     clock: Callable[[], float] = time.perf_counter
     observe: Callable[[], None] | None = None  # called between the warm-up and the start, which waits for it
-    records: list[Record] = field(factory=list)
-    done: dict[int, Done] = field(factory=dict)  # by worker
-    warmed: dict[int, Ready] = field(factory=dict)
-    progress: dict[int, Progress] = field(factory=dict)
+    done: list[Done] = field(factory=list)
+    warmed: list[Ready] = field(factory=list)
     start_at: float | None = None
     ended_at: float = 0.0
     stopped: bool = False
@@ -51,25 +53,14 @@ class Run:
         self._all_ready.set()
 
     @property
-    def total_progress(self) -> Progress:
-        """The sum of all workers' progress."""
-        total = Progress()
-        for progress in self.progress.values():
-            total = Progress(*map(sum, zip(astuple(total), astuple(progress), strict=True)))
-        return total
+    def records(self) -> list[Record]:
+        """The records of all workers, in the order of their numbers."""
+        return sorted((record for done in self.done for record in done.records), key=lambda record: record.number)
 
     @property
     def warmup_faults(self) -> list[Fault]:
         """The failures of the warm-up."""
-        return [fault for ready in self.warmed.values() for fault in ready.faults]
-
-    @property
-    def lags_s(self) -> array[float]:
-        """The delays of all workers' event loops."""
-        lags = array("d")
-        for done in self.done.values():
-            lags.frombytes(done.lags)
-        return lags
+        return [fault for ready in self.warmed for fault in ready.faults]
 
     async def run(self) -> None:
         """Run all workers to their end; raises `WorkerDied`."""
@@ -95,14 +86,14 @@ class Run:
         try:
             async with trio.open_nursery() as both:
                 both.start_soon(self._send, process, job)
-                await self._receive(process, job)
+                reported = await self._receive(process)
                 both.cancel_scope.cancel(reason="the worker closed its output")
         finally:
             with trio.move_on_after(END_WITHIN_S, shield=True):
                 await _end(process)
             if process.returncode is None:
                 process.kill()
-        if job.worker not in self.done and not self.stopped:
+        if not reported and not self.stopped:
             raise WorkerDied(f"worker {job.worker} ended with {process.returncode} before it was done")
 
     async def _send(self, process: trio.Process, job: Job) -> None:
@@ -112,31 +103,25 @@ class Run:
             await self._may_start.wait()
             if not self.stopped:
                 assert self.start_at is not None
-                await process.stdin.send_all(encode(Go(self.start_at)))
+                await process.stdin.send_all(encode(self.start_at))
             await self._stop.wait()
             await process.stdin.aclose()
         except trio.BrokenResourceError:
             pass  # it has ended, which `_worker` reports
 
-    async def _receive(self, process: trio.Process, job: Job) -> None:
+    async def _receive(self, process: trio.Process) -> bool:
+        """Read a worker's two messages; return whether both came."""
         assert process.stdout is not None
-        frames = Frames()
-        while data := await process.stdout.receive_some(READ_BYTES_MAX):
-            for message in frames.feed(data):
-                self._on_message(message, job.worker)
-
-    def _on_message(self, message: Message, worker: int) -> None:
-        match message:
-            case Ready():
-                self.warmed[worker] = message
-                if len(self.warmed) == len(self.jobs):
-                    self._all_ready.set()
-            case Progress():
-                self.progress[worker] = message
-            case Records():
-                self.records.extend(message.records)
-            case Done():
-                self.done[worker] = message
+        reports = Lines(process.stdout)
+        if (ready := await reports.next()) is None:
+            return False
+        self.warmed.append(msgspec.json.decode(ready, type=Ready))
+        if len(self.warmed) == len(self.jobs):
+            self._all_ready.set()
+        if (done := await reports.next()) is None:
+            return False
+        self.done.append(msgspec.json.decode(done, type=Done))
+        return True
 
 
 async def _end(process: trio.Process) -> None:
@@ -149,3 +134,20 @@ async def _end(process: trio.Process) -> None:
 def split_job(job: Job, processes: int) -> list[Job]:
     """Return one job for each process."""
     return [evolve(job, worker=worker, workers=processes) for worker in range(processes)]
+
+
+def run_to_end(jobs: Sequence[Job], observe: Callable[[], None] | None = None) -> Run:
+    """Run a load in a loop of its own and return it; raises `Failed` if a request failed or a worker died."""
+    run = Run(jobs, observe=observe)
+    died: BaseExceptionGroup[WorkerDied] | None = None
+    try:
+        trio.run(run.run, strict_exception_groups=True)
+    except* WorkerDied as group:
+        died = group
+    if died is not None:
+        raise Failed(str(died.exceptions[0])) from died
+    failures = [f"{each.count} x {each.kind} {each.code} {each.example}" for each in measure.errors(run.records)]
+    failures += [f"warm-up: {fault.kind} {fault.code} {fault.detail}" for fault in run.warmup_faults[:1]]
+    if failures or not run.records:
+        raise Failed("; ".join(failures) or "no request was sent")
+    return run

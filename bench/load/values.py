@@ -24,31 +24,12 @@ def whole(text: str) -> int:
     return value
 
 
-def at_least_zero(text: str) -> float:
-    """Return a finite number from 0 on."""
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError("must be a number from 0 on")
-    return value
-
-
 def positive(text: str) -> float:
     """Return a finite number above 0."""
-    if not (value := at_least_zero(text)):
-        raise argparse.ArgumentTypeError("must be above 0")
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError("must be a number above 0")
     return value
-
-
-def fraction(text: str) -> float:
-    """Return a number from 0 to 1."""
-    if (value := at_least_zero(text)) > 1:
-        raise argparse.ArgumentTypeError("must be from 0 to 1")
-    return value
-
-
-def temperature(text: str) -> float | None:
-    """Return a temperature, or None for the default of the server."""
-    return None if text == "default" else at_least_zero(text)
 
 
 def span(text: str) -> Span:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
-from functools import cache
-from typing import Protocol
 
 import trio
 from attrs import define
@@ -14,28 +11,10 @@ from bench.load.requests import Address
 
 READ_BYTES_MAX = 16 * 1024  # tokens are small, and each read allocates as much
 
-client_context = cache(ssl.create_default_context)  # reading all certificates blocks for milliseconds
-
-
-class Wire(Protocol):
-    """Bytes to and from a server. Errors of the system are raised unchanged: `OSError` or Trio's own."""
-
-    async def send(self, data: bytes) -> None:
-        """Send all of `data`."""
-
-    async def receive(self) -> bytes:
-        """Wait for bytes and return them; empty at the end."""
-
-    def waiting(self) -> bytes | None:
-        """Return the bytes that wait, empty at the end, None if there are none or it is unknown."""
-
-    def close(self) -> None:
-        """Close at once; a server that still sends gets a reset."""
-
 
 @define(eq=False)
-class Plain:
-    """A TCP connection."""
+class Wire:
+    """A TCP connection. Errors of the system are raised unchanged: `OSError` or Trio's own."""
 
     _socket: socket.socket  # never blocks
 
@@ -67,45 +46,14 @@ class Plain:
             return b""
 
     def close(self) -> None:
-        """Close at once."""
+        """Close at once; a server that still sends gets a reset."""
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
-
-
-@define(eq=False)
-class Tls:
-    """A TLS connection."""
-
-    _stream: trio.SSLStream[trio.SocketStream]
-
-    async def send(self, data: bytes) -> None:
-        """Send all of `data`."""
-        await self._stream.send_all(data)
-
-    async def receive(self) -> bytes:
-        """Wait for bytes and return them; empty at the end."""
-        return bytes(await self._stream.receive_some(READ_BYTES_MAX))
-
-    def waiting(self) -> bytes | None:
-        """Return None: whether TLS has decrypted bytes is unknown without a read."""
-        return None
-
-    def close(self) -> None:
-        """Close without a TLS close notification."""
-        self._stream.transport_stream.socket.close()
 
 
 async def connect(where: Address) -> Wire:
     """Open a connection; raises the system's error if it cannot."""
     stream = await trio.open_tcp_stream(where.host, where.port)
-    if not where.tls:
-        plain = socket.socket(fileno=stream.socket.detach())
-        plain.setblocking(False)
-        return Plain(plain)
-    secure = trio.SSLStream(stream, client_context(), server_hostname=where.host, https_compatible=True)
-    try:
-        await secure.do_handshake()
-    except BaseException:
-        stream.socket.close()
-        raise
-    return Tls(secure)
+    plain = socket.socket(fileno=stream.socket.detach())
+    plain.setblocking(False)
+    return Wire(plain)

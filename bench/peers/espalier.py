@@ -36,6 +36,7 @@ key_requests_max = {clients_max}
 [model.{model}]
 path = "{path}"
 queue_max = {clients_max}
+{model_lines}
 """
 NODE = """\
 [node.{name}]
@@ -67,14 +68,22 @@ per_running_s = 0.0
 """
 
 
-def cluster_text(setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1) -> str:
+def cluster_text(
+    setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1, model_lines: str = ""
+) -> str:
     """Return the cluster's description; `apart`: each engine is on a node of its own; `gateways`: its processes."""
     workers = [f"worker-{number}" for number in range(setup.workers)] if apart else []
     ports = free_ports(len(workers)) if workers else []
     listens = {name: f'listen = "127.0.0.1:{port}"' for name, port in zip(workers, ports, strict=True)}
     nodes = [NODE.format(name=name, listen=listens.get(name, "")) for name in (FRONT, *workers)]
     gateway = GATEWAY.format(
-        node=FRONT, processes=gateways, port=setup.port, clients_max=CLIENTS_MAX, model=MODEL, path=path
+        node=FRONT,
+        processes=gateways,
+        port=setup.port,
+        clients_max=CLIENTS_MAX,
+        model=MODEL,
+        path=path,
+        model_lines=model_lines,
     )
     engines = [
         engine.format(
@@ -93,44 +102,45 @@ def cluster_text(setup: Setup, engine: str, path: Path, *, apart: bool, gateways
     return "".join((cluster, *nodes, gateway, *engines))
 
 
-def _commands(setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1) -> list[Command]:
+def commands(
+    setup: Setup, engine: str, path: Path, *, apart: bool, gateways: int = 1, model_lines: str = ""
+) -> list[Command]:
+    """Return the command of a cluster whose engines have a text; `model_lines` are more lines of the model."""
     file = setup.folder / "cluster.toml"
-    file.write_text(cluster_text(setup, engine, path, apart=apart, gateways=gateways))
+    file.write_text(cluster_text(setup, engine, path, apart=apart, gateways=gateways, model_lines=model_lines))
     return [Command("launcher" if apart else "node", (sys.executable, "-m", "supervisor", str(file)))]
 
 
 def one_node(setup: Setup) -> list[Command]:
     """Return the command of one node with SGLang's engines."""
-    return _commands(setup, SGLANG, MODEL_FOLDER, apart=False)
+    return commands(setup, SGLANG, MODEL_FOLDER, apart=False)
 
 
 def nodes(setup: Setup) -> list[Command]:
     """Return the command of a launcher: a gateway's node, and a node for each of SGLang's engines."""
-    return _commands(setup, SGLANG, MODEL_FOLDER, apart=True)
+    return commands(setup, SGLANG, MODEL_FOLDER, apart=True)
 
 
 def simulated(setup: Setup) -> list[Command]:
     """Return the command of a launcher: a gateway's node, and a node for each simulated engine."""
-    return _commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True)
+    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True)
 
 
 def simulated_one_node(setup: Setup) -> list[Command]:
     """Return the command of one node with simulated engines."""
-    return _commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=False)
+    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=False)
 
 
 def two_gateways(setup: Setup) -> list[Command]:
     """Return the command of a launcher: two processes of a gateway that share a port, and nodes with engines."""
-    return _commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True, gateways=2)
+    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True, gateways=2)
 
 
 APIS: tuple[Api, ...] = ("chat", "responses-ws", "responses", "completions")
 
 
-def _peer(name: str, title: str, engine: Engine, commands: Callable[[Setup], list[Command]]) -> Peer:
-    return Peer(
-        name=name, title=title, engine=engine, commands=commands, apis=APIS, workers_max=16, ready_path="/ready"
-    )
+def _peer(name: str, title: str, engine: Engine, start: Callable[[Setup], list[Command]]) -> Peer:
+    return Peer(name=name, title=title, engine=engine, commands=start, apis=APIS, workers_max=16, ready_path="/ready")
 
 
 PEERS = (

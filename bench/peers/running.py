@@ -94,6 +94,10 @@ class Running:
         """Return status and body of a request without a body; status 0 without an answer."""
         return ask(method, f"{self.url}{path}")
 
+    def metrics(self) -> str:
+        """Return the text of its metrics, empty without an answer."""
+        return self.ask("GET", "/metrics")[1].decode()
+
     def is_ready(self) -> bool:
         """Whether it can be asked now."""
         if self.peer.ready_path is not None:

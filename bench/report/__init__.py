@@ -1,1 +1,1 @@
-"""`python -m bench report`: one self-contained HTML page from the documents of any bench."""
+"""The documents of benches as one page, and the targets that they are compared with."""

@@ -1,8 +1,8 @@
 """The result of a bench as one JSON document, which `python -m bench report` turns into a page.
 
-Every command writes the same form: what was measured and how to repeat it, then *figures*: tables, distributions and
-curves, which are all that a report needs to know. A command may have keys of its own beside them. What was measured
-several times is a list of all its values, never a mean.
+Every command writes the same form: what was measured and how to repeat it, then *figures*: tables, which are all that a
+report needs to know. A command may have keys of its own beside them. What was measured several times is a list of all
+its values, never a mean.
 """
 
 from __future__ import annotations
@@ -10,60 +10,27 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
-
-PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)  # of a distribution
 
 GIT_WITHIN_S = 10.0
 
 Cell = str | float | list[float] | None  # a list has the values of repeated measurements
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="table"):
+class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of cells; the first cell of a row is its name, and the unit of a column stands in its head."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
-
-
-class Distribution(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="distribution"):
-    """The distributions of samples, each as its values at `PERCENTS`."""
-
-    title: str
-    unit: str
-    series: dict[str, list[float]]
-    note: str = ""
-
-
-class Curve(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="curve"):
-    """Values over a number; each point has all values that were measured at it."""
-
-    title: str
-    x: str
-    unit: str
-    series: dict[str, list[tuple[float, list[float]]]]
-    logarithmic: bool = False  # the axis of x
-    note: str = ""
-
-
-Figure = Table | Distribution | Curve
-
-
-class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """The place of a document among others of its kind: together they make a curve of each measure over `x`."""
-
-    x: str
-    value: float
-    series: str
-    measures: dict[str, tuple[str, float | None]]  # its unit and value
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +43,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str | None]
     machine: dict[str, str | int | None]
     notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    sweep: Sweep | None = None
+    figures: Sequence[Table] = ()
+    samples: Any = None  # what the figures are computed from, in the command's own form
 
 
 def about(words: Sequence[str], begun: datetime) -> dict[str, object]:
@@ -171,7 +138,7 @@ def write_document(
     *,
     title: str,
     notes: Sequence[str],
-    figures: Sequence[Figure],
+    figures: Sequence[Table],
     samples: object,
 ) -> None:
     """Write the document of a command, whose name is the first of its words, with what was measured as `samples`."""
@@ -184,11 +151,6 @@ def write_document(
         "samples": samples,
     }
     write(path, document)
-
-
-def as_result(document: object) -> Result:
-    """Return the part of a document that every document has."""
-    return msgspec.convert(msgspec.to_builtins(document), Result)
 
 
 def read(path: Path) -> Result:
@@ -205,9 +167,3 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     below = int(rank)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
-
-
-def distribution(samples: Iterable[float], scale: float = 1.0) -> list[float]:
-    """Return the values of samples at `PERCENTS`, multiplied by `scale`; empty without samples."""
-    ordered = sorted(samples)
-    return [percentile(ordered, percent) * scale for percent in PERCENTS] if ordered else []

@@ -60,6 +60,6 @@ def number(value: float) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.2g}"
 
 
-def tables_text(figures: Sequence[object]) -> str:
-    """Return the tables among figures, an empty line between two of them."""
-    return "\n\n".join(table_text(figure) for figure in figures if isinstance(figure, Table))
+def tables_text(tables: Sequence[Table]) -> str:
+    """Return tables, an empty line between two of them."""
+    return "\n\n".join(map(table_text, tables))

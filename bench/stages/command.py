@@ -6,17 +6,15 @@ import argparse
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 
-from bench.report.page import page
-from bench.rig.result import Cell, Result, Table, about, as_result, write
+from bench.rig.result import Cell, Table, write_document
+from bench.rig.table_text import tables_text
 from bench.stages.measure import AnyStage, Cost, Part, measure
 from bench.stages.model import TINY, Subject, subject
 from bench.stages.request_stages import request_stages
 from bench.stages.task_stages import task_stages
 from bench.stages.token_stages import token_stages
 
-SCHEMA = "espalier.bench.stages/1"
 DESCRIPTION = """\
 Measure each stage of a token's and of a request's way through this code by itself: CPU time and memory. Hot, in a loop,
 so it ranks stages and shows what a change did to one; in a running node each costs several times as much, since caches
@@ -26,7 +24,6 @@ NOTES = (
     "peak: the most memory above that before the call. kept: what is left with the result and in the stage itself.",
 )
 COLUMNS = ("CPU us", "peak bytes", "kept bytes", "kept blocks")
-NAME_WIDTH = 68
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +33,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="WORD", default="", help="stages with this word in their name")
     parser.add_argument("--model-folder", type=Path, default=TINY, help="default: examples/tiny")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a document")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with the figures")
 
 
 def stages(of: Subject) -> list[AnyStage]:
@@ -52,48 +48,25 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     if not chosen:
         parser.error(f"--only: no stage has {arguments.only!r} in its name")
     begun = datetime.now(UTC)
-    costs = measure(chosen, rounds=arguments.rounds, calls=arguments.calls)
-    print(table(costs))
-    document = _document(costs, ("stages", *words), begun)
+    figures = tables(measure(chosen, rounds=arguments.rounds, calls=arguments.calls))
+    print(tables_text(figures), "", *NOTES, sep="\n")
     if arguments.json is not None:
-        write(arguments.json, document)
-    if arguments.html is not None:
-        arguments.html.write_text(page([document], document.title))
+        title = "Stages of a token and of a request"
+        write_document(
+            arguments.json, ("stages", *words), begun, title=title, notes=NOTES, figures=figures, samples=None
+        )
     return 0
 
 
-def table(costs: Sequence[Cost]) -> str:
-    """Return the figures as text, the CPU time as the median and the best of all rounds."""
-    lines = []
-    for part, found in _parts(costs).items():
-        lines.append(f"{'a ' + part:<{NAME_WIDTH}}{'us, best':>9}{'median':>9}{'peak B':>9}{'kept B':>9}{'blocks':>9}")
-        lines += map(_line, found)
-        lines.append("")
-    return "\n".join([*lines, *NOTES])
-
-
-def _parts(costs: Sequence[Cost]) -> dict[Part, list[Cost]]:
+def tables(costs: Sequence[Cost]) -> list[Table]:
+    """Return the figures of each part; a CPU time has the values of all rounds."""
     parts: dict[Part, list[Cost]] = {}
     for cost in costs:
         parts.setdefault(cost.stage.part, []).append(cost)
-    return parts
-
-
-def _line(cost: Cost) -> str:
-    memory = cost.memory
-    assert memory is not None
-    times = f"{min(cost.us):>9.2f}{median(cost.us):>9.2f}"
-    kept = f"{memory.kept_bytes:>9.0f}{memory.kept_blocks:>9.1f}"
-    return f"{cost.stage.name:<{NAME_WIDTH}}{times}{memory.peak_bytes:>9.0f}{kept}"
-
-
-def _document(costs: Sequence[Cost], words: Sequence[str], begun: datetime) -> Result:
-    figures = [
+    return [
         Table(title=f"Stages of a {part}", columns=(f"a {part}", *COLUMNS), rows=[_row(cost) for cost in found])
-        for part, found in _parts(costs).items()
+        for part, found in parts.items()
     ]
-    title = "Stages of a token and of a request"
-    return as_result({"schema": SCHEMA, "title": title, **about(words, begun), "notes": NOTES, "figures": figures})
 
 
 def _row(cost: Cost) -> list[Cell]:

@@ -10,7 +10,8 @@ import gc
 import sys
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import repeat
 from statistics import median
 from typing import Literal
@@ -72,86 +73,62 @@ def measure(stages: Sequence[AnyStage], *, rounds: int, calls: int) -> list[Cost
     costs = [Cost(stage) for stage in stages]
     for _ in range(rounds):
         for cost in costs:
-            cost.us.append(_us(cost.stage, calls) / cost.stage.units)
+            cost.us.append(trio.run(_us, cost.stage, calls) / cost.stage.units)
     for cost in costs:
-        cost.memory = _memory(cost.stage)
+        tracemalloc.start()
+        try:
+            cost.memory = trio.run(_memory, cost.stage)
+        finally:
+            tracemalloc.stop()
     return costs
 
 
-def _us(stage: AnyStage, calls: int) -> float:
+async def _us(stage: AnyStage, calls: int) -> float:
     """Return the CPU time of one call."""
-    if isinstance(stage, TaskStage):
-        return trio.run(_task_us, stage, calls)
-    once = stage.prepare()
-    for _ in range(WARM_UP_CALLS):
-        once()
-    gc.collect()
-    gc.disable()
-    try:
-        begun = time.thread_time_ns()
-        for _ in repeat(None, calls):
-            once()
-        return (time.thread_time_ns() - begun) / 1e3 / calls
-    finally:
-        gc.enable()
-
-
-async def _task_us(stage: TaskStage, calls: int) -> float:
-    async with trio.open_nursery() as nursery:
-        once = await stage.prepare(nursery)
-        for _ in range(WARM_UP_CALLS):
-            await once()
+    async with _prepared(stage) as (once, once_async):
         gc.collect()
         gc.disable()
         try:
             begun = time.thread_time_ns()
-            for _ in repeat(None, calls):
-                await once()
-            us = (time.thread_time_ns() - begun) / 1e3 / calls
+            if once is not None:
+                for _ in repeat(None, calls):
+                    once()
+            else:
+                for _ in repeat(None, calls):
+                    await once_async()
+            return (time.thread_time_ns() - begun) / 1e3 / calls
         finally:
             gc.enable()
-            nursery.cancel_scope.cancel(reason="measured")
-    return us
 
 
-# Memory -----------------------------------------------------------------------------------
-
-
-def _memory(stage: AnyStage) -> Memory:
-    tracemalloc.start()
-    try:
-        if isinstance(stage, TaskStage):
-            return trio.run(_task_memory, stage)
-        once, usage = stage.prepare(), _Usage(stage.units)
-        for _ in range(WARM_UP_CALLS):
-            once()
+async def _memory(stage: AnyStage) -> Memory:
+    async with _prepared(stage) as (once, once_async):
+        usage = _Usage(stage.units)
         for _ in range(PEAKS):
             usage.before_peak()
-            result = once()
+            result = await once_async() if once is None else once()
             usage.after_peak(result)
         usage.before_kept()
         for place in range(KEPT):
-            usage.results[place] = once()
+            usage.results[place] = await once_async() if once is None else once()
         return usage.memory()
-    finally:
-        tracemalloc.stop()
 
 
-async def _task_memory(stage: TaskStage) -> Memory:
+@asynccontextmanager
+async def _prepared(stage: AnyStage) -> AsyncIterator[tuple[Once | None, AsyncOnce]]:
+    """Prepare a stage and call it some times; of the two functions the second is for stages that await."""
     async with trio.open_nursery() as nursery:
-        once, usage = await stage.prepare(nursery), _Usage(stage.units)
+        if isinstance(stage, TaskStage):
+            once, once_async = None, await stage.prepare(nursery)
+        else:
+            once, once_async = stage.prepare(), trio.lowlevel.checkpoint
         for _ in range(WARM_UP_CALLS):
-            await once()
-        for _ in range(PEAKS):
-            usage.before_peak()
-            result = await once()
-            usage.after_peak(result)
-        usage.before_kept()
-        for place in range(KEPT):
-            usage.results[place] = await once()
-        memory = usage.memory()
+            if once is not None:
+                once()
+            else:
+                await once_async()
+        yield once, once_async
         nursery.cancel_scope.cancel(reason="measured")
-    return memory
 
 
 @define

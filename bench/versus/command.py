@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 
 from attrs import asdict, evolve
 
-from bench.cost import options, trends
+from bench.cost import options
 from bench.cost import report as cost_report
-from bench.cost.sample import Failed, Load, Sample, measure_load
+from bench.cost.sample import Load, Sample, measure_load
+from bench.load.process import Failed
 from bench.load.values import count
 from bench.peers.peer import Peer
 from bench.peers.running import NotStarted, Running, started
 from bench.peers.table import COUNTERPARTS, OURS, SERVERS
 from bench.rig.node import short_folder
-from bench.rig.result import Figure, write_document
+from bench.rig.result import write_document
 from bench.rig.table_text import tables_text
 from bench.versus import ratios
-from bench.versus.ratios import ROUNDS_NOTE, Pair
+from bench.versus.ratios import Pair
 
 DESCRIPTION = """\
 Start a peer and this server with the same engine and the same flags, send them the same loads in alternation, and print
@@ -56,7 +57,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     figures = ratios.tables(peer.title, ours.title, pairs)
     titled = ((peer.title, [pair.theirs for pair in pairs]), (ours.title, [pair.ours for pair in pairs]))
     warnings = dict.fromkeys(line for _, samples in titled for line in cost_report.warnings(samples))
-    notes = [f"{ROUNDS_NOTE}{rounds}; starts of both servers: {starts}", *warnings]
+    notes = [f"rounds: {rounds}; starts of both servers: {starts}", *warnings]
     print(tables_text(figures), "", *notes, sep="\n")
     if arguments.json is not None:
         sides = zip(("theirs", "ours"), titled, strict=True)
@@ -66,7 +67,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
             begun,
             title=f"{ours.title} beside {peer.title}",
             notes=notes,
-            figures=[*figures, *(figure for title, each in titled for figure in _costs(title, each))],
+            figures=[*figures, *(figure for title, each in titled for figure in cost_report.tables(title, each))],
             samples={side: [asdict(sample) for sample in samples] for side, (_, samples) in sides},
         )
     return 0
@@ -113,9 +114,3 @@ def _show(pair: Pair, number: int, rounds: int) -> None:
     cost = ratios.FIGURES["CPU us a token"]
     values = f"{cost(pair.theirs):.1f} and {cost(pair.ours):.1f} us a token, ratio {pair.ratio(cost) or 0:.2f}"
     print(f"round {number + 1} of {rounds}: {ratios.heading(pair)}: {values}", file=sys.stderr, flush=True)
-
-
-def _costs(title: str, samples: Sequence[Sample]) -> list[Figure]:
-    """Return the figures of `cost` for one of both."""
-    figures: list[Figure] = [*cost_report.tables(title, samples), *trends.split_tables(title, samples)]
-    return [*figures, *trends.curves(title, samples)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from bench.cost.options import describe
+from bench.cost.report import SEEN
 from bench.cost.sample import Load, Sample
 from bench.rig.result import Cell, Table
 
@@ -17,12 +18,7 @@ FIGURES: dict[str, Figure] = {
     "CPU us a request": lambda sample: 1e6 * sample.outside.cpu_s / sample.requests,
     "waits a token": lambda sample: sample.outside.voluntary / sample.tokens,
     "preemptions a token": lambda sample: sample.outside.involuntary / sample.tokens,
-    "tokens/s": lambda sample: sample.tokens_per_s,
-    "first token p50 ms": lambda sample: sample.ttft_p50_ms,
-    "first token p99 ms": lambda sample: sample.ttft_p99_ms,
-    "gap p50 ms": lambda sample: sample.gap_p50_ms,
-    "gap p99 ms": lambda sample: sample.gap_p99_ms,
-    "gap max ms": lambda sample: sample.gap_max_ms,
+    **{name: SEEN[name] for name in SEEN if name not in {"requests/s", "events a token"}},
     "memory MB": lambda sample: sample.outside.memory_mb,
     "peak MB": lambda sample: sample.outside.memory_max_mb,
 }
@@ -30,9 +26,6 @@ NOTE = (
     "All but the engine's scheduler, which is the same in both. A ratio is ours over the peer's in one round, whose "
     "loads follow one another: only ratios can be compared between runs, since the machine differs from hour to hour."
 )
-
-ROUNDS_NOTE = "rounds: "
-"""The beginning of the note that has the numbers of rounds and starts; all others are doubts."""
 
 
 @frozen

@@ -20,7 +20,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "actors/engines/simulated/test_output.py": ("actors/engines/simulated/sentences.py",),
     "actors/test_canary.py": ("actors/engines/probe.py",),
     "actors/test_publisher.py": ("actors/engines/following.py",),
-    "bench/figures/test_pages.py": ("bench/figures/command.py",),
+    "bench/report/test_summary.py": ("bench/report/command.py",),
     "bench/peers/test_install.py": ("bench/peers/command.py",),
     "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
     "system/processes/test_endings.py": ("bench/endings/__main__.py",),
@@ -28,11 +28,10 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
 }
 RUN_BY_HAND = {  # they check their own results
     "bench/crowd.py",
-    "bench/kv_routers.py",
-    "bench/link_price.py",
-    "bench/policies.py",
     "bench/rig/client_keys.py",
     "bench/rig/load_run.py",
+    "bench/routing/kv_routers.py",
+    "bench/routing/policies.py",
 }
 
 ALL = [path.relative_to(ROOT) for path in sorted((ROOT / "tests").rglob("test_*.py"))]

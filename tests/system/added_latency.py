@@ -23,13 +23,13 @@ from tokenizers.decoders import DecodeStream
 
 from actors.engines.port import Engine
 from bench.cost.sample import Load
-from bench.figures.targets import ADDED
 from bench.load import measure
 from bench.load.plan import planned_request
-from bench.load.process import Run, split_job
+from bench.load.process import run_to_end, split_job
 from bench.peers.peer import MODEL, MODEL_FOLDER, PAGE_SIZE, PREFILL_CHUNK, Setup
 from bench.peers.running import Running, started
 from bench.peers.table import SERVERS
+from bench.report.targets import ADDED
 from bench.rig.node import free_port, short_folder
 from bench.rig.result import Cell, Table, about, percentile, surroundings, write
 from bench.rig.table_text import table_text
@@ -67,10 +67,7 @@ class Times:
 
 def through_the_node(load: Load, node: Running, seed: int) -> Times:
     """Send a load to the node, from a process of its own."""
-    run = Run(split_job(load.job(node.url, node.model, seed, load.clients), 1))
-    trio.run(run.run, strict_exception_groups=True)
-    if failures := measure.errors(run.records):
-        raise RuntimeError(f"requests failed: {failures}")
+    run = run_to_end(split_job(load.job(node.url, node.model, seed, load.clients), 1))
     return Times([measure.stamps(record) for record in run.records])
 
 

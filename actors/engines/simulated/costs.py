@@ -15,8 +15,8 @@ Price = Annotated[float, Within(at_least=0)]
 class Costs:
     """`[engine.NAME.simulated.costs]`: the costs of one engine step, of an abort and of a transfer.
 
-    The defaults are of the order of an 8B model on one recent GPU, and measured on none: `python -m bench.fit` fits
-    them to a server that runs.
+    The defaults are of the order of an 8B model on one recent GPU, and measured on none:
+    `python -m bench.calibration.fit` fits them to a server that runs.
     """
 
     fixed_s: Annotated[float, Within(above=0)] = 0.008  # each step: above all, reading the weights once

@@ -13,7 +13,8 @@ import trio
 
 from bench.__main__ import main
 from bench.cost import command, options, sample
-from bench.cost.sample import Failed, Load
+from bench.cost.sample import Load
+from bench.load.process import Failed
 from bench.peers.peer import Setup
 from bench.peers.running import started
 from bench.peers.table import SERVERS

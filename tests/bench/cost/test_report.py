@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import msgspec
 import pytest
 from attrs import evolve
 
 from bench.cost import report
 from bench.cost.accounts import Spent
 from bench.cost.sample import Load, Sample
-from bench.rig.result import Result, about, read, write
 from tests.bench.cost.samples import sample, spent
 
 
@@ -78,21 +74,6 @@ def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
 
 def test_three_starts_of_a_client_that_was_not_busy_have_no_warning() -> None:
     assert report.warnings([evolve(sample(tokens=1280), start=start) for start in range(3)]) == []
-
-
-def test_the_document_is_one_that_a_report_reads(tmp_path: Path) -> None:
-    from datetime import UTC, datetime
-
-    document = {
-        "schema": "s/1",
-        "title": "t",
-        **about(("cost",), datetime.now(UTC)),
-        "figures": report.tables("S", [sample()]),
-    }
-    write(tmp_path / "cost.json", document)
-    found = read(tmp_path / "cost.json")
-    assert isinstance(found, Result)
-    assert msgspec.json.decode((tmp_path / "cost.json").read_bytes())["figures"][0]["kind"] == "table"
 
 
 def test_what_a_load_spent_is_summed_over_groups() -> None:

@@ -60,13 +60,3 @@ def test_a_load_with_no_more_clients_than_one_before_it_has_no_peak_of_its_own()
 
 def test_answers_of_one_length_and_one_number_of_clients_have_no_trend() -> None:
     assert trends.split_tables("S", [costing(128)]) == []
-    assert trends.curves("S", [costing(128)]) == []
-
-
-def test_the_price_of_a_token_is_a_curve_over_the_clients() -> None:
-    apis: tuple[Api, ...] = ("chat", "responses-ws")
-    several = [costing(100, clients=clients, api=api) for clients in (64, 1) for api in apis]
-    (curve,) = trends.curves("S", [*several, costing(100, clients=1, start=1)])
-    assert [clients for clients, _ in curve.series["chat"]] == [1.0, 64.0]
-    assert [values for _, values in curve.series["chat"]] == [pytest.approx([30, 30]), pytest.approx([30])]
-    assert [values for _, values in curve.series["responses-ws"]] == [pytest.approx([30]), pytest.approx([30])]

@@ -10,7 +10,6 @@ from attrs import evolve
 from tokenizers import Tokenizer
 
 from actors.engines.sglang import boot_message
-from bench.agree.tools import OTHERS
 from bench.peers import cpu_sglang
 from bench.peers.install import LISTS, environment_names
 from bench.peers.mock_model import VOCABULARY_SIZE, mock_model
@@ -55,9 +54,8 @@ def test_each_environment_of_a_peer_has_a_list_of_pinned_packages(peer: Peer) ->
         assert all("==" in pin for pin in pins), name
 
 
-def test_every_list_belongs_to_a_peer_or_a_load_tool() -> None:
-    of_peers = {name for peer in RIVALS.values() for name in peer.environments}
-    assert of_peers | {tool.environment for tool in OTHERS.values()} == set(environment_names())
+def test_every_list_belongs_to_a_peer() -> None:
+    assert {name for peer in RIVALS.values() for name in peer.environments} == set(environment_names())
 
 
 def test_every_server_has_a_counterpart_of_ours_with_an_engine_of_the_same_kind() -> None:

@@ -13,24 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.rig import result
-from bench.rig.result import PERCENTS, Curve, Distribution, Result, Sweep, Table
+from bench.rig.result import Result, Table
 
-FIGURES = (
-    Table(title="T", columns=("", "us"), rows=(("a", [1.0, 2.0]), ("b", None), ("c", "none"), ("d", 3.0))),
-    Distribution(title="D", unit="ms", series={"one": result.distribution([3, 1, 2])}),
-    Curve(title="C", x="clients", unit="us", series={"ours": [(1.0, [5.0, 6.0]), (8.0, [2.0])]}, logarithmic=True),
-)
+ROWS = (("a", [1.0, 2.0]), ("b", None), ("c", "none"), ("d", 3.0))
+FIGURES = (Table(title="T", columns=("", "us"), rows=ROWS),)
 
 
 def test_a_document_is_read_as_it_was_written_whatever_else_stands_in_it(tmp_path: Path) -> None:
     about = result.about(("cost", "--url", "u"), datetime.now(UTC))
-    sweep = Sweep(x="clients", value=8.0, series="chat", measures={"tokens": ("1/s", 5.0), "cpu": ("us", None)})
-    document = {"schema": "s/1", "title": "T", **about, "figures": FIGURES, "sweep": sweep, "own": {"more": [1]}}
+    document = {"schema": "s/1", "title": "T", **about, "figures": FIGURES, "own": {"more": [1]}}
     result.write(tmp_path / "a.json", document)
     read = result.read(tmp_path / "a.json")
     assert read.command == ["python", "-m", "bench", "cost", "--url", "u"]
     assert msgspec.json.encode(read.figures) == msgspec.json.encode(FIGURES)
-    assert read.sweep == sweep
     assert (read.schema, read.title) == ("s/1", "T")
 
 
@@ -100,11 +95,3 @@ def test_percentiles_are_those_of_the_standard_library(samples: list[Any]) -> No
     for percent in range(1, 100):
         assert result.percentile(ordered, percent) == pytest.approx(cuts[percent - 1], rel=1e-9, abs=1e-9)
     assert (result.percentile(ordered, 0), result.percentile(ordered, 100)) == (ordered[0], ordered[-1])
-
-
-def test_a_distribution_has_a_value_for_each_percent_and_none_without_samples() -> None:
-    values = result.distribution(range(1001), scale=2.0)
-    assert values[PERCENTS.index(99.9)] == pytest.approx(1998.0)
-    assert (values[0], values[PERCENTS.index(50.0)], values[-1]) == (0.0, 1000.0, 2000.0)
-    assert len(values) == len(PERCENTS)
-    assert result.distribution([]) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.rig.result import Cell, Curve, Table
+from bench.rig.result import Cell, Table
 from bench.rig.table_text import number, table_text, tables_text
 
 ROWS: tuple[tuple[Cell, ...], ...] = (
@@ -26,9 +26,8 @@ def test_a_table_has_aligned_columns_and_of_repeated_values_the_median_and_the_e
     ]
 
 
-def test_tables_are_printed_and_other_figures_are_not() -> None:
-    curve = Curve(title="C", x="x", unit="s", series={})
-    assert tables_text([TABLE, curve, TABLE]) == f"{table_text(TABLE)}\n\n{table_text(TABLE)}"
+def test_an_empty_line_stands_between_tables() -> None:
+    assert tables_text([TABLE, TABLE]) == f"{table_text(TABLE)}\n\n{table_text(TABLE)}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from attrs import evolve
 
 from bench.__main__ import main
-from bench.cost.sample import Failed, Load, Sample
+from bench.cost.sample import Load, Sample
+from bench.load.process import Failed
 from bench.peers.peer import Peer, Setup
 from bench.peers.running import Running
 from bench.peers.table import SERVERS

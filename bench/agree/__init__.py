@@ -1,1 +1,0 @@
-"""Our load generator beside others': the same load on one server, in alternation, and ratios of their figures."""

@@ -1,1 +1,0 @@
-"""The figures and plots of docs/performance.md, written from the results in `bench/results/`."""
