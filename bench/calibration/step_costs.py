@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
 
+import numpy as np
+
 COSTS = ("fixed_s", "per_running_s", "per_prefill_token_s", "per_kv_token_s", "overhead_s")
-DEPENDENT = 1e-9  # of a column's length: a shorter rest depends on the other columns
+DEPENDENT = 1e-9  # of the greatest singular value: with a smaller one the columns depend on each other
 
 
 class Unusable(Exception):
@@ -73,35 +75,13 @@ def _error(timing: Timing, costs: dict[str, float]) -> float:
 
 
 def _solve(rows: list[list[float]]) -> list[float] | None:
-    """Return x with the least squared distance of `rows` times x from one; None where the columns depend.
-
-    By Gram-Schmidt, each column twice for accuracy; normal equations would square the condition number.
-    """
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    basis: list[list[float]] = []
-    upper: list[list[float]] = []
-    for column in columns:
-        rest, parts = column, [0.0] * len(basis)
-        for _ in range(2):
-            for index, vector in enumerate(basis):
-                part = _dot(vector, rest)
-                parts[index] += part
-                rest = [value - part * unit for value, unit in zip(rest, vector, strict=True)]
-        length = sqrt(_dot(rest, rest))
-        if length <= DEPENDENT * sqrt(_dot(column, column)):
-            return None
-        upper.append([*parts, length])
-        basis.append([value / length for value in rest])
-    target = [sum(vector) for vector in basis]
-    solution = [0.0] * len(columns)
-    for index in reversed(range(len(columns))):
-        solved = sum(upper[later][index] * solution[later] for later in range(index + 1, len(columns)))
-        solution[index] = (target[index] - solved) / upper[index][index]
-    return solution
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(first * second for first, second in zip(left, right, strict=True))
+    """Return x with the least squared distance of `rows` times x from one; None where the columns depend."""
+    matrix = np.array(rows)
+    lengths = np.linalg.norm(matrix, axis=0)
+    if not lengths.all():
+        return None
+    solution, _, rank, _ = np.linalg.lstsq(matrix / lengths, np.ones(len(rows)), rcond=DEPENDENT)
+    return [float(x) for x in solution / lengths] if rank == len(lengths) else None
 
 
 def table(name: str, fitted: Fit) -> str:

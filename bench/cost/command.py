@@ -47,7 +47,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--model", default="tiny", help="with --pid: what it serves")
     often = parser.add_argument_group("how often")
     often.add_argument("--starts", type=count, default=3, help="of the server; default: 3")
-    often.add_argument("--runs", type=count, default=1, help="of each load in each start; default: 1")
     options.add(parser, clients=(64,), apis=("chat",))
 
 
@@ -85,19 +84,17 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
 
 
 def measure(arguments: argparse.Namespace) -> Iterator[Sample]:
-    """Yield the sample of each load, run and start."""
+    """Yield the sample of each load and start."""
     starts = 1 if arguments.pid is not None else arguments.starts
     for start in range(starts):
         with short_folder() as folder, _server(arguments, folder) as server:
-            for run in range(arguments.runs):
-                for load, seed in options.seeded_loads(arguments, start * arguments.runs + run):
-                    sample = measure_load(
-                        load, url=server.url, model=server.model, roots=server.roots, seed=seed, start=start
-                    )
-                    outside = 1e6 * sample.outside.cpu_s / sample.tokens
-                    done = f"start {start + 1} of {starts}, run {run + 1}: {options.describe(load)}"
-                    print(f"{done}: {outside:.1f} us a token", file=sys.stderr, flush=True)
-                    yield sample
+            for load, seed in options.seeded_loads(arguments, start):
+                sample = measure_load(
+                    load, url=server.url, model=server.model, roots=server.roots, seed=seed, start=start
+                )
+                outside, done = 1e6 * sample.outside.cpu_s / sample.tokens, f"start {start + 1} of {starts}"
+                print(f"{done}: {options.describe(load)}: {outside:.1f} us a token", file=sys.stderr, flush=True)
+                yield sample
 
 
 @contextmanager

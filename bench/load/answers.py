@@ -12,8 +12,7 @@ from collections.abc import Callable
 import msgspec
 from attrs import define
 
-from bench.load.faults import RequestFailed
-from bench.load.messages import Api
+from bench.load.messages import Api, RequestFailed
 from protocol.codec import DECODE_ERRORS
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}

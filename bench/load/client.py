@@ -15,8 +15,7 @@ from attrs import define, field
 
 from bench.load import requests
 from bench.load.answers import READERS, Answer
-from bench.load.faults import RequestFailed, os_error_fault
-from bench.load.messages import Fault, Record, Target
+from bench.load.messages import Fault, Record, RequestFailed, Target, os_error_fault
 from bench.load.plan import PlannedRequest
 from bench.load.requests import Address, Dialogue
 from bench.load.websocket import SocketDialogue

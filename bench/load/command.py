@@ -15,7 +15,7 @@ from attrs import asdict
 
 from bench.load import measure, options, report
 from bench.load.messages import Record
-from bench.load.process import Run, WorkerDied, split_job
+from bench.load.process import Failed, Run, split_job
 from bench.rig.result import write
 
 DESCRIPTION = options.DESCRIPTION
@@ -36,7 +36,7 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
     failed: BaseExceptionGroup[BaseException] | None = None
     try:
         trio.run(_run, run, arguments.quiet, strict_exception_groups=True)
-    except* (WorkerDied, KeyboardInterrupt) as group:
+    except* (Failed, KeyboardInterrupt) as group:
         failed = group
     if failed is not None:
         print(f"bench load: {_first(failed)!r}", file=sys.stderr)

@@ -12,8 +12,7 @@ import h11
 import msgspec
 from attrs import define, field
 
-from bench.load.faults import RequestFailed
-from bench.load.messages import Kind
+from bench.load.messages import Kind, RequestFailed
 from bench.load.sse import Event, EventStream
 from protocol.codec import DECODE_ERRORS
 

@@ -22,12 +22,8 @@ SETTLE_S = 0.2  # for what the warm-up leaves to a server, such as connections t
 END_WITHIN_S = 5.0
 
 
-class WorkerDied(Exception):
-    """A worker ended too early; it wrote the reason to standard error."""
-
-
 class Failed(Exception):
-    """Requests failed, so that the figures would be of something else."""
+    """Requests failed, or a worker ended too early and wrote why to standard error: the figures would be others."""
 
 
 @define(eq=False)
@@ -63,7 +59,7 @@ class Run:
         return [fault for ready in self.warmed for fault in ready.faults]
 
     async def run(self) -> None:
-        """Run all workers to their end; raises `WorkerDied`."""
+        """Run all workers to their end; raises `Failed`."""
         async with trio.open_nursery() as workers:
             workers.start_soon(self._start)
             for job in self.jobs:
@@ -94,7 +90,7 @@ class Run:
             if process.returncode is None:
                 process.kill()
         if not reported and not self.stopped:
-            raise WorkerDied(f"worker {job.worker} ended with {process.returncode} before it was done")
+            raise Failed(f"worker {job.worker} ended with {process.returncode} before it was done")
 
     async def _send(self, process: trio.Process, job: Job) -> None:
         assert process.stdin is not None
@@ -139,13 +135,13 @@ def split_job(job: Job, processes: int) -> list[Job]:
 def run_to_end(jobs: Sequence[Job], observe: Callable[[], None] | None = None) -> Run:
     """Run a load in a loop of its own and return it; raises `Failed` if a request failed or a worker died."""
     run = Run(jobs, observe=observe)
-    died: BaseExceptionGroup[WorkerDied] | None = None
+    died: BaseExceptionGroup[Failed] | None = None
     try:
         trio.run(run.run, strict_exception_groups=True)
-    except* WorkerDied as group:
+    except* Failed as group:
         died = group
     if died is not None:
-        raise Failed(str(died.exceptions[0])) from died
+        raise died.exceptions[0]
     failures = [f"{each.count} x {each.kind} {each.code} {each.example}" for each in measure.errors(run.records)]
     failures += [f"warm-up: {fault.kind} {fault.code} {fault.detail}" for fault in run.warmup_faults[:1]]
     if failures or not run.records:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from bench.load.faults import RequestFailed
+from bench.load.messages import RequestFailed
 
 EVENT_BYTES_MAX = 32 * 1024 * 1024
 

@@ -13,12 +13,13 @@ import struct
 import h11
 from attrs import define, field
 
-from bench.load.faults import RequestFailed
 from bench.load.http import Headers, http_fault
+from bench.load.messages import RequestFailed
 from bench.load.sse import Event
 
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+WHOLE = {TEXT, BINARY, CLOSE, PING, PONG}  # opcodes of messages of one frame
 MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 NO_CODE = 1005
 
@@ -39,14 +40,11 @@ def frame(opcode: int, payload: bytes, mask: bytes) -> bytes:
 
 @define
 class Frames:
-    """Parses bytes into frames, and frames into messages."""
+    """Parses bytes into messages, each of one frame."""
 
     _rest: list[bytes] = field(factory=list)  # bytes of an unfinished frame, in parts: together they may be megabytes
     _held: int = 0  # bytes in them
     _wanted: int = 0  # bytes of that frame, 0 if not known yet
-    _opcode: int | None = None  # of a message that has begun
-    _parts: list[bytes] = field(factory=list)
-    _size: int = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Return opcode and payload of each message that `data` completes; raises `RequestFailed` if one is invalid."""
@@ -71,31 +69,19 @@ class Frames:
                 break
             offset = start + size
             payload = buffer[start:offset]
-            if (first & 0x8F) == (0x80 | TEXT) and self._opcode is None:
-                messages.append((TEXT, payload))
-            else:
-                messages += self._unusual(first & 0x0F, bool(first & 0x80), payload)
+            messages.append((_opcode(first, size), payload))
         self._rest, self._held = [buffer[offset:]], len(buffer) - offset
         return messages
 
-    def _unusual(self, opcode: int, last: bool, payload: bytes) -> list[tuple[int, bytes]]:
-        """Return the message of a control frame, or of the last part of a fragmented one."""
-        if opcode >= CLOSE:
-            if opcode > PONG or not last or len(payload) > 125:
-                raise RequestFailed("shape", "not WebSocket", "a control frame is none")
-            return [(opcode, payload)]
-        if opcode > BINARY or (opcode == CONTINUATION) == (self._opcode is None):
-            raise RequestFailed("shape", "not WebSocket", "a message begins within another, or continues without one")
-        self._opcode = opcode or self._opcode
-        self._parts.append(payload)
-        self._size += len(payload)
-        if self._size > MESSAGE_BYTES_MAX:
-            raise RequestFailed("shape", "not WebSocket", f"a message is longer than {MESSAGE_BYTES_MAX} bytes")
-        if not last:
-            return []
-        whole = (self._opcode or 0, b"".join(self._parts))
-        self._opcode, self._parts, self._size = None, [], 0
-        return [whole]
+
+def _opcode(first: int, size: int) -> int:
+    """Return the opcode of a whole message; raises `RequestFailed` if it is a part of one, or a false control frame."""
+    opcode = first & 0x0F
+    if not first & 0x80 or opcode == CONTINUATION:
+        raise RequestFailed("shape", "not WebSocket", "a message in several frames, which this client does not read")
+    if opcode not in WHOLE or (opcode >= CLOSE and size > 125):
+        raise RequestFailed("shape", "not WebSocket", "a control frame is none")
+    return opcode
 
 
 @define

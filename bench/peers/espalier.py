@@ -6,7 +6,6 @@ The engine has the flags of `cpu_sglang`, by the names of `cluster.toml`; a test
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from bench.load.messages import Api
@@ -111,42 +110,23 @@ def commands(
     return [Command("launcher" if apart else "node", (sys.executable, "-m", "supervisor", str(file)))]
 
 
-def one_node(setup: Setup) -> list[Command]:
-    """Return the command of one node with SGLang's engines."""
-    return commands(setup, SGLANG, MODEL_FOLDER, apart=False)
-
-
-def nodes(setup: Setup) -> list[Command]:
-    """Return the command of a launcher: a gateway's node, and a node for each of SGLang's engines."""
-    return commands(setup, SGLANG, MODEL_FOLDER, apart=True)
-
-
-def simulated(setup: Setup) -> list[Command]:
-    """Return the command of a launcher: a gateway's node, and a node for each simulated engine."""
-    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True)
-
-
-def simulated_one_node(setup: Setup) -> list[Command]:
-    """Return the command of one node with simulated engines."""
-    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=False)
-
-
-def two_gateways(setup: Setup) -> list[Command]:
-    """Return the command of a launcher: two processes of a gateway that share a port, and nodes with engines."""
-    return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=True, gateways=2)
-
-
 APIS: tuple[Api, ...] = ("chat", "responses-ws", "responses", "completions")
 
 
-def _peer(name: str, title: str, engine: Engine, start: Callable[[Setup], list[Command]]) -> Peer:
+def _peer(name: str, title: str, engine: Engine, *, apart: bool, gateways: int = 1) -> Peer:
+    def start(setup: Setup) -> list[Command]:
+        if engine == "sglang":
+            return commands(setup, SGLANG, MODEL_FOLDER, apart=apart)
+        return commands(setup, SIMULATED, mock_model(setup.folder / "model"), apart=apart, gateways=gateways)
+
     return Peer(name=name, title=title, engine=engine, commands=start, apis=APIS, workers_max=16, ready_path="/ready")
 
 
+GATEWAYS = "Espalier, two gateway processes, simulated engines"
 PEERS = (
-    _peer("espalier", "Espalier, one node", "sglang", one_node),
-    _peer("espalier-nodes", "Espalier, engines on other nodes", "sglang", nodes),
-    _peer("espalier-simulated", "Espalier, simulated engines on other nodes", "simulated", simulated),
-    _peer("espalier-gateways", "Espalier, two gateway processes, simulated engines", "simulated", two_gateways),
-    _peer("espalier-simulated-node", "Espalier, one node, simulated engines", "simulated", simulated_one_node),
+    _peer("espalier", "Espalier, one node", "sglang", apart=False),
+    _peer("espalier-nodes", "Espalier, engines on other nodes", "sglang", apart=True),
+    _peer("espalier-simulated", "Espalier, simulated engines on other nodes", "simulated", apart=True),
+    _peer("espalier-gateways", GATEWAYS, "simulated", apart=True, gateways=2),
+    _peer("espalier-simulated-node", "Espalier, one node, simulated engines", "simulated", apart=False),
 )

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import struct
 import sys
 import time
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import define, evolve, field
 
 from bench.cost.accounts import take
@@ -69,16 +68,14 @@ def mocked_engine(setup: Setup) -> dict[str, Any]:
     """Return the mocker's own description of an engine, whose durations are in a file that is written here."""
     file = setup.folder / "durations.npz"
     lengths, step_ms = (1.0, float(PREFILL_CHUNK)), 1000 * setup.step_s
-    arrays = {
-        "prefill_isl": lengths,
-        "prefill_ttft_ms": tuple(step_ms + 1000 * PREFILL_TOKEN_S * tokens for tokens in lengths),
-        "decode_active_kv_tokens": (0.0, 1e6),
-        "decode_context_length": (1.0, 1e6),
-        "decode_itl": (step_ms,) * 4,
-    }
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, values in arrays.items():
-            archive.writestr(f"{name}.npy", numpy_array(values, (2, 2) if len(values) == 4 else (2,)))
+    np.savez(
+        file,
+        prefill_isl=np.array(lengths),
+        prefill_ttft_ms=np.array([step_ms + 1000 * PREFILL_TOKEN_S * tokens for tokens in lengths]),
+        decode_active_kv_tokens=np.array([0.0, 1e6]),
+        decode_context_length=np.array([1.0, 1e6]),
+        decode_itl=np.full((2, 2), step_ms),
+    )
     return {
         "backend": "sglang",
         "num_gpu_blocks": setup.kv_tokens_max // PAGE_SIZE,
@@ -87,13 +84,6 @@ def mocked_engine(setup: Setup) -> dict[str, Any]:
         "sglang": {"max_prefill_tokens": PREFILL_CHUNK, "chunked_prefill_size": PREFILL_CHUNK},
         "timing_model": {"type": "external", "provider": "dynamo_profile", "config": {"path": str(file)}},
     }
-
-
-def numpy_array(values: Sequence[float], shape: tuple[int, ...]) -> bytes:
-    """Return numbers as a file of NumPy's, version 1.0, 64-bit floats in the order of C."""
-    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape!r}, }}".ljust(117) + "\n"
-    body = struct.pack(f"<{len(values)}d", *values)
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + body
 
 
 def dynamo(title: str, mode: str, *options: str) -> Peer:

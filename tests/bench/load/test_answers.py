@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.load.answers import Answer, Reader, read_chunk, read_response
-from bench.load.faults import RequestFailed
 from bench.load.http import http_fault
-from bench.load.messages import Fault
+from bench.load.messages import Fault, RequestFailed
 from tests.rig.scripted_server import delta, response_end, usage
 
 

@@ -16,7 +16,7 @@ import trio
 from bench.load import options, report
 from bench.load.messages import Done, Fault, Job, Lines, Record, Target
 from bench.load.plan import Pace, PlannedRequest, Span, Workload
-from bench.load.process import ROOT, Run, WorkerDied, split_job
+from bench.load.process import ROOT, Failed, Run, split_job
 from bench.load.requests import parse_url
 from bench.load.worker import Worker
 from bench.rig import result
@@ -122,7 +122,7 @@ async def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
 async def test_a_worker_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     async with scripted(whole) as server:
-        with trio.fail_after(120), pytest.RaisesGroup(WorkerDied):
+        with trio.fail_after(120), pytest.RaisesGroup(Failed):
             await Run(split_job(job(server, clients=1, requests=1), 1)).run()
 
 
