@@ -128,7 +128,7 @@ async def test_an_error_of_a_request_crosses_and_of_a_bug_nothing_but_that_it_is
 
 
 async def test_tensors_cross_whole_beside_streams_of_tokens(autojump_clock: MockClock) -> None:
-    sizes = (1_000_000, 0, 17)
+    sizes = (250_000, 0, 17)
     tensors = [Tensor(Dtype.UINT8, (size,), memoryview(bytes([at]) * size)) for at, size in enumerate(sizes)]
     answers: dict[object, list[Message]] = {}
 

@@ -118,7 +118,7 @@ def test_the_parts_of_a_message_are_limited_together(parts: list[int]) -> None:
 @pytest.mark.parametrize("part", [b"", b"ab", "ä".encode()])
 @pytest.mark.parametrize("first", [0x01, 0x02])
 def test_the_parts_of_a_message_take_little_more_memory_than_their_bytes(first: int, part: bytes) -> None:
-    count = 20_000
+    count = 5_000
     data = frame(b"", first) + frame(part, CONTINUED) * count
     cut = Cut([data[at : at + 10_000] for at in range(0, len(data), 10_000)])
     socket = cut.socket(1_000_000)
