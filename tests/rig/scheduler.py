@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -88,6 +88,20 @@ def tasks(task: trio.lowlevel.Task | None = None) -> list[str]:
 
 
 STEPS_MAX = 5_000
+
+
+def taking_turns(cases: Sequence[object], *, stride: int = 1) -> list[pytest.ParameterSet]:
+    """Return the cases of a sweep, with the first step of each and the distance to its next.
+
+    Of the `stride`-th steps each has one case, since the cases take turns; in the nightly tests each step has all.
+    """
+    every = stride * len(cases)
+    names = [getattr(case, "__name__", str(case)) for case in cases]
+    fast = [pytest.param(case, 1 + stride * turn, every, id=names[turn]) for turn, case in enumerate(cases)]
+    return fast + [
+        pytest.param(case, 1, 1, id=f"{name} at every step", marks=pytest.mark.nightly)
+        for case, name in zip(cases, names, strict=True)
+    ]
 
 
 def sweep(

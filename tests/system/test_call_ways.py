@@ -24,7 +24,7 @@ from tests.system.simulator.clients import GONE, chat
 from tests.system.simulator.model import VOCABULARY, PlannedRequest, draw
 from tests.system.simulator.system import System
 
-SEEDS = range(16)
+SEEDS = (1, 2, 3)
 CLIENTS = 10
 LONGEST_S = 200.0
 

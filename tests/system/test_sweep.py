@@ -11,7 +11,7 @@ import trio
 
 from protocol.errors import ActorLost, EngineLost, LinkLost
 from tests.rig.fake_engine import Costs, generate
-from tests.rig.scheduler import sweep
+from tests.rig.scheduler import sweep, taking_turns
 from tests.rig.small_system import SmallSystem, living
 from tests.system.simulator import counting, tasks
 
@@ -103,6 +103,12 @@ def test_the_tree_can_be_stopped_at_every_step() -> None:
     sweep(stop_one)
 
 
-@pytest.mark.parametrize("act", [leave, cut_the_front, cut_the_line, crash_the_host], ids=lambda act: act.__name__)
-def test_at_every_step(act: Callable[[SmallSystem, trio.CancelScope], None]) -> None:
-    sweep(lambda rng, step: sweep_one(rng, step, act, 2))
+def test_a_client_that_leaves_at_any_step_leaves_nothing() -> None:
+    sweep(lambda rng, step: sweep_one(rng, step, leave, 2))
+
+
+@pytest.mark.parametrize(("death", "first", "every"), taking_turns([cut_the_front, cut_the_line, crash_the_host]))
+def test_a_death_at_any_step_leaves_nothing(
+    death: Callable[[SmallSystem, trio.CancelScope], None], first: int, every: int
+) -> None:
+    sweep(lambda rng, step: sweep_one(rng, step, death, 2), first=first, every=every)

@@ -11,7 +11,7 @@ import trio
 
 from tests.rig.fake_engine import Costs
 from tests.rig.gateway import post
-from tests.rig.scheduler import sweep
+from tests.rig.scheduler import sweep, taking_turns
 from tests.rig.small_system import living
 from tests.system.simulator import counting, judge
 from tests.system.simulator.clients import GONE, Reader, chat
@@ -64,6 +64,12 @@ async def leave_at(rng: Random, step: int, program: Callable[[Reader], Awaitable
     return steps.taken < step
 
 
-@pytest.mark.parametrize("program", [streaming, with_two_choices, in_a_lane], ids=lambda each: each.__name__)
-def test_a_client_that_disconnects_at_any_step_leaves_nothing(program: Callable[[Reader], Awaitable[None]]) -> None:
-    sweep(lambda rng, step: leave_at(rng, step, program))
+def test_a_client_that_disconnects_at_any_step_leaves_nothing() -> None:
+    sweep(lambda rng, step: leave_at(rng, step, streaming))
+
+
+@pytest.mark.parametrize(("program", "first", "every"), taking_turns([with_two_choices, in_a_lane]))
+def test_a_client_of_several_answers_that_disconnects_at_any_step_leaves_nothing(
+    program: Callable[[Reader], Awaitable[None]], first: int, every: int
+) -> None:
+    sweep(lambda rng, step: leave_at(rng, step, program), first=first, every=every)

@@ -1,6 +1,6 @@
 """A client disconnects, or something of its request dies, at every single step from a picture to an answer about it.
 
-In the tests, each step meets one way of leaving and one death; `python -m tests.system.test_sweep_pictures` lets it meet all.
+In the fast tests each second step meets one way of leaving and one death; in the nightly ones each step meets all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.rig.fake_engine import Costs
 from tests.rig.fake_host import FakeHost
 from tests.rig.gateway import post
 from tests.rig.network import SimTransport
-from tests.rig.scheduler import sweep
+from tests.rig.scheduler import sweep, taking_turns
 from tests.rig.small_system import living
 from tests.rig.vision import MEDIA_INFO
 from tests.system.simulator import counting, judge
@@ -143,32 +143,34 @@ async def die_at(rng: Random, step: int, death: Callable[[ThreeLegs], None]) -> 
     return steps.taken < step
 
 
-DEATHS: dict[str, Callable[[ThreeLegs], None]] = {
-    "of the prefill": lambda system: system.transports["line 0"].cut(),
-    "of the decode": lambda system: system.transports["line 1"].cut(),
-    "of the encoder": lambda system: system.encoding.engines[0].crash(),
-    "of the decoders": lambda system: system.media.kill_decoders(0.0),
-}
+def cut_the_prefill(system: ThreeLegs) -> None:
+    system.transports["line 0"].cut()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["beside", "before"])
-def test_a_client_that_disconnects_at_any_step_costs_another_who_wants_its_picture_nothing(late: bool) -> None:
-    sweep(lambda rng, step: leave_at(rng, step, late=late), first=1 + late, every=2)
+def cut_the_decode(system: ThreeLegs) -> None:
+    system.transports["line 1"].cut()
 
 
-@pytest.mark.parametrize("first", range(1, 1 + len(DEATHS)), ids=DEATHS)
-def test_a_death_at_any_step_to_an_answer_about_a_picture_leaves_nothing(first: int) -> None:
-    death = list(DEATHS.values())[first - 1]
-    sweep(lambda rng, step: die_at(rng, step, death), first=first, every=len(DEATHS))
+def crash_the_encoder(system: ThreeLegs) -> None:
+    system.encoding.engines[0].crash()
 
 
-def main() -> None:
-    """Let each step meet each of them."""
-    for late in (False, True):
-        sweep(lambda rng, step, late=late: leave_at(rng, step, late=late))  # type: ignore[misc]
-    for death in DEATHS.values():
-        sweep(lambda rng, step, death=death: die_at(rng, step, death))  # type: ignore[misc]
+def kill_the_decoders(system: ThreeLegs) -> None:
+    system.media.kill_decoders(0.0)
 
 
-if __name__ == "__main__":
-    main()
+DEATHS = (cut_the_prefill, cut_the_decode, crash_the_encoder, kill_the_decoders)
+
+
+@pytest.mark.parametrize(("late", "first", "every"), taking_turns([False, True], stride=2))
+def test_a_client_that_disconnects_at_any_step_costs_another_who_wants_its_picture_nothing(
+    late: bool, first: int, every: int
+) -> None:
+    sweep(lambda rng, step: leave_at(rng, step, late=late), first=first, every=every)
+
+
+@pytest.mark.parametrize(("death", "first", "every"), taking_turns(DEATHS, stride=2))
+def test_a_death_at_any_step_to_an_answer_about_a_picture_leaves_nothing(
+    death: Callable[[ThreeLegs], None], first: int, every: int
+) -> None:
+    sweep(lambda rng, step: die_at(rng, step, death), first=first, every=every)
