@@ -1,4 +1,4 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--seeds 2000 | --minutes M] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--planned] [--seeds 2000 | --minutes M] [--only SEED]`.
 
 A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
 with `--gateways`, two of these nodes are gateways that share a port.
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing import Pool
 
+from attrs import frozen
+
 from actors.kit.groups import first_leaf
 from tests.rig import certificate
 from tests.system.simulator import pictured, prefix_plan
@@ -28,11 +30,29 @@ ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 BATCH = 200  # new seeds between two looks at the clock
 
 
-def one(seed: int, *, kind: str = "", forced: Sequence[str] = ()) -> tuple[int, str | None]:
+@frozen
+class Seeds:
+    """What a hunt lets each of its seeds be."""
+
+    kind: str = ""  # a word in `RUNNERS`
+    forced: Sequence[str] = ()  # words in `FORCED`
+    planned: bool = False
+
+    def run(self, seed: int) -> str:
+        """Run one seed; return its trace."""
+        force(self.forced)
+        return RUNNERS[self.kind].__wrapped__(seed, planned=self.planned)  # without its cache
+
+    def replay(self, seed: int) -> str:
+        """Return the line that runs one seed again."""
+        words = [self.kind] * bool(self.kind) + [*self.forced] + ["planned"] * self.planned
+        return f"seed {seed}: python -m tests.system.hunt{''.join(f' --{word}' for word in words)} --only {seed}"
+
+
+def one(seed: int, *, seeds: Seeds) -> tuple[int, str | None]:
     """Run one seed, and return it with the error that it raised, if any."""
     try:
-        force(forced)
-        RUNNERS[kind].__wrapped__(seed)  # without its cache
+        seeds.run(seed)
     except BaseException as error:  # noqa: BLE001  # whatever it is, it is what we hunt
         return seed, _first(error)
     return seed, None
@@ -59,27 +79,26 @@ def new_seeds(minutes: float) -> Iterator[range]:
         first += BATCH
 
 
-def hunt(batches: Iterable[range], processes: int | None, *, kind: str = "", forced: Sequence[str] = ()) -> int:
+def hunt(batches: Iterable[range], processes: int | None, seeds: Seeds) -> int:
     """Run batches of seeds, print a line for each seed that fails, and return the number of these."""
     certificate.files()  # else each process would write its own to the folder that they share
     begun, run, failed = time.perf_counter(), 0, 0
-    again = f"python -m tests.system.hunt{f' --{kind}' * bool(kind)}{''.join(f' --{word}' for word in forced)}"
     with Pool(processes) as pool:
-        for seeds in batches:
-            for seed, error in pool.imap_unordered(partial(one, kind=kind, forced=forced), seeds, ON_ALL_CORES_AT_ONCE):
+        for batch in batches:
+            for seed, error in pool.imap_unordered(partial(one, seeds=seeds), batch, ON_ALL_CORES_AT_ONCE):
                 run += 1
                 if error is not None:
                     failed += 1
-                    print(f"seed {seed}: {again} --only {seed}  # {error}", flush=True)  # noqa: T201
+                    print(f"{seeds.replay(seed)}  # {error}", flush=True)  # noqa: T201
     took_s = time.perf_counter() - begun
     print(f"{run} seeds in {took_s:.0f} s, {run / took_s:.0f} a second, {failed} failed")  # noqa: T201
     return failed
 
 
-def only(seed: int, *, kind: str = "") -> int:
+def only(seed: int, seeds: Seeds) -> int:
     """Run one seed and print what happened in it, up to its end or its failure."""
     try:
-        print(RUNNERS[kind](seed))  # noqa: T201
+        print(seeds.run(seed))  # noqa: T201
     except BaseException as error:  # noqa: BLE001
         traceback.print_exception(error)
         return 1
@@ -106,16 +125,16 @@ def main() -> int:
         ("prefixes", "let every seed route by prefix"),
     ):
         parser.add_argument(f"--{word}", dest="forced", action="append_const", const=word, help=about)
+    parser.add_argument("--planned", action="store_true", help="deal faults to the seeds in turn, as the tests do")
     options = parser.parse_args()
-    forced = options.forced or []
-    force(forced)
-    seeds = range(options.first, options.first + options.seeds)
+    seeds = Seeds(options.kind, options.forced or (), options.planned)
+    numbers = range(options.first, options.first + options.seeds)
     if options.only is not None:
-        return only(options.only, kind=options.kind)
+        return only(options.only, seeds)
     if options.traces:
-        return max(only(seed, kind=options.kind) for seed in seeds)
-    batches = [seeds] if options.minutes is None else new_seeds(options.minutes)
-    return min(hunt(batches, options.processes, kind=options.kind, forced=forced), 1)
+        return max(only(seed, seeds) for seed in numbers)
+    batches = [numbers] if options.minutes is None else new_seeds(options.minutes)
+    return min(hunt(batches, options.processes, seeds), 1)
 
 
 if __name__ == "__main__":

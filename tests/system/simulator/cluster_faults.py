@@ -11,11 +11,8 @@ from tests.system.simulator.cluster import SECTION, OfCluster
 from tests.system.simulator.encoders import NodeEncoders
 from tests.system.simulator.faults import ALLOWED_ERRORS, AWAY, AWAY_ERRORS, OF_NODES, Faults
 from tests.system.simulator.nodes import NodeSlot
-from tests.system.simulator.picture_faults import PictureFaults
+from tests.system.simulator.picture_faults import UNDER_A_TENSOR, PictureFaults
 from tests.system.simulator.release_times import DELAYS, SWALLOWS, ReleaseDeadlines, kept_s
-
-UNDER_A_TENSOR = {"cut under a tensor": "cut a link", "half-open under a tensor": "half-open link"}
-"""Faults of a link across which pixels or embeddings are on their way, and the faults of any link that they are."""
 
 CLUSTER_DELAYS = frozenset({"half-open link", "stopped node"})
 LOOK_S, LOOKS_S = 0.005, 2.0  # at links, for tensors on their way

@@ -19,9 +19,10 @@ from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 from tests.rig.small_system import LONG_S
 from tests.system.simulator.cluster import BRIEF_S, SECTION, SETTLED_S, Cluster, OfCluster, linked, others_up, together
-from tests.system.simulator.cluster_faults import CLUSTER_DELAYS, UNDER_A_TENSOR, ClusterFaults
+from tests.system.simulator.cluster_faults import CLUSTER_DELAYS, ClusterFaults
 from tests.system.simulator.cluster_single_fault import SINGLE_FAULTS as CLUSTER_SINGLE_FAULTS
-from tests.system.simulator.faults import OF_NODES
+from tests.system.simulator.fault_plan import NO_PLAN, SHAPES, plan_cluster
+from tests.system.simulator.faults import CLUSTER_FAULTS
 from tests.system.simulator.frozen_legs import FrozenLeg
 from tests.system.simulator.full_pools import FullPool
 from tests.system.simulator.legs import BOTH_WITHIN_S, LegCosts, Rooms
@@ -29,7 +30,7 @@ from tests.system.simulator.lost_encoders import LostEncoder
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot
-from tests.system.simulator.picture_faults import PICTURE_FAULTS
+from tests.system.simulator.picture_faults import PICTURE_FAULTS, UNDER_A_TENSOR
 from tests.system.simulator.pictured import Sight, draw_sight, encoder_costs
 from tests.system.simulator.prefix_plan import aside, draw_canary, draw_prefixes
 from tests.system.simulator.probes import health
@@ -37,27 +38,6 @@ from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run
 from tests.system.simulator.single_fault import SingleFault
 from tests.system.simulator.system import LIMITS
 
-SHAPES = (  # the legs of the nodes beside the gateway's
-    (Leg.BOTH,),
-    (Leg.BOTH, Leg.BOTH),
-    (Leg.PREFILL, Leg.DECODE),
-    (Leg.PREFILL, Leg.DECODE, Leg.BOTH),
-    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE),
-    (Leg.PREFILL, Leg.DECODE, Leg.DECODE),
-    (Leg.PREFILL, Leg.PREFILL, Leg.DECODE, Leg.DECODE),
-)
-KINDS = (
-    "crash",
-    "cut the line",
-    "half-open line",
-    "stuck",
-    "start fails",
-    "slow",
-    "bugs",
-    "a leg dies",
-    "jump",
-    *OF_NODES,
-)
 SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder, FrozenLeg, FullPool)
 SINGLE_FAULT_SHARE = 0.25  # of the seeds, those with a single fault
 BLIND = Sight(None, 0, {})
@@ -95,12 +75,14 @@ class ClusterRun(OfCluster, Run):
         self.clients = rng.randint(2, 9)
         self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
         self.drains = self.front_ends == "drain"
-        self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in KINDS} if rng.random() < 0.9 else {}
+        self.times = {kind: rng.choice((0, 0, 0, 1, 2)) for kind in CLUSTER_FAULTS} if rng.random() < 0.9 else {}
         self.picture_times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in (*PICTURE_FAULTS, *UNDER_A_TENSOR)}
         if rng.random() < 0.7:
             self.times.pop("jump", None)
-        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < self.single_fault_share else None
+        share = self.single_fault_share if self.plan is NO_PLAN else 0.0
+        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < share else None
         self.single_fault = self.only or self.single_fault
+        self._follow_plan()
         if self.single_fault is not None:
             self.clients, self.front_ends, self.drains, self.times, self.picture_times = 0, None, False, {}, {}
             self.shape = self.single_fault.shape(rng)
@@ -111,6 +93,12 @@ class ClusterRun(OfCluster, Run):
         self._small_limits()
         self._expect_falls()
         self._excuse_lags()
+
+    def _follow_plan(self) -> None:
+        super()._follow_plan()
+        if self.plan is not NO_PLAN:
+            self.front_ends, self.drains = self.plan.front_ends, self.plan.front_ends == "drain"
+            self.shape |= {"legs": self.plan.legs} if self.plan.legs else {}
 
     def _excuse_lags(self) -> None:
         """Let routers lag while a node stands still, too: by its old blocks it is chosen again once it is linked."""
@@ -153,7 +141,11 @@ class ClusterRun(OfCluster, Run):
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
         prefixes = draw_prefixes(self.aside, network["delay_s"], tight=self.single_fault is None)
         plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts, prefixes=prefixes)
-        sight = draw_sight(rng) if self.single_fault is None else self.shape.pop("sight", BLIND)
+        sight = (
+            draw_sight(rng, needed=bool(self.plan.picture_faults))
+            if self.single_fault is None
+            else self.shape.pop("sight", BLIND)
+        )
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         canary = draw_canary(self.aside) if self.single_fault is None else self.shape.pop("canary", None)
@@ -326,12 +318,13 @@ class ClusterRun(OfCluster, Run):
         self._note_prefixes()
 
 
-async def whole_cluster(rng: random.Random) -> str:
-    async with trio.open_nursery() as nursery:
-        return await ClusterRun(rng, nursery=nursery).traced()
-
-
 @cache
-def run_cluster_seed(seed: int) -> str:
-    """Run one seed of a cluster without logs; return its trace."""
+def run_cluster_seed(seed: int, *, planned: bool = False) -> str:
+    """Run one seed of a cluster without logs, with the faults that are dealt to it if they are planned; return its trace."""
+    plan = plan_cluster(seed) if planned else NO_PLAN
+
+    async def whole_cluster(rng: random.Random) -> str:
+        async with trio.open_nursery() as nursery:
+            return await ClusterRun(rng, plan=plan, nursery=nursery).traced()
+
     return traced(whole_cluster, seed)

@@ -67,6 +67,18 @@ FAULTS = tuple(
         "too many bugs",
     }
 )
+CLUSTER_FAULTS = (
+    "crash",
+    "cut the line",
+    "half-open line",
+    "stuck",
+    "start fails",
+    "slow",
+    "bugs",
+    "a leg dies",
+    "jump",
+    *OF_NODES,
+)
 RESUMABLE = frozenset(
     {"engine_lost", "actor_lost", "link_lost", "link_replaced", "draining"}
 )  # not reported while another worker can continue
@@ -95,6 +107,7 @@ AT_ONCE = {
     "cut the line": 1,
 }  # engines that die of it; of other faults one may die again and again
 MANY = 100
+BUGS_MAX = 8  # more than an actor survives
 ALWAYS_BACK_S = 100.0  # after which every fault is over, and every slot was free again
 BACK_WITHIN_S = 3.0  # a worker that has just failed, or the link to it
 FALLS: dict[str, tuple[type[ActorError], ...]] = {  # errors of actors, beside a lost engine or a lost link
@@ -103,6 +116,7 @@ FALLS: dict[str, tuple[type[ActorError], ...]] = {  # errors of actors, beside a
     "start fails": (StartFailed,),
     "jump": (EngineStuck, StartFailed),
     "bugs": (TooManyInternalErrors,),
+    "too many bugs": (TooManyInternalErrors,),
     "trickles": (EngineStuck, StartFailed),
 }
 
@@ -188,15 +202,21 @@ class Faults:
                 clock.jump(jump_s)
                 self.releases.jumped(jump_s)
             case "bugs":
-                system.decode.bugs = rng.choice((1, 1, 8))
-                if system.decode.bugs > 1:
-                    self.happened.add("too many bugs")
+                self._plant_bugs(rng.choice((1, 1, BUGS_MAX)))
+            case "too many bugs":
+                self._plant_bugs(BUGS_MAX)
             case _:
                 await self._for_a_while(kind, node, number)
 
     def choose_node(self) -> SmallSystem:
         """Return the node of the next fault."""
         return self.system
+
+    def _plant_bugs(self, count: int) -> None:
+        self.system.decode.bugs = count
+        self.happened.add("bugs")
+        if count > 1:
+            self.happened.add("too many bugs")
 
     async def _for_a_while(self, kind: str, node: SmallSystem, number: int) -> None:
         lasts_s = self.rng.random() * 4

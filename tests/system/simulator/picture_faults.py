@@ -41,6 +41,8 @@ PICTURE_FALLS: dict[str, tuple[type[ActorError], ...]] = {
     "encoder slow": (EngineStuck,),
     "encoder start fails": (StartFailed,),
 }
+UNDER_A_TENSOR = {"cut under a tensor": "cut a link", "half-open under a tensor": "half-open link"}
+"""Faults of a link across which pixels or embeddings are on their way, and the faults of any link that they are."""
 AT_ONCE = {"encoder crash": 1, "encoder slow": 2}  # encoders that are lost by it; by others one again and again
 MANY = 100
 BACK_WITHIN_S = 3.0

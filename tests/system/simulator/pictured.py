@@ -39,12 +39,15 @@ class Sight:
             costs.context_max, costs.vocabulary_size = CONTEXT_MAX, VOCABULARY + 2
 
 
-def draw_sight(rng: random.Random) -> Sight:
-    """Draw what a seed has of pictures: in half of all seeds, nothing."""
-    if rng.random() >= SHARES["sighted"]:
-        blind = Album(rng, 0.3, 8, sighted=False) if rng.random() < BLIND_SHARE else None
-        return Sight(None, 0, {"album": blind})
-    encoders = rng.choice((0, 1, 1, 2))
+def draw_sight(rng: random.Random, *, needed: bool = False, blind: bool = False) -> Sight:
+    """Draw what a seed has of pictures: in half of all seeds, nothing.
+
+    An encoder may be `needed`, or a `blind` model to which clients send pictures all the same.
+    """
+    if blind or (rng.random() >= SHARES["sighted"] and not needed):
+        album = Album(rng, 0.3, 8, sighted=False) if blind or rng.random() < BLIND_SHARE else None
+        return Sight(None, 0, {"album": album})
+    encoders = rng.choice((1, 1, 1, 2) if needed else (0, 1, 1, 2))
     items_max = rng.choice((2, 4, 8))
     fields = {
         "album": Album(rng, rng.choice((0.4, 0.9)), items_max, troubled=rng.random() < 0.5),

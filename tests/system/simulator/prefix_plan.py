@@ -62,15 +62,16 @@ def aside(rng: random.Random) -> random.Random:
     return random.Random(repr(rng.getstate()))
 
 
-def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool) -> PrefixPlan | None:
+def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool, planned: str = "") -> PrefixPlan | None:
     """Draw how a seed routes by prefix on a network of some usual delay, None if it does not.
 
-    Memory may be `tight` where nothing is promised of how soon answers come.
+    Memory may be `tight` where nothing is promised of how soon answers come. What workers report may be spoiled in a
+    `planned` way.
     """
-    if rng.random() >= SHARES["prefixes"]:
+    if rng.random() >= SHARES["prefixes"] and not planned:
         return None
     caches = Caches(LAG_S + DELAYS_MAX * delay_s)
-    spoils = rng.choice(SPOILS) if rng.random() < 0.4 else ""
+    spoils = planned or (rng.choice(SPOILS) if rng.random() < 0.4 else "")
     return PrefixPlan(
         page_size=rng.choice((2, 4, 4, 8)),
         kv_tokens_max=rng.choice((512, 512, 1024, 4096) if tight else (1024, 4096)),
@@ -84,7 +85,7 @@ def draw_prefixes(rng: random.Random, delay_s: float, *, tight: bool) -> PrefixP
         caches=caches,
         spoiling=Spoiling(spoils, random.Random(rng.randrange(2**32)), caches.ever),
         flushes=tuple(rng.random() * 5 for _ in range(rng.choice((0, 0, 1, 4)))),
-        crowd=rng.choice((0, 4, 8)) if tight else 0,
+        crowd=rng.choice((4, 8) if planned else (0, 4, 8)) if tight else 0,
         heals_s=RETRY_MAX_S + 1.0 if spoils else 0.0,
     )
 

@@ -22,6 +22,7 @@ from tests.rig.small_system import LONG_S, living
 from tests.system.simulator.broken_encoders import BrokenEncoder, KillingPicture
 from tests.system.simulator.canaries import FrozenEngine
 from tests.system.simulator.clients import DeafClient, HttpClient, LongClient
+from tests.system.simulator.fault_plan import NO_PLAN, TIMES, FaultPlan, plan_node
 from tests.system.simulator.faults import FALLS, FAULTS, PROMPT, Faults
 from tests.system.simulator.lanes import DeafLaneClient, LaneClient
 from tests.system.simulator.media import LIMITS as MEDIA_LIMITS
@@ -50,8 +51,10 @@ SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
     FrozenEngine,
 )
 PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by the length of a step, since another draw would change every seed
+TRICKLES_BYTES = 50  # of a connection's buffer
 STOP_S = 15.0  # for every child that does not end by itself, one after the other
 SINGLE_FAULT_SHARE = 0.2  # of the seeds, those with a single fault
+ATTEMPTS_MAX = 10
 CHAOS_S = 10_000.0  # of virtual time at most; clocks jump, too
 
 
@@ -61,6 +64,7 @@ class Run:
 
     rng: random.Random
     only: type[SingleFault] | None = None  # its single fault, whatever the seed draws
+    plan: FaultPlan = NO_PLAN
     system: System = field(init=False)
     faults: Faults = field(init=False)
     drains: bool = field(init=False)
@@ -78,8 +82,10 @@ class Run:
         # Most seeds have few faults, so that each is seen alone.
         self.times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in FAULTS} if rng.random() < 0.8 else {}
         self.picture_times = {kind: rng.choice((0, 0, 0, 0, 0, 1, 2)) for kind in PICTURE_FAULTS}
-        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < SINGLE_FAULT_SHARE else None
+        share = SINGLE_FAULT_SHARE if self.plan is NO_PLAN else 0.0
+        self.single_fault = rng.choice(SINGLE_FAULTS) if rng.random() < share else None
         self.single_fault = self.only or self.single_fault
+        self._follow_plan()
         if self.single_fault is not None:
             self.clients, self.drains, self.times = 0, self.single_fault.drains, {}
             self.picture_times = {}
@@ -88,6 +94,14 @@ class Run:
         self._small_limits()
         self._expect_falls()
         self._excuse_lags()
+
+    def _follow_plan(self) -> None:
+        """Let what is planned happen, beside what is drawn."""
+        if self.plan is NO_PLAN:
+            return
+        self.clients, self.drains = max(self.clients, self.plan.clients), "drain" in self.plan.faults
+        self.times |= dict.fromkeys(self.plan.injected, TIMES)
+        self.picture_times |= dict.fromkeys(self.plan.picture_faults, TIMES)
 
     def _excuse_lags(self) -> None:
         """Let routers lag behind what workers tell where a fault delays or spoils it."""
@@ -106,7 +120,7 @@ class Run:
 
     def _system(self) -> System:
         rng = self.rng
-        tls = rng.random() < 0.3
+        tls = rng.random() < 0.3 or self.plan.tls
         costs = Costs(
             slots=rng.randint(1, 3),
             step_s=rng.choice((0.02, 0.05, 0.1)),
@@ -118,15 +132,19 @@ class Run:
         network = {
             "delay_s": rng.choice((0.0, 0.002, 0.05)),
             "piece_max": rng.choice((3, 40, 1000, 1000, 1000, 1000)),
-            "room": rng.choice((50, 4096, 4096, 65536, 65536, 65536) if self.single_fault is None else (65536,)),
+            "room": rng.choice(
+                (TRICKLES_BYTES, 4096, 4096, 65536, 65536, 65536) if self.single_fault is None else (65536,)
+            ),
         }
+        if "trickles" in self.plan.faults:
+            network["room"] = TRICKLES_BYTES
         drawn: dict[str, Any] = {
             "rng": rng,
             "workers": rng.choice((1, 2, 2)),
             "costs": costs,
             "inbox_size": rng.randint(0, 3),
             "streams": rng.choice((2, 6, 12)),
-            "far": rng.random() < 0.3,
+            "far": rng.random() < 0.3 or self.plan.far,
             "deadlines": DEADLINES,
             "network": network,
             "limits": evolve(
@@ -143,17 +161,18 @@ class Run:
             "total_s": rng.choice((300.0, 300.0, 1.5)),
             "drain_s": rng.choice((1.0, 10.0, 60.0)),
             "route": FailoverLimits(
-                resumes_max=rng.choice((0, 1, 3)),
+                resumes_max=rng.choice((0, 1, 3) if self.plan.resumes else (0,)),
                 crashes_max=rng.choice((0, 1, 1)),
                 resume_s=rng.choice((0.3, 10.0, 10.0)),
                 ejection=ejection(rng),
             ),
             "tls": tls,
         }
-        sight = draw_sight(rng)
+        sight = draw_sight(rng, needed=bool(self.plan.picture_faults), blind=self.plan.blind)
         sight.open(costs)
         drawn |= sight.fields | {"encoders": sight.encoders}
-        drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"], tight=self.single_fault is None)
+        tight = self.single_fault is None
+        drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"], tight=tight, planned=self.plan.spoils)
         drawn["canary"] = draw_canary(self.aside) if self.single_fault is None else None
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
@@ -171,7 +190,7 @@ class Run:
     def trickles(self) -> bool:
         """Whether a `Cancel` may wait long behind earlier frames."""
         room_bytes: float = self.system.network["room"]
-        return room_bytes == 50
+        return room_bytes == TRICKLES_BYTES
 
     @property
     def port(self) -> System:
@@ -194,12 +213,22 @@ class Run:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
                 for _ in range(times):
-                    nursery.start_soon(self.faults.one, kind)
+                    nursery.start_soon(self._inject, kind, self.faults.one)
             for kind, times in self.picture_times.items():
                 for _ in range(times if self.system.sighted else 0):
-                    nursery.start_soon(self.faults.pictures.one, kind)
+                    nursery.start_soon(self._inject, kind, self.faults.pictures.one)
             if self.drains:
                 nursery.start_soon(self._drain)
+
+    async def _inject(self, kind: str, inject: Callable[[str], Awaitable[None]]) -> None:
+        """Inject a fault at a random moment; a planned one again if nothing was there that it could befall."""
+        await inject(kind)
+        for _ in range(ATTEMPTS_MAX):
+            if kind not in (*self.plan.faults, *self.plan.picture_faults) or any(
+                kind == what for _, what, *_ in self.trace
+            ):
+                break
+            await inject(kind)
 
     def _use_caches(self, nursery: trio.Nursery) -> None:
         """Fill prefix caches and flush them, in seeds that have some."""
@@ -285,10 +314,6 @@ class Run:
         return (self.system,)
 
 
-async def whole_system(rng: random.Random) -> str:
-    return await Run(rng).traced()
-
-
 def traced(scenario: Callable[[random.Random], Awaitable[str]], seed: int) -> str:
     """Run one seed without logs, since actors fail in it on purpose; return its trace."""
     logging.disable(logging.CRITICAL)
@@ -301,6 +326,10 @@ def traced(scenario: Callable[[random.Random], Awaitable[str]], seed: int) -> st
 
 
 @cache
-def run_seed(seed: int) -> str:
-    """Run one seed; return its trace."""
+def run_seed(seed: int, *, planned: bool = False) -> str:
+    """Run one seed, with the faults that are dealt to it if they are planned; return its trace."""
+
+    async def whole_system(rng: random.Random) -> str:
+        return await Run(rng, plan=plan_node(seed) if planned else NO_PLAN).traced()
+
     return traced(whole_system, seed)

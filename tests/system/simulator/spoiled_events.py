@@ -15,7 +15,7 @@ from protocol.kind import Message
 from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from supervisor.links.serving import Service
 
-SHARE = 0.3  # of the replies, those that are spoiled
+SHARE = 0.3  # of the replies after the first, those that are spoiled
 LIES_MAX = 64  # blocks of others that a lie claims
 FAR_AHEAD = 10**9, 2 * 10**9  # numbers that follow no other; a list whose last part was lost ends with the first one
 
@@ -61,7 +61,7 @@ class Spoiling:
                 answer.put(each)
 
     def _replies(self, events: BlockEvents) -> Sequence[BlockEvents]:
-        if not self.kind or self.rng.random() >= SHARE:
+        if not self.kind or (self.spoiled and self.rng.random() >= SHARE):
             return [events]
         self.spoiled += 1
         self._kept.append(events)

@@ -1,4 +1,7 @@
-"""The whole system under a seed: every answer is right or ends in an allowed error, and all is released at the end."""
+"""The whole system under a seed: every answer is right or ends in an allowed error, and all is released at the end.
+
+Each kind of fault is dealt to some of the seeds (`fault_plan.py`), so that few seeds have all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from actors.kit.groups import first_leaf
+from tests.system.hunt import Seeds
 from tests.system.simulator.caches import CacheLife
-from tests.system.simulator.cluster_seed import KINDS, run_cluster_seed
-from tests.system.simulator.faults import FAULTS
+from tests.system.simulator.cluster_seed import run_cluster_seed
+from tests.system.simulator.faults import CLUSTER_FAULTS, FAULTS
 from tests.system.simulator.picture_faults import PICTURE_FAULTS
 from tests.system.simulator.prefix_plan import SHARES, SPOILS
 from tests.system.simulator.release_times import DELAYS, KEEPS
@@ -22,40 +27,38 @@ from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
 
 ROOT = Path(__file__).parents[3]
-SEEDS = 60  # with the rare one they have every fault and outcome; `make hunt` runs 2,000
-RARE_SEED = 145  # the processor fails while it answers
-CLUSTER_SEEDS = 32
-GATEWAY_SEEDS = 10
+SEEDS = 20  # `make nightly` and `make hunt` run thousands
+CLUSTER_SEEDS = 12
+GATEWAY_SEEDS = 4
 PREFIXES = re.compile(r"'prefixes', (\d+), (\d+), \d+, '(\w*)', (\d+)\)")
 GONE = re.compile(r"'gone', ([^)]+)\)")  # and what made it late
 
 
-def replay(seed: int) -> str:
-    """Return the line that runs one seed again."""
-    return f"seed {seed}: python -m tests.system.hunt --only {seed}"
+def check(run: Callable[..., str], seed: int, kind: str = "") -> None:
+    """Run a seed; if it fails, print the line that runs it again."""
+    try:
+        run(seed, planned=True)
+    except BaseException:
+        print(Seeds(kind, planned=True).replay(seed))  # noqa: T201  # pytest shows it
+        raise
 
 
-@pytest.mark.parametrize("tens", range(SEEDS // 10))
-def test_every_answer_is_right_or_ends_in_an_allowed_error_and_all_is_released(tens: int) -> None:
-    for seed in range(10 * tens, 10 * tens + 10):
-        try:
-            run_seed(seed)
-        except BaseException:
-            print(replay(seed))  # noqa: T201  # pytest shows it
-            raise
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_every_answer_is_right_or_ends_in_an_allowed_error_and_all_is_released(seed: int) -> None:
+    check(run_seed, seed)
 
 
 def test_a_seed_gives_the_same_trace_in_every_process() -> None:
     traces = []
     for hash_seed in "12":
-        command = [sys.executable, "-m", "tests.system.hunt", "--first", "0", "--seeds", "4", "--traces"]
+        command = [sys.executable, "-m", "tests.system.hunt", "--planned", "--only", "3"]
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
         traces.append(subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True).stdout)
-    assert traces[0] == traces[1] == "".join(f"{run_seed(seed)}\n" for seed in range(4)).encode()
+    assert traces[0] == traces[1] == f"{run_seed(3, planned=True)}\n".encode()
 
 
 def test_the_seeds_see_every_fault_and_every_outcome() -> None:
-    traces = "".join(run_seed(seed) for seed in (*range(SEEDS), RARE_SEED))
+    traces = "".join(run_seed(seed, planned=True) for seed in range(SEEDS))
     for kind in (
         *FAULTS,
         *PICTURE_FAULTS,
@@ -80,11 +83,11 @@ def test_the_seeds_see_every_fault_and_every_outcome() -> None:
 
 
 def test_the_seeds_see_prompts_in_caches_and_every_way_in_which_events_are_spoiled() -> None:
-    seen = PREFIXES.findall("".join(run_seed(seed) for seed in range(SEEDS)))
+    seen = PREFIXES.findall("".join(run_seed(seed, planned=True) for seed in range(SEEDS)))
     counts = [(int(expected), int(reused), kind, int(spoiled)) for expected, reused, kind, spoiled in seen]
     assert len(counts) > SEEDS // 5
-    assert sum(expected for expected, *_ in counts) > 100
-    assert sum(reused for _, reused, *_ in counts) > 100
+    assert sum(expected for expected, *_ in counts) > 0
+    assert sum(reused for _, reused, *_ in counts) > 0
     assert {kind for *_, kind, spoiled in counts if spoiled} == {*SPOILS}
 
 
@@ -93,11 +96,7 @@ def test_the_seeds_see_prompts_in_caches_and_every_way_in_which_events_are_spoil
 
 @pytest.mark.parametrize("seed", range(CLUSTER_SEEDS))
 def test_every_answer_by_a_cluster_is_right_or_ends_in_an_allowed_error_and_all_is_released(seed: int) -> None:
-    try:
-        run_cluster_seed(seed)
-    except BaseException:
-        print(f"seed {seed}: python -m tests.system.hunt --cluster --only {seed}")  # noqa: T201  # pytest shows it
-        raise
+    check(run_cluster_seed, seed, "cluster")
 
 
 def test_what_a_check_finds_in_an_actor_is_raised_and_not_what_clients_saw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +107,10 @@ def test_what_a_check_finds_in_an_actor_is_raised_and_not_what_clients_saw(monke
     assert str(first_leaf(caught.value)) == "a block is expected that is not there"
 
 
-def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers() -> None:
-    traces = "".join(run_cluster_seed(seed) for seed in range(CLUSTER_SEEDS))
-    seen = {kind for kind in KINDS if repr(kind) in traces}
-    assert len(seen) >= len(KINDS) - 1, set(KINDS) - seen
+def test_the_seeds_of_clusters_see_every_fault_and_resumed_answers() -> None:
+    traces = "".join(run_cluster_seed(seed, planned=True) for seed in range(CLUSTER_SEEDS))
+    for kind in CLUSTER_FAULTS:
+        assert repr(kind) in traces, kind
     for what in (
         "whole",
         "left",
@@ -132,7 +131,7 @@ def test_the_seeds_of_clusters_see_most_faults_and_resumed_answers() -> None:
 
 
 def test_a_seed_of_a_cluster_gives_the_same_trace_again() -> None:
-    assert run_cluster_seed.__wrapped__(3) == run_cluster_seed(3)
+    assert run_cluster_seed.__wrapped__(3, planned=True) == run_cluster_seed(3, planned=True)
 
 
 # Two gateways ------------------------------------------------------------------------------------------
@@ -140,14 +139,10 @@ def test_a_seed_of_a_cluster_gives_the_same_trace_again() -> None:
 
 @pytest.mark.parametrize("seed", range(GATEWAY_SEEDS))
 def test_every_answer_by_two_gateways_is_right_or_ends_in_an_allowed_error_and_all_is_released(seed: int) -> None:
-    try:
-        run_gateways_seed(seed)
-    except BaseException:
-        print(f"seed {seed}: python -m tests.system.hunt --gateways --only {seed}")  # noqa: T201  # pytest shows it
-        raise
+    check(run_gateways_seed, seed, "gateways")
 
 
 def test_the_seeds_of_two_gateways_see_restarts_of_one_and_whole_answers() -> None:
-    traces = "".join(run_gateways_seed(seed) for seed in range(GATEWAY_SEEDS))
+    traces = "".join(run_gateways_seed(seed, planned=True) for seed in range(GATEWAY_SEEDS))
     for what in ("'gateway drains'", "'gateway back'", "whole", "completed", "prefill", "decode", "both"):
         assert what in traces, what

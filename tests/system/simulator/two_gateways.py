@@ -22,6 +22,7 @@ from tests.rig.small_system import living
 from tests.system.simulator.cluster import BRIEF_S, LINKED_WITHIN_S, SECTION, SETTLED_S, Cluster, linked, others_up
 from tests.system.simulator.cluster_faults import ClusterFaults
 from tests.system.simulator.cluster_seed import ClusterRun
+from tests.system.simulator.fault_plan import NO_PLAN, plan_gateways
 from tests.system.simulator.probes import health
 from tests.system.simulator.seed import CHAOS_S, traced
 from tests.system.simulator.system import System
@@ -87,7 +88,7 @@ class TwoGatewaysRun(ClusterRun):
         self.shape = {"workers": 0}  # neither gateway's node has engines
         ClusterRun.__attrs_post_init__(self)
         self.front_ends, self.drains = None, False
-        self.restarts = self.rng.random() < 0.7
+        self.restarts = self.rng.random() < 0.7 or self.plan.restarts
         self.new_second = partial(cast("partial[Cluster]", self.new_front), node_name="second")
         self.second = self._prepared(self.new_second())
         self.system.gateway.shares_port = True
@@ -183,12 +184,13 @@ class TwoGatewaysRun(ClusterRun):
         self.note("gateway back")
 
 
-async def two_gateways(rng: random.Random) -> str:
-    async with trio.open_nursery() as nursery:
-        return await TwoGatewaysRun(rng, nursery=nursery).traced()
-
-
 @cache
-def run_gateways_seed(seed: int) -> str:
+def run_gateways_seed(seed: int, *, planned: bool = False) -> str:
     """Run one seed of a cluster with two gateways without logs; return its trace."""
+    plan = plan_gateways(seed) if planned else NO_PLAN
+
+    async def two_gateways(rng: random.Random) -> str:
+        async with trio.open_nursery() as nursery:
+            return await TwoGatewaysRun(rng, plan=plan, nursery=nursery).traced()
+
     return traced(two_gateways, seed)
