@@ -129,7 +129,7 @@ class ModelSection:
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # times that a request continues after a loss
     resume_s: Seconds = 10.0  # seconds in which a request whose worker is lost must find another
     kv: KvSettings = KvSettings()
-    # Milliseconds to the first token of requests that name no target, nor does their key; by default the middle of a grid.
+    # Milliseconds to the first token of requests that name no target, nor does their key; by default a grid's middle.
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # milliseconds between two tokens, in the same way
     grid: GridSections = GridSections()
