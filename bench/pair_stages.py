@@ -1,8 +1,8 @@
 """The stages of a request in a pair of engines: a client reaches each one and disconnects there.
 
 Between engines of one machine a KV cache has moved before a client could disconnect. So each transfer takes
-`TRANSFER_S`: by the costs of the simulated engine, and by `ESPALIER_TRANSFER_DELAY_S` of the real one
-(`actors/engines/sglang/host/transfer_delay.py`). A real engine publishes its counts at each step here, by default at
+`TRANSFER_S`: by the costs of the simulated engine, and by `TRANSFER_DELAY_S` of the real one
+(`bench/rig/plugin/espalier_transfer_delay.py`). A real engine publishes its counts at each step here, by default at
 every fifteenth.
 """
 
@@ -19,7 +19,7 @@ from random import Random
 
 from bench.rig.clients import BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
 from bench.rig.cluster import Cluster, Plan, node_engine_name, sglang, simulated
-from bench.rig.node import wait_until
+from bench.rig.node import ROOT, wait_until
 from bench.rig.polling import DECODE, GIVE_UP_S, PREFILL, REACHED_S, LoadPoller, PairLoad
 from bench.rig.prompts import uncached_prompt
 
@@ -30,11 +30,12 @@ SHORT = 8
 PIECES = 10
 LANES = ("a", "b", "c")
 TRANSFER_S = 0.15
+PLUGIN = str(ROOT / "bench" / "rig" / "plugin")
 COSTS = {"fixed_s": 0.01, "per_prefill_token_s": 0.00005}
 HELD = """\
 prefill_chunk = {chunk}
 [engine.{name}.environment]
-ESPALIER_TRANSFER_DELAY_S = "{held_s}"
+TRANSFER_DELAY_S = "{held_s}"
 [engine.{name}.settings]
 load_snapshot_publish_interval = 1
 """
@@ -50,7 +51,9 @@ def plan(kind: str, *, narrow: bool, transfer_s: float = TRANSFER_S) -> Plan:
     else:
         held = {leg: HELD.format(name=node_engine_name(leg), chunk=CHUNK, held_s=transfer_s) for leg in legs}
         engines = {leg: sglang(leg, slots=slots) + held[leg] for leg in legs}
-    return Plan(engines, gateway="requests_max = 2\nadmit_s = 60.0\n" if narrow else "")
+    return Plan(
+        engines, gateway="requests_max = 2\nadmit_s = 60.0\n" if narrow else "", environment={"PYTHONPATH": PLUGIN}
+    )
 
 
 @dataclass

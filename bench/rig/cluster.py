@@ -130,6 +130,7 @@ class Plan:
     engines: Mapping[str, str]  # by the node's name
     cluster: str = ""  # lines of their tables
     gateway: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the nodes
     model: str = ""
     drain_s: float = 30.0
     front_drain_s: float | None = None  # if it differs
@@ -237,7 +238,9 @@ class Cluster:
         cluster.write_text(self.file(name))
         mark = f"{os.getpid()}-{self.gateway_ports[name]}-{len(self.nodes) + len(self.past)}"  # of this process alone
         with (folder / "output").open("ab") as output:
-            process = start_process(["--node", name, str(cluster)], output, {"TMPDIR": str(tmp), MARK: mark})
+            process = start_process(
+                ["--node", name, str(cluster)], output, {**self.plan.environment, "TMPDIR": str(tmp), MARK: mark}
+            )
         port = self.metrics_ports.get(name, self.gateway_ports[name])
         node = Node(process, port, folder, tmp, mark, time.perf_counter())
         if (previous := self.nodes.get(name)) is not None:

@@ -59,6 +59,8 @@ _SENTENCES = {
     "engine.NAME.encoder.waiting_s": "an item may wait 30 s for its batch",
     "engine.NAME.encoder.batch_s": "a batch may take 60 s",
     "engine.NAME.encoder.release_s": "an encoder has 5 s to be free of a batch that has failed",
+    "engine.NAME.events.listen": "only engines of SGLang have sockets for subscribers",
+    "engine.NAME.events.replay": "only engines of SGLang have sockets for subscribers",
     "engine.NAME.ladder": "an engine's process has 5 s to end once asked, 2 s after SIGTERM and 2 s after SIGKILL",
     "engine.NAME.grammars": "a grammar may take 2 s of processor time to compile and 256 MiB, and 10 ms a token",
 }

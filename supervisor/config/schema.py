@@ -135,26 +135,16 @@ class ModelSection:
     grid: GridSections = GridSections()
 
 
-PORT_MAX = 65535
-
-
 @frozen(kw_only=True)
 class EventsSection:
-    """`[engine.NAME.events]`: who hears of the blocks in an engine's prefix cache."""
+    """`[engine.NAME.events]`: who gets the blocks in an engine's prefix cache."""
 
     publish: bool | None = None  # whether gateways get its blocks; by default if the policy of its model is `kv`
-    listen: Endpoint | None = None  # host:port, where anybody may subscribe by ZMQ, in SGLang's own form
-    replay: Endpoint | None = None  # host:port, where they ask for events that they have missed
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The addresses that are given, by their keys."""
-        given = (("listen", self.listen), ("replay", self.replay))
-        return {key: endpoint for key, endpoint in given if endpoint is not None}
-
-    def ports(self, ranks: int) -> Mapping[str, range]:
-        """Return the ports of these, one for each rank, as `EngineSection.ports` has them."""
-        return {f"events.{key}": range(at.port, at.port + ranks) for key, at in self.endpoints.items()}
+        """The addresses at which others may subscribe, of rank 0, by their keys."""
+        return {}
 
 
 @frozen(kw_only=True)
@@ -254,29 +244,13 @@ class EngineSection:
 
     def publishes(self, cluster: Cluster) -> bool:
         """Whether it tells of the blocks in its prefix cache; a decode that takes KV caches has none."""
-        if self.events.listen is not None or self.leg in {"decode", "encode"}:
+        if self.events.endpoints or self.leg in {"decode", "encode"}:
             return self.leg not in {"decode", "encode"}
         if self.events.publish is not None:
             return self.events.publish
         if self.publishes_always:
             return True
         return self.model in cluster.model and cluster.model[self.model].policy == "kv"
-
-    def event_mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield what keeps others from hearing of its blocks."""
-        given = self.events.endpoints
-        if self.leg in {"decode", "encode"}:
-            for key in given:
-                yield Mistake(
-                    f"{path}.events.{key}", f"is for engines with a prefix cache, and {path}.leg is {self.leg}"
-                )
-        elif [*given] == ["replay"]:
-            yield Mistake(f"{path}.events.replay", "means nothing without listen")
-        elif given and self.events.publish is False:
-            yield Mistake(f"{path}.events.publish", "is false, and events.listen publishes them")
-        for key, endpoint in given.items():
-            if (last := endpoint.port + self.data_parallel - 1) > PORT_MAX:
-                yield Mistake(f"{path}.events.{key}", f"leaves no port for each rank: the last would be {last}")
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""

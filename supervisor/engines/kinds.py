@@ -12,13 +12,12 @@ from supervisor.engines.kind import EngineKind
 from supervisor.engines.sglang.children import sglang_children
 from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.engines.sglang.section import SglangSection
-from supervisor.engines.simulated.children import check_host as check_simulated_host
 from supervisor.engines.simulated.children import simulated_children
 from supervisor.engines.simulated.section import SimulatedSection
 
 KINDS: Mapping[str, EngineKind] = {
     "sglang": EngineKind(SglangSection, sglang_children, check_libraries),
-    "simulated": EngineKind(SimulatedSection, simulated_children, check_simulated_host),
+    "simulated": EngineKind(SimulatedSection, simulated_children),
 }
 """By the word that stands in `[engine.NAME]` as `kind`."""
 

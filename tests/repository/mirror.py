@@ -22,6 +22,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "actors/test_publisher.py": ("actors/engines/following.py",),
     "bench/report/test_summary.py": ("bench/report/command.py",),
     "bench/peers/test_install.py": ("bench/peers/command.py",),
+    "supervisor/engines/test_children.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
     "system/processes/test_endings.py": ("bench/endings/__main__.py",),
     "system/sglang": ("actors/engines/sglang/host/__main__.py",),

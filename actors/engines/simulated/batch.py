@@ -369,8 +369,8 @@ class Batch:
         if not self._caches:
             return
         size, first = self.spec.page_size, len(held.lease.shared)
-        for place, digest in enumerate(held.digests[first : held.computed // size], first):
-            self.memory.publish(held.lease, digest, held.prompt[place * size : (place + 1) * size])
+        for digest in held.digests[first : held.computed // size]:
+            self.memory.publish(held.lease, digest)
 
     def _drop(self, held: HeldRequest) -> None:
         """Release a request."""
@@ -388,8 +388,8 @@ class Batch:
             shared, size = held.lease.shared, self.spec.page_size
             rest = (held.prompt[len(shared) * size :] + held.answered)[: held.kv_tokens - len(shared) * size]
             before = shared[-1] if shared else root_digest(held.request.cache_salt)
-            for place, digest in enumerate(block_digests(before, pack_tokens(rest), size)):
-                self.memory.publish(held.lease, digest, rest[place * size : (place + 1) * size])
+            for digest in block_digests(before, pack_tokens(rest), size):
+                self.memory.publish(held.lease, digest)
         self.memory.release(held.lease)
 
     def _leave(self, held: HeldRequest) -> None:

@@ -13,7 +13,6 @@ from actors.engines.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
-from actors.engines.simulated.cache_events import CacheChange
 from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -21,7 +20,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
-from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads
+from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
 from protocol.model_folder import Digest
 from protocol.operations import EngineMetrics
@@ -47,7 +46,6 @@ class SimulatedEngine:
     digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     publishes: bool = True  # the blocks of its prefix cache, to those who watch them
-    tell: Callable[[Sequence[CacheChange]], None] | None = None  # all changes of its prefix cache, with their tokens
     _batches: tuple[Batch, ...] = field(init=False)  # by rank
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -176,10 +174,6 @@ class SimulatedEngine:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Compute until cancelled, waking once a step; raises `EngineDied` after a crash."""
         self._schedule_crash()
-        if self.tell is not None:
-            for rank, batch in enumerate(self._batches):
-                batch.memory.events.keeps_tokens = True
-                self.tell([CacheChange(BlockEvent(BlockChange.CLEARED, rank))])  # of what an earlier life had
         task_status.started()
         try:
             while not self._lost.is_set():
@@ -242,12 +236,9 @@ class SimulatedEngine:
                 answer.fail(error)
 
     def _pass_on_changes(self, batch: Batch) -> None:
-        """Tell of what has changed in the prefix cache of a rank."""
-        if changes := batch.memory.events.take():
-            if self.publishes:
-                self._blocks.apply([change.event for change in changes])
-            if self.tell is not None:
-                self.tell(changes)
+        """Publish what has changed in the prefix cache of a rank."""
+        if (changes := batch.memory.events.take()) and self.publishes:
+            self._blocks.apply(changes)
 
     def _end(self, why: str) -> None:
         """Become lost, for the first reason that is given."""

@@ -101,13 +101,13 @@ class KvMemory:
         self.publish(lease, digest)
         return True
 
-    def publish(self, lease: Lease, digest: bytes, tokens: Sequence[int] = ()) -> None:
-        """Share the next page of a lease, full of `tokens`; of two equal pages one is freed."""
+    def publish(self, lease: Lease, digest: bytes) -> None:
+        """Share the next page of a lease, which is full; of two equal pages one is freed."""
         assert lease.own > 0, "only a page that is there can be shared"
         lease.own -= 1
         self._own -= 1
         if not self._is_cached(digest):
-            self.events.stored(digest, lease.shared[-1] if lease.shared else None, tokens)
+            self.events.stored(digest, lease.shared[-1] if lease.shared else None)
         self._reference(digest)
         lease.shared.append(digest)
 

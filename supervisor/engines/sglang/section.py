@@ -14,7 +14,8 @@ from actors.engines.sglang.spec import Setting
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
-from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, NodeName
+from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, EventsSection, NodeName
+from supervisor.links.endpoint import Endpoint
 
 BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; decodes forget the port of a life 15 s after it
 PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
@@ -35,6 +36,20 @@ Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
 
 
 @frozen(kw_only=True)
+class SglangEvents(EventsSection):
+    """`[engine.NAME.events]` of an SGLang engine, which anybody may subscribe to."""
+
+    listen: Endpoint | None = None  # host:port where anybody may subscribe to its blocks by ZMQ, in SGLang's own form
+    replay: Endpoint | None = None  # host:port where subscribers ask for events that they have missed
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The addresses that are given, by their keys."""
+        given = (("listen", self.listen), ("replay", self.replay))
+        return {key: endpoint for key, endpoint in given if endpoint is not None}
+
+
+@frozen(kw_only=True)
 class SglangSection(EngineSection):
     """`[engine.NAME]` with `kind = "sglang"`: one engine, whose ranks run in processes of their own."""
 
@@ -52,6 +67,7 @@ class SglangSection(EngineSection):
     )
     # What it computes images with; by default embeddings if the file has an encoder of its model, else its own tower.
     vision: Literal["tower", "embeddings"] | None = None
+    events: SglangEvents = SglangEvents()
     metrics: bool = False  # whether `/metrics` has SGLang's own metrics, too
     settings: dict[str, Setting] = Factory(dict)  # SGLang's own settings, by the names of its `ServerArgs`
     environment: dict[str, str] = Factory(dict)  # variables that are set before anything is imported
@@ -86,7 +102,9 @@ class SglangSection(EngineSection):
         """The ports of its node's host that are its own, by the key that names the first of them."""
         given = (("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS), ("dist_port", self.dist_port, 1))
         own = {key: range(first, first + count) for key, first, count in given if first is not None}
-        return {**own, **self.events.ports(self.data_parallel)}
+        ranks = self.data_parallel
+        events = {f"events.{key}": range(at.port, at.port + ranks) for key, at in self.events.endpoints.items()}
+        return {**own, **events}
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:
@@ -119,7 +137,7 @@ class SglangSection(EngineSection):
         yield from self._bootstrap_mistakes(cluster, path)
         yield from self._rank_mistakes(cluster, path)
         yield from self._vision_mistakes(cluster, path)
-        yield from self.event_mistakes(path)
+        yield from self._event_mistakes(path)
         for key, endpoint in self.events.endpoints.items():
             if ":" in endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")
@@ -129,6 +147,22 @@ class SglangSection(EngineSection):
         for name in self.environment:
             if not name or "=" in name:
                 yield Mistake(f"{path}.environment{segment(name)}", "is no name of a variable")
+
+    def _event_mistakes(self, path: str) -> Iterator[Mistake]:
+        """Yield what keeps others from subscribing to its blocks."""
+        given = self.events.endpoints
+        if self.leg in {"decode", "encode"}:
+            for key in given:
+                yield Mistake(
+                    f"{path}.events.{key}", f"is for engines with a prefix cache, and {path}.leg is {self.leg}"
+                )
+        elif [*given] == ["replay"]:
+            yield Mistake(f"{path}.events.replay", "means nothing without listen")
+        elif given and self.events.publish is False:
+            yield Mistake(f"{path}.events.publish", "is false, and events.listen publishes them")
+        for key, endpoint in given.items():
+            if (last := endpoint.port + self.data_parallel - 1) > PORT_MAX:
+                yield Mistake(f"{path}.events.{key}", f"leaves no port for each rank: the last would be {last}")
 
     def _bootstrap_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the decodes of a prefill from finding it."""

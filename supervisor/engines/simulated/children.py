@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 
 import trio
 
@@ -20,69 +19,19 @@ from actors.text.model import TextModel
 from protocol.cluster import Leg
 from protocol.errors import StartFailed
 from protocol.media import MediaForm, MediaInfo
-from supervisor.config.schema import EngineSection
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
-from supervisor.engines.simulated.event_batches import KEPT_BYTES_MAX, KEPT_MAX, EventBatches
 from supervisor.engines.simulated.section import SimulatedMedia, SimulatedSection
 from supervisor.engines.work import LocalEncoder, LocalEngine
-from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.registration import Registration
-from supervisor.supervision.tree import Backoff, Child, Tree
-
-CLOSE_S = 1.0  # for the sockets of one engine
+from supervisor.supervision.tree import Child
 
 
 def simulated_children(context: NodeContext) -> KindChildren:
     """Return how the simulated engines of a node are run; its prefills and its decodes meet each other."""
-    told = {
-        name: EventBatches(section.page_size, context.runtime.now)
-        for name, section in context.cluster.engines_on(context.node).items()
-        if isinstance(section, SimulatedSection) and section.events.listen is not None
-    }
-    return KindChildren(
-        partial(_engine, context, RendezvousRooms(), told),
-        partial(_encoder, context),
-        after=_event_children(context, told),
-    )
+    return KindChildren(partial(_engine, context, RendezvousRooms()), partial(_encoder, context))
 
 
-def _event_children(context: NodeContext, told: Mapping[str, EventBatches]) -> tuple[Tree, ...]:
-    """Return the children that publish events for outsiders, in a tree of their own: they fail no engine."""
-    children = list[Child]()
-    for name, batches in told.items():
-        events = context.cluster.engine[name].events
-        child = Child(
-            name=f"zmq-{name}",
-            run=_publish,
-            args=(batches, events.listen, events.replay),
-            stop_within_s=2 * CLOSE_S,
-            about=f"its events by ZMQ, for anybody, at {events.listen}",
-            limits=(("batches kept", KEPT_MAX), ("bytes kept", KEPT_BYTES_MAX)),
-        )
-        children.append(child)
-    if not children:
-        return ()
-    backoff = Backoff(crashes=True)
-    return (Tree(name="event-sockets", children=tuple(children), restarts_max=None, backoff=backoff, needs=()),)
-
-
-async def _publish(  # noqa: ASYNC128  # publish calls started()
-    batches: EventBatches, listen: Endpoint, replay: Endpoint | None, *, task_status: trio.TaskStatus[None]
-) -> None:
-    from supervisor.engines.simulated.event_sockets import publish  # noqa: PLC0415  # it needs pyzmq, others do not
-
-    await publish(batches, listen, replay, task_status=task_status)
-
-
-def check_host(name: str, section: EngineSection) -> None:
-    """Raise `StartFailed` if an engine is to publish events, and this Python cannot."""
-    if section.events.listen is not None and find_spec("zmq") is None:
-        raise StartFailed(f"engine {name} publishes its events by ZMQ, for which pyzmq is missing: pip install pyzmq")
-
-
-def _engine(
-    context: NodeContext, rendezvous_rooms: RendezvousRooms, told: Mapping[str, EventBatches], local: LocalEngine
-) -> EngineChild:
+def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: LocalEngine) -> EngineChild:
     section, model = local.section, local.text
     assert isinstance(section, SimulatedSection)
     assert model is not None  # the section says that it reads text
@@ -97,7 +46,6 @@ def _engine(
         digest=model.digest,
         rendezvous_rooms=rendezvous_rooms,
         publishes=section.publishes(context.cluster),
-        tell=told[local.name].put if local.name in told else None,
     )
     child = Child(
         name="engine",

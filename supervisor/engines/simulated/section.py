@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from attrs import frozen
@@ -65,17 +65,8 @@ class SimulatedSection(EngineSection):
         """The prompt tokens of one engine step where `prefill_chunk` is not given."""
         return self.simulated.prefill_chunk
 
-    @property
-    def ports(self) -> Mapping[str, range]:
-        """The ports at which others hear of its prefix cache."""
-        return self.events.ports(self.data_parallel)
-
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what is wrong in this section, which stands at `path`."""
-        yield from self.event_mistakes(path)
-        if self.data_parallel > 1:
-            for key in self.events.endpoints:
-                yield Mistake(f"{path}.events.{key}", "is for simulated engines of one rank")
         media, key = self.simulated.media, f"{path}.simulated.media"
         if media is not None and media.image_token is None and media.video_token is None:
             yield Mistake(key, "has neither image_token nor video_token")

@@ -476,11 +476,7 @@ def test_an_encoder_may_join_a_cluster_whose_engines_stand_in_other_files(writte
 @pytest.mark.parametrize(
     ("lines", "sentence"),
     [
-        ('kind = "simulated"\nevents.replay = "127.0.0.1:5558"', "events.replay: means nothing without listen"),
-        (
-            'kind = "simulated"\nleg = "encode"\nevents.listen = "127.0.0.1:5557"',
-            "events.listen: is for engines with a prefix cache",
-        ),
+        ('kind = "simulated"\nevents.listen = "127.0.0.1:5557"', "events.listen: is no longer a key: only engines of"),
         ('device = "cpu"\nevents.replay = "127.0.0.1:5558"', "events.replay: means nothing without listen"),
         (
             'device = "cpu"\nleg = "decode"\nevents.listen = "127.0.0.1:5557"',
@@ -617,11 +613,12 @@ def test_an_engine_publishes_its_blocks_if_its_policy_uses_them_or_its_section_s
 
 
 RANKED = engine("one").replace('kind = "simulated"', 'device = "cpu"\ndata_parallel = 4')
+REAL = {name: engine(name).replace('kind = "simulated"', 'device = "cpu"') for name in ("one", "two")}
 EVENTS = 'events = { listen = "127.0.0.1:5557", replay = "127.0.0.1:5558" }\n'
 
 
-def test_simulated_engines_publish_their_events_each_at_addresses_of_its_own(written: Written) -> None:
-    one, two = engine("one") + EVENTS, engine("two") + EVENTS.replace("555", "655")
+def test_engines_publish_their_events_each_at_addresses_of_its_own(written: Written) -> None:
+    one, two = REAL["one"] + EVENTS, REAL["two"] + EVENTS.replace("555", "655")
     cluster = read_cluster(written(f"[gateway]\nport = 8000\n{MODEL}{one}{two}"))
     assert all(section.publishes(cluster) for section in cluster.engine.values())
     assert list(cluster.engine["one"].ports) == ["events.listen", "events.replay"]
@@ -631,18 +628,18 @@ def test_simulated_engines_publish_their_events_each_at_addresses_of_its_own(wri
     ("text", "found"),
     [
         (
-            engine("one") + EVENTS + engine("two") + EVENTS,
+            REAL["one"] + EVENTS + REAL["two"] + EVENTS,
             [
                 "engine.two.events.listen: is where engine one publishes its events",
                 "engine.two.events.replay: is where engine one publishes its events",
             ],
         ),
         (
-            engine("one") + EVENTS.replace("5557", "8000"),
+            REAL["one"] + EVENTS.replace("5557", "8000"),
             ["engine.one.events.listen: is where the gateway is"],
         ),
         (
-            engine("one") + EVENTS.replace("5558", "5557"),
+            REAL["one"] + EVENTS.replace("5558", "5557"),
             ["engine.one.events.replay: is where engine one publishes its events"],
         ),
         (
@@ -652,7 +649,7 @@ def test_simulated_engines_publish_their_events_each_at_addresses_of_its_own(wri
         (
             RANKED
             + EVENTS.replace("5558", "7100")
-            + engine("two")
+            + REAL["two"]
             + EVENTS.replace("5557", "5560").replace("5558", "5561"),
             ["engine.two.events.listen: is where engine one publishes its events"],
         ),

@@ -15,19 +15,13 @@ import trio
 from attrs import define, evolve, field
 
 from actors.engines.port import Engine
-from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import SimulatedSpec
 from actors.routing.prefix_index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
 from protocol.kv_events import BlockEvents, EngineLoads
 from protocol.messages import FinishReason, Generate, Sampling, Started
 from supervisor.engines.sglang import spawn
-from supervisor.engines.simulated.event_batches import EventBatches
-from supervisor.engines.simulated.event_sockets import publish
-from supervisor.links.endpoint import Endpoint
 from tests.contracts.engine import complete, new_id
-from tests.rig.fake_engine import running_engine
 from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
@@ -208,19 +202,6 @@ async def hear(output: trio.abc.ReceiveStream, wanted: list[int]) -> None:
     told = set[int]()
     while not set(block_hashes(wanted, PAGE)) <= told:
         told |= {int(word) for word in (await output.receive_some()).split()}
-
-
-@pytest.mark.nightly
-async def test_the_events_of_a_simulated_engine_are_decoded_by_the_same_classes() -> None:
-    (port,) = free_ports(1)
-    batches, wanted = EventBatches(PAGE, lambda: 1.0), prompt(1, 100)
-    simulated = SimulatedEngine(SimulatedSpec(page_size=PAGE), random.Random(0), tell=batches.put)
-    async with running_engine(simulated), trio.open_nursery() as nursery:
-        await nursery.start(publish, batches, Endpoint("127.0.0.1", port), None)
-        async with outsider(port) as output:
-            await simulated.submit(Generate("a", wanted, Sampling(1))).result()
-            await hear(output, wanted)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.nightly

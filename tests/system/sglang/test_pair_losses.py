@@ -36,7 +36,7 @@ SILENT_S, STALLED_S = 5.0, 120.0  # of a stopped node, whose requests would else
 FREE_WITHIN_S = 40.0
 WITHIN_S = 90.0  # for what else would never be
 KEPT_S = 3
-HOLD = f'ESPALIER_TRANSFER_DELAY_S = "{HELD_S}"\n'
+HOLD = f'TRANSFER_DELAY_S = "{HELD_S}"\n'
 KEEP = f'SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT = "{KEPT_S}"\n'
 OTHER = {PREFILL: DECODE, DECODE: PREFILL}
 

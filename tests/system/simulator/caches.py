@@ -7,7 +7,7 @@ What a request finds in a cache is compared with the prompts before it, token by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import trio
 from attrs import define, field, frozen
@@ -35,8 +35,8 @@ class CacheLife(CacheEvents):
     gone: dict[int, float] = field(factory=dict, kw_only=True)  # since when
     held: list[HeldRequest] = field(factory=list, kw_only=True)  # every request that was admitted
 
-    def stored(self, digest: bytes, before: bytes | None, tokens: Sequence[int] = ()) -> None:
-        super().stored(digest, before, tokens)
+    def stored(self, digest: bytes, before: bytes | None) -> None:
+        super().stored(digest, before)
         number = block_hash(digest)
         self.there.add(number)
         self.gone.pop(number, None)

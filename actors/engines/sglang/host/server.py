@@ -32,7 +32,7 @@ from sglang.srt.server_args import PortArgs
 from actors.engines.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, model_files, shared_memory
-from actors.engines.sglang.host import outputs, prefix_cache, scheduler, transfer_delay, translation
+from actors.engines.sglang.host import outputs, prefix_cache, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.liveness import scheduler_probe
@@ -265,8 +265,6 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     getproctitle()  # finds the place for titles by the environment's first variable, which may be one of those below
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
-    if (delay_s := boot.environment.get(transfer_delay.VARIABLE)) is not None:
-        transfer_delay.delay_transfers(float(delay_s))
     rank, ranks = boot.arguments.get("node_rank"), boot.arguments.get("dp_size", 1)
     if boot.arguments.get("device") == "cpu" and (isinstance(rank, int) or ranks != 1):
         pin_to_cores(rank if isinstance(rank, int) else 0, ranks if isinstance(ranks, int) else 1)

@@ -17,24 +17,6 @@ D = block_digests(b"", pack_tokens(range(6)), 1)
 H = tuple(map(block_hash, D))
 
 
-def told(events: CacheEvents) -> list[BlockEvent]:
-    return [change.event for change in events.take()]
-
-
-def test_an_event_has_the_tokens_of_its_pages_where_they_are_kept() -> None:
-    events = CacheEvents(keeps_tokens=True)
-    events.stored(D[0], None, [1, 2])
-    events.stored(D[1], D[0], [3, 4])
-    events.removed(D[0])
-    events.stored(D[3], D[2], [5, 6])
-    assert [change.tokens for change in events.take()] == [(1, 2, 3, 4), (), (5, 6)]
-    events.stored(D[4], None, [7, 8])
-    assert [change.tokens for change in events.take()] == [(7, 8)]
-    without = CacheEvents()
-    without.stored(D[0], None, [1, 2])
-    assert [change.tokens for change in without.take()] == [()]
-
-
 def test_neighbouring_pages_of_one_prefix_are_one_event() -> None:
     events = CacheEvents()
     events.stored(D[0], None)
@@ -44,14 +26,14 @@ def test_neighbouring_pages_of_one_prefix_are_one_event() -> None:
     events.removed(D[4])
     events.stored(D[4], D[3])
     events.cleared()
-    assert told(events) == [
+    assert events.take() == [
         BlockEvent(STORED, 0, H[:2]),
         BlockEvent(STORED, 0, (H[3],), H[2]),
         BlockEvent(REMOVED, 0, (H[5], H[4])),
         BlockEvent(STORED, 0, (H[4],), H[3]),
         BlockEvent(CLEARED),
     ]
-    assert told(events) == []
+    assert events.take() == []
 
 
 def apply(event: BlockEvent, known: set[int]) -> None:
@@ -84,6 +66,6 @@ def test_the_events_tell_what_is_cached(rng: random.Random, steps: int) -> None:
                 memory.release(leases.pop(rng.randrange(len(leases)))[0])
             case 4 if rng.random() < 0.2:
                 memory.flush()
-        for event in told(memory.events):
+        for event in memory.events.take():
             apply(event, known)
         assert len(known) == memory.referenced + memory.idle

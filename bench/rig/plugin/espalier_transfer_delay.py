@@ -1,12 +1,14 @@
-"""A hook for measurements: delay the transfer of each KV cache, as a slow network would.
+"""A plugin of SGLang for measurements: delay the transfer of each KV cache, as a slow network would.
 
-SGLang has no such hook, and between two engines of one host a transfer is over before a test could abort it. An engine
-whose `environment` does not set `ESPALIER_TRANSFER_DELAY_S` runs SGLang's own code. The hook is for Mooncake's
-transfers, and for schedulers that are forked from their host, as on a CPU.
+SGLang has no such hook, and between two engines of one host a transfer is over before a test could abort it. SGLang
+finds this file by its plugin entry point where this folder is on the PYTHONPATH of a node. An engine whose
+`environment` does not set `TRANSFER_DELAY_S` runs SGLang's own code. The hook is for Mooncake's transfers, and for
+schedulers that are forked from their host, as on a CPU.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Protocol
 
@@ -14,7 +16,7 @@ from attrs import frozen
 from sglang.srt.disaggregation.base import KVPoll
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-VARIABLE = "ESPALIER_TRANSFER_DELAY_S"
+VARIABLE = "TRANSFER_DELAY_S"
 HOOKED = "sglang.srt.disaggregation.mooncake.conn.MooncakeKVManager.add_transfer_request"
 POLL_S = 0.001
 
@@ -41,8 +43,11 @@ class _Delay:
         return bool(self.manager.request_status.get(self.room, KVPoll.Failed) != KVPoll.Failed)
 
 
-def delay_transfers(delay_s: float) -> None:
-    """Delay the last piece of each prompt by so many seconds; to be called before the engine is made."""
+def activate() -> None:
+    """Delay the last piece of each prompt by the seconds that the environment has, if any."""
+    if VARIABLE not in os.environ:
+        return
+    delay_s = float(os.environ[VARIABLE])
 
     def delay(
         manager: _Manager, room: int, indices: object, place: object, last: bool, *more: object, **named: object
