@@ -31,7 +31,7 @@ class BudgetStatistics:
 class MemoryBudget:
     """Memory for one purpose: `bytes_max` in all, of which one owner may reserve the fraction `share_max`.
 
-    Both are functions, so that a reload of the configuration changes them.
+    Both are functions, since the limits of a gateway may be replaced while it runs.
     """
 
     name: str  # as an error names it

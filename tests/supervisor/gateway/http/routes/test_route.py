@@ -165,7 +165,7 @@ async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockCloc
     async with gateway_client() as (rig, client):
         assert (await client.ask(head(path="/server_info"))).status == 404
         rig.gateway.server_info = lambda: {"version": "1", "engines": {}}
-        rig.gateway.limits = evolve(rig.gateway.limits, websocket_lanes_max=3)  # as a reload does
+        rig.gateway.limits = evolve(rig.gateway.limits, websocket_lanes_max=3)
         for path in ("/server_info", "/get_server_info"):
             info = (await client.ask(head(path=path))).json
             assert info.pop("limits")["websocket_lanes_max"] == 3
