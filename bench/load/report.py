@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from attrs import asdict, evolve
+from attrs import asdict
 
 from bench.load import measure
 from bench.load.measure import DEFINITIONS
@@ -42,14 +42,6 @@ def document(job: Job, run: Run, words: Sequence[str], begun: datetime) -> Docum
         **about(("load", *(SECRET if key and key in word else word for word in words)), begun),
         "notes": _warnings(run, own, pace, tokens),
         "figures": [_counts(requests, tokens, rates, errors), _latencies(times)],
-        "settings": {
-            "target": asdict(evolve(job.target, key=SECRET if key else None)),
-            "workload": asdict(job.workload),
-            "pace": asdict(pace),
-        },
-        "stopped_early": run.stopped,
-        "warmup": {"requests": pace.warmup, "failed": len(run.warmup_faults)},
-        "window": {"unit": "s", "length": over[1] - over[0]},
         "requests": requests,
         "errors": [asdict(each) for each in errors],
         "tokens": tokens,

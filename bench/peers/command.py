@@ -34,25 +34,17 @@ def add(parser: argparse.ArgumentParser) -> None:
             action.add_argument("names", nargs="+", choices=environment_names(), metavar="NAME")
         if name == "start":
             action.add_argument("server", choices=SERVERS)
-            action.add_argument("--port", type=int, help="default: any that is free")
-            action.add_argument("--slots", type=int, default=64, help="of each engine; default: 64")
-            action.add_argument("--workers", type=int, default=1, help="engines; default: 1")
 
 
 def main(_parser: argparse.ArgumentParser, arguments: argparse.Namespace, _words: Sequence[str]) -> int:
     """Carry out one action; return the exit code."""
-    match arguments.action:
-        case "list":
-            return list_all(arguments.environments)
-        case "install":
-            return install_all(arguments.names, arguments.environments)
-        case _:
-            return start(arguments)
+    actions = {"list": list_all, "install": install_all, "start": start}
+    return actions[arguments.action](arguments)
 
 
-def list_all(environments: Path) -> int:
+def list_all(arguments: argparse.Namespace) -> int:
     """Print every server."""
-    setup = Setup(folder=Path(), port=0, environments=environments)
+    setup = Setup(folder=Path(), port=0, environments=arguments.environments)
     for peer in SERVERS.values():
         missing = missing_environments(peer, setup)
         state = f"not installed: python -m bench peers install {' '.join(missing)}" if missing else "installed"
@@ -60,30 +52,23 @@ def list_all(environments: Path) -> int:
     return 0
 
 
-def install_all(names: list[str], environments: Path) -> int:
+def install_all(arguments: argparse.Namespace) -> int:
     """Install environments; return 1 and name those that could not be."""
-    failed = []
-    for name in names:
+    code = 0
+    for name in arguments.names:
         try:
-            install(name, environments)
+            install(name, arguments.environments)
+            print(f"{name} is installed in {arguments.environments / name}")
         except (subprocess.CalledProcessError, OSError) as error:
-            failed.append(name)
             print(f"{name} could not be installed: {error}", file=sys.stderr)
-        else:
-            print(f"{name} is installed in {environments / name}")
-    return 1 if failed else 0
+            code = 1
+    return code
 
 
 def start(arguments: argparse.Namespace) -> int:
     """Run a server until a signal comes."""
     with short_folder() as folder:
-        setup = Setup(
-            folder=folder,
-            port=arguments.port or free_port(),
-            slots=arguments.slots,
-            workers=arguments.workers,
-            environments=arguments.environments,
-        )
+        setup = Setup(folder=folder, port=free_port(), environments=arguments.environments)
         try:
             with started(SERVERS[arguments.server], setup) as running:
                 pids = " ".join(f"{name}={process.pid}" for name, process in running.roots.items())

@@ -32,16 +32,8 @@ class NotStarted(Exception):
     """A server cannot be measured, and why."""
 
 
-class NotInstalled(NotStarted):
-    """A server's environments are missing, and by which command they are made."""
-
-
 class NotReady(NotStarted):
     """A server did not become ready; the end of what it wrote."""
-
-
-class TooManyEngines(NotStarted):
-    """A server cannot have as many engines."""
 
 
 class PeerModels(msgspec.Struct):
@@ -194,9 +186,9 @@ def started(peer: Peer, setup: Setup, *, ready: bool = True) -> Iterator[Running
     Where it is not waited for until it is `ready`, the body calls `wait_ready`.
     """
     if missing := missing_environments(peer, setup):
-        raise NotInstalled(f"{peer.title}: run python -m bench peers install {' '.join(missing)}")
+        raise NotStarted(f"{peer.title}: run python -m bench peers install {' '.join(missing)}")
     if setup.workers > peer.workers_max:
-        raise TooManyEngines(f"{peer.title} has at most {peer.workers_max} engines, not {setup.workers}")
+        raise NotStarted(f"{peer.title} has at most {peer.workers_max} engines, not {setup.workers}")
     setup.folder.mkdir(parents=True, exist_ok=True)
     commands = peer.commands(setup)
     running = Running(peer, setup, commands)

@@ -11,7 +11,7 @@ from attrs import frozen
 from bench.peers import comparison
 from bench.peers.install import LISTS, digest
 from bench.peers.peer import ENVIRONMENTS, MARK, Peer, Setup
-from bench.peers.running import NotInstalled
+from bench.peers.running import NotStarted
 from bench.peers.table import SERVERS
 from bench.rig.result import Result, Table, read
 
@@ -43,7 +43,7 @@ class Findings:
 
 def measured(peer: Peer, arguments: argparse.Namespace) -> Findings:
     if peer.name not in arguments.installed:
-        raise NotInstalled(f"run python -m bench peers install {peer.name}")
+        raise NotStarted(f"run python -m bench peers install {peer.name}")
     return Findings(["it was slow"], 7)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.peer import ROOT, Command, Peer, Setup
-from bench.peers.running import NotInstalled, NotReady, Running, TooManyEngines, started
+from bench.peers.running import NotReady, NotStarted, Running, started
 from bench.peers.table import RIVALS
 from bench.rig.node import free_port, wait_until
 from bench.rig.processes import ProcessEntry, family, process_entry, process_table
@@ -41,13 +41,13 @@ def peer(*words: str, environments: tuple[str, ...] = ()) -> Peer:
 def test_a_peer_that_is_not_installed_is_refused_with_the_command_that_installs_it(tmp_path: Path) -> None:
     setup = Setup(folder=tmp_path, port=1, environments=tmp_path)
     (tmp_path / "sglang" / "bin").mkdir(parents=True)  # begun, and not finished
-    with pytest.raises(NotInstalled, match=r"python -m bench peers install smg sglang$"), started(RIVALS["smg"], setup):
+    with pytest.raises(NotStarted, match=r"python -m bench peers install smg sglang$"), started(RIVALS["smg"], setup):
         pass
 
 
 def test_a_server_has_no_more_engines_than_it_can(tmp_path: Path) -> None:
     setup = Setup(folder=tmp_path, port=1, workers=2)
-    with pytest.raises(TooManyEngines, match="at most 1 engines, not 2"), started(peer("true"), setup):
+    with pytest.raises(NotStarted, match="at most 1 engines, not 2"), started(peer("true"), setup):
         pass
 
 
