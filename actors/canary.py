@@ -37,9 +37,9 @@ Time = Annotated[float, Within(above=0, at_most=86_400)]
 class CanaryLimits:
     """`[engine.NAME.canary]`: whether an idle engine is asked, after how long, and how long its answer may take."""
 
-    enabled: bool = True  # whether an idle engine is asked for a token
-    after_s: Time = 10.0  # seconds without a request, or since the last canary, after which it is asked
-    within_s: Time = 10.0  # seconds in which its whole answer must have come; else it is restarted
+    enabled: bool = True  # whether the idle engine is asked for a token now and then
+    after_s: Time = 10.0  # time without a request, or since the last canary, after which it is asked
+    within_s: Time = 10.0  # longest time for its whole answer; then the engine is restarted
 
 
 @define(eq=False)

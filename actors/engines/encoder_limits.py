@@ -17,9 +17,9 @@ Number = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 class BatchLimits:
     """`[engine.NAME.encoder]`: the limits of batches, and of the embeddings that are kept."""
 
-    batch_max: Number = 8  # items of a batch
-    batch_tokens_max: Number = 16_384  # tokens of a batch; a larger item is a batch alone
-    # Bytes of embeddings that are kept, the most recently used ones; 0: none.
+    batch_max: Number = 8  # images and videos of one batch
+    batch_tokens_max: Number = 16_384  # tokens of one batch; a larger item is a batch alone
+    # memory for embeddings that are kept, the most recently used ones; 0 keeps none
     cache_bytes_max: Annotated[int, Within(at_least=0, at_most=10**15)] = 256 * 1024 * 1024
 
 

@@ -51,9 +51,9 @@ class RequestDeadlines:
     Of a prompt behind a longer one, the first and the third begin when that has its first token or ends.
     """
 
-    first_token_s: float = 60.0  # seconds to the first token
-    gap_s: float = 20.0  # seconds between two tokens
-    total_s: float = 600.0  # seconds for the whole answer
+    first_token_s: float = 60.0  # longest time from having a slot to the first token; then `deadline_exceeded`
+    gap_s: float = 20.0  # longest time between two tokens; then `deadline_exceeded`
+    total_s: float = 600.0  # longest time from having a slot to the end of the answer; then `deadline_exceeded`
 
 
 @frozen

@@ -42,14 +42,17 @@ Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 
 @frozen(kw_only=True)
 class KvSettings:
-    """`[model.NAME.kv]`: what the policy `kv` weighs, and the size of its index."""
+    """`[model.NAME.kv]`: costs of the policy `kv`, in prompt tokens, and the size of its index."""
 
-    uncached_weight: Weight = 4.0  # of each token of the request's prompt that is to be computed
-    queued_weight: Weight = 1.0  # of each that is to be computed before
-    load_tokens: Weight = 256.0  # that a running request counts as, and a slot's share of KV memory
-    session_tokens: Weight = 256.0  # that the worker of the session's last request is preferred by
-    temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0  # of the softmax over costs; 0: the least cost
-    blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX  # in the index, 240 bytes each
+    uncached_weight: Weight = 4.0  # cost of each prompt token that the worker's cache does not have
+    queued_weight: Weight = 1.0  # cost of each prompt token that is to be computed there before
+    # cost of a running request, and of a slot's share of KV memory; higher values spread requests more
+    load_tokens: Weight = 256.0
+    session_tokens: Weight = 256.0  # cost by which the worker of the session's last request is preferred
+    # randomness of the choice: temperature of a softmax over costs; 0 takes the least cost
+    temperature: Annotated[float, Within(at_least=0, at_most=100)] = 0.0
+    # blocks in the index of a gateway, some 240 bytes each; then the least recently used one is dropped
+    blocks_max: Annotated[int, Within(at_least=256, at_most=100_000_000)] = BLOCKS_MAX
 
 
 @define(eq=False)

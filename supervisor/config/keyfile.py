@@ -48,16 +48,18 @@ Priority = Annotated[int, Within(at_least=-PRIORITY_MAX, at_most=PRIORITY_MAX)]
 class KeySection:
     """`[key.NAME]`: one client key, as the SHA-256 of its secret, and its limits and permissions."""
 
-    sha256: Digest
-    rate_per_s: Rate | None = None  # requests a second, in the long run
-    burst: KeyLimit | None = None  # requests at once after an idle time; None: those of one second
-    concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with n = 4 has four
-    connections_max: KeyLimit | None = None
-    priority: Priority | None = 0  # the default of its requests, and the highest that they may ask for; None: no limit
-    grammars: tuple[GrammarName, ...] | None = None  # that its requests may use; None: those of the gateway's section
-    ttft_target_ms: TargetMs | None = None  # of its requests that name none; None: that of the model
-    itl_target_ms: TargetMs | None = None
-    admin: bool = False
+    sha256: Digest  # SHA-256 of the secret in hexadecimal digits, as `hash-key` prints it
+    rate_per_s: Rate | None = None  # requests a second in the long run; beyond them `rate_limit_exceeded`
+    burst: KeyLimit | None = None  # requests at once after an idle time; by default those of one second
+    concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with `n = 4` has four
+    connections_max: KeyLimit | None = None  # connections at a time; by default `gateway.limits.key_connections_max`
+    priority: Priority | None = 0  # default priority of its requests, and the highest that they may ask for
+    # kinds of grammars that its requests may use; by default those of `[gateway]`, and `[]` is none
+    grammars: tuple[GrammarName, ...] | None = None
+    # target of the first token of its requests that name none; by default that of the model
+    ttft_target_ms: TargetMs | None = None
+    itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
+    admin: bool = False  # whether it also opens `/metrics`, `/pools` and `/flush_cache`
 
     @property
     def burst_max(self) -> int:

@@ -11,6 +11,7 @@ from protocol.strict.checks import Within
 
 Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
+Bytes = Annotated[int, Within(at_least=1, at_most=2**50)]
 
 WILDCARD = "*"  # any host, or any origin, in a list of those that are allowed
 
@@ -22,20 +23,29 @@ class ClientLimits:
     With all four limits for all clients together full, a gateway fits in 1 GB.
     """
 
-    connections_max: Count = 1024  # connections at a time
-    address_connections_max: Count = 256  # connections without a key from one address, but from this host
-    key_connections_max: Count = 256  # connections of one key, if the key's section has no number
+    connections_max: Count = 1024  # connections at a time; beyond them the oldest one without a key is closed
+    # connections without a key from one address other than this machine's; beyond them its oldest is closed
+    address_connections_max: Count = 256
+    # connections of one key whose section has no `connections_max`; further ones are refused
+    key_connections_max: Count = 256
     key_requests_max: Count = 192  # admitted generations of one key; its further requests wait
-    body_bytes_max: Count = 4 * 1024 * 1024  # bytes of the body of an HTTP request, or of one WebSocket message
-    backlog_bytes_max: Count = 1024 * 1024  # bytes that one client has not read yet
-    send_buffer_bytes: Count = 256 * 1024  # bytes of a connection's buffer in the kernel, beside the backlog
-    history_bytes_max: Count = 8 * 1024 * 1024  # bytes of responses that one WebSocket can continue
-    bodies_bytes_max: Count = 128 * 1024 * 1024  # bytes of all requests that are read or answered, with their images
-    answers_bytes_max: Count = 256 * 1024 * 1024  # bytes of all answers that are sent only once they are complete
-    histories_bytes_max: Count = 128 * 1024 * 1024  # bytes of all responses that WebSockets can continue
-    backlogs_bytes_max: Count = 128 * 1024 * 1024  # bytes that all clients together have not read yet
-    body_s: Seconds = 30.0  # seconds in which a body must have come
-    idle_s: Seconds = 75.0  # seconds between two requests of one HTTP connection
+    # longest body of an HTTP request, or WebSocket message; longer ones get `too_large`
+    body_bytes_max: Bytes = 4 * 1024 * 1024
+    # bytes that one client has not read yet; beyond them it is disconnected (`slow_client`)
+    backlog_bytes_max: Bytes = 1024 * 1024
+    send_buffer_bytes: Count = 256 * 1024  # the kernel's send buffer of a connection, beside that backlog
+    # responses that one WebSocket can continue, with their images; longer conversations are not kept
+    history_bytes_max: Bytes = 8 * 1024 * 1024
+    # memory for requests of all clients that are read or answered, with their images; further ones get `overloaded`
+    bodies_bytes_max: Bytes = 128 * 1024 * 1024
+    # memory for answers of all clients that are sent only when whole; further such requests get `overloaded`
+    answers_bytes_max: Bytes = 256 * 1024 * 1024
+    # memory for responses that all WebSockets can continue; then the key that has most loses its oldest
+    histories_bytes_max: Bytes = 128 * 1024 * 1024
+    # bytes that all clients have not read yet; who has more than an equal part of half of them is disconnected
+    backlogs_bytes_max: Bytes = 128 * 1024 * 1024
+    body_s: Seconds = 30.0  # longest time for a body to arrive; then the request gets status 408
+    idle_s: Seconds = 75.0  # longest time between two requests of an HTTP connection; then it is closed
 
 
 L = TypeVar("L", bound=attrs.AttrsInstance)

@@ -13,7 +13,7 @@ from attrs import frozen
 from actors.media import CONTENT_BYTES_MIN
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, describe
-from supervisor.config.limits import WILDCARD, Count, Seconds
+from supervisor.config.limits import WILDCARD, Bytes, Count, Seconds
 
 MIB = 1024 * 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -27,22 +27,27 @@ _PORT = re.compile(r":([0-9]{1,5})$")
 class MediaSection:
     """`[gateway.media]`: the limits of images and videos; nothing is fetched but from where this allows."""
 
-    # Hosts that URLs may name: `HOST`, `*.DOMAIN` or `*`, at the ports of the schemes or with `:PORT`; by default none.
+    # hosts that URLs may name: `HOST`, `*.DOMAIN` or `*`, with `:PORT` if it is not that of the scheme; by default none
     allowed_hosts: tuple[str, ...] = ()
-    allowed_networks: tuple[str, ...] = ()  # private networks in which such a host may be, as 10.0.0.0/8
-    tls_authority: str | None = None  # a file with certificates of authorities to trust besides those of the system
-    file_root: str | None = None  # the folder in which `file:` URLs may lead to files; without it, none is read
-    items_max: Count = 16  # images and videos of a request
-    tokens_max: Count = 65_536  # tokens that all images and videos of a request may make together
-    bytes_max: Count = 16 * MIB  # bytes of one content
-    pixels_max: Count = 50_000_000  # height times width of an image or of a frame
-    seconds_max: Seconds = 600.0  # seconds that a video may last
-    fetch_s: Seconds = 15.0  # seconds in which a content must be fetched, redirects included
-    prepare_s: Seconds = 60.0  # seconds in which all media of a request must be fetched and decoded, waits included
-    decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2  # processes that decode at a time
-    fetched_bytes_max: Count = 256 * MIB  # bytes of all contents that are not decoded; each counts 1 MiB at least
-    prepared_bytes_max: Count = 1024 * MIB  # bytes of all decoded images and videos, until they are no longer needed
-    embedded_bytes_max: Count = 1024 * MIB  # bytes of all embeddings, until the answers computed with them are whole
+    # private networks in which such hosts may be, such as `10.0.0.0/8`; by default none
+    allowed_networks: tuple[str, ...] = ()
+    tls_authority: str | None = None  # file with authorities to trust besides those of the system
+    file_root: str | None = None  # folder below which `file:` URLs may lead; without it no file is read
+    items_max: Count = 16  # images and videos of one request; more are refused
+    tokens_max: Count = 65_536  # prompt tokens of all images and videos of one request; more are refused
+    bytes_max: Bytes = 16 * MIB  # size of one image or video as it is sent or fetched; larger ones are refused
+    pixels_max: Count = 50_000_000  # height times width of an image, or of a frame of a video; larger ones are refused
+    seconds_max: Seconds = 600.0  # duration of a video; longer ones are refused
+    fetch_s: Seconds = 15.0  # longest time to fetch one of them, redirects included
+    prepare_s: Seconds = 60.0  # longest time to fetch and decode all of a request, waits included
+    # decoder processes at a time, for all requests together
+    decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2
+    # memory for contents of all requests that are not decoded yet, each counted as 1 MiB at least; further ones wait
+    fetched_bytes_max: Bytes = 256 * MIB
+    # memory for decoded images and videos of all requests, until they are no longer needed; further ones wait
+    prepared_bytes_max: Bytes = 1024 * MIB
+    # memory for embeddings of all requests, until the answers computed with them are whole; further ones wait
+    embedded_bytes_max: Bytes = 1024 * MIB
 
 
 @frozen

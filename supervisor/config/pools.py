@@ -28,8 +28,8 @@ Mapping: TypeAlias = Annotated[tuple[Row, ...], Holds(0, RESOLUTION_MAX)]
 class PoolSection:
     """`[pool.NAME]`: engines of one model and leg, of any nodes, that serve the same requests."""
 
-    engines: tuple[str, ...] = ()  # the names of its engines, on any nodes
-    priority: PoolPriority = 0  # pools of a higher priority are faster, and may stand in for this one
+    engines: tuple[str, ...] = ()  # names of its engines, on any nodes, of one model and leg
+    priority: PoolPriority = 0  # a pool of higher priority is faster, and stands in for one that refuses or is down
 
 
 @frozen
@@ -70,15 +70,15 @@ class GridSection(Protocol):
 
 @frozen(kw_only=True)
 class InputGrid:
-    """`[model.NAME.grid.prefill]` and `[model.NAME.grid.both]`: pools by input length and target of the first token."""
+    """`[model.NAME.grid.prefill]` and `[model.NAME.grid.both]`: pools by length of the prompt; all keys are needed."""
 
-    input_tokens_min: Tokens | None = None  # tokens of a prompt where the first row begins
-    input_tokens_max: Tokens | None = None  # tokens of a prompt where the last row ends
-    input_resolution: Resolution | None = None  # number of rows
-    ttft_min_ms: TargetMs | None = None  # milliseconds to the first token where the first column begins
-    ttft_max_ms: TargetMs | None = None  # milliseconds to the first token where the last column ends
-    ttft_resolution: Resolution | None = None  # number of columns
-    pools: Mapping = ()  # for each row, the name of a pool for each column
+    input_tokens_min: Tokens | None = None  # lower end of the lengths of prompts; shorter ones count as this long
+    input_tokens_max: Tokens | None = None  # upper end of the lengths of prompts; longer ones count as this long
+    input_resolution: Resolution | None = None  # number of equal cells between the two
+    ttft_min_ms: TargetMs | None = None  # lower end of the targets of the first token
+    ttft_max_ms: TargetMs | None = None  # upper end of the targets of the first token
+    ttft_resolution: Resolution | None = None  # number of equal cells between the two
+    pools: Mapping = ()  # a row for each cell of lengths, with the name of a pool for each cell of targets
 
     @property
     def lengths(self) -> AxisKeys:
@@ -95,15 +95,16 @@ class InputGrid:
 
 @frozen(kw_only=True)
 class ContextGrid:
-    """`[model.NAME.grid.decode]`: pools by context length and target between two tokens."""
+    """`[model.NAME.grid.decode]`: pools by length of the context; all keys are needed."""
 
-    context_tokens_min: Tokens | None = None  # tokens of prompt and answer so far where the first row begins
-    context_tokens_max: Tokens | None = None  # tokens of prompt and answer so far where the last row ends
-    context_resolution: Resolution | None = None  # number of rows
-    itl_min_ms: TargetMs | None = None  # milliseconds between two tokens where the first column begins
-    itl_max_ms: TargetMs | None = None  # milliseconds between two tokens where the last column ends
-    itl_resolution: Resolution | None = None  # number of columns
-    pools: Mapping = ()  # for each row, the name of a pool for each column
+    # lower end of the lengths of prompt and answer so far; shorter ones count as this long
+    context_tokens_min: Tokens | None = None
+    context_tokens_max: Tokens | None = None  # upper end of these lengths; longer ones count as this long
+    context_resolution: Resolution | None = None  # number of equal cells between the two
+    itl_min_ms: TargetMs | None = None  # lower end of the targets between two tokens
+    itl_max_ms: TargetMs | None = None  # upper end of the targets between two tokens
+    itl_resolution: Resolution | None = None  # number of equal cells between the two
+    pools: Mapping = ()  # a row for each cell of lengths, with the name of a pool for each cell of targets
 
     @property
     def lengths(self) -> AxisKeys:

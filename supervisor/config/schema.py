@@ -24,7 +24,7 @@ from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.keyfile import GrammarName
-from supervisor.config.limits import ClientLimits, Count, Seconds
+from supervisor.config.limits import Bytes, ClientLimits, Count, Seconds
 from supervisor.config.media import MediaSection
 from supervisor.config.pools import POOLS_MAX, GridSections, PoolName, PoolSection
 from supervisor.links.endpoint import Endpoint
@@ -49,13 +49,19 @@ def machine_of(host: str) -> str:
 class NodeSection:
     """`[node.NAME]`: one process with one supervision tree."""
 
-    host: str = "localhost"  # the machine that the node runs on
-    listen: Endpoint | None = None  # host:port where other nodes link; at 0.0.0.0 or [::] they dial `host`
-    metrics: Endpoint | None = None  # host:port for probes and for Prometheus
-    drain_s: Seconds = 30.0  # seconds in which streams may finish once the node drains
-    logs: str | None = None  # a folder for the output of engines; without it, the output is deleted with the node
-    shared_bytes_max: Count = 512 * 1024 * 1024  # bytes of tensors in memory that it shares with its engines
-    watchdog_s: Seconds = 30.0  # seconds without a turn of the event loop, after which the launcher restarts the node
+    host: str = "localhost"  # the machine on which the node runs, by its name or address
+    # address for other nodes; at a wildcard such as `0.0.0.0` they dial `host`. Without it the node dials all others
+    listen: Endpoint | None = None
+    # address of the node's own probes and `/metrics`, over plain HTTP; beyond loopback `/metrics` needs an admin key
+    metrics: Endpoint | None = None
+    # time for running streams to finish after SIGTERM or `drain`; then they continue on other nodes, or are cut
+    drain_s: Seconds = 30.0
+    # folder for the output of the node's engines; without it the output is deleted when the node ends
+    logs: str | None = None
+    # memory for tensors of images and videos that the node shares with its engines' processes; further tensors wait
+    shared_bytes_max: Bytes = 512 * 1024 * 1024
+    # longest time without a turn of the event loop; then the launcher kills the node and starts it again
+    watchdog_s: Seconds = 30.0
 
     @property
     def dial_address(self) -> Endpoint | None:
@@ -69,19 +75,22 @@ class NodeSection:
 class ClusterSection:
     """`[cluster]`: how nodes authenticate each other, and the times and limits of their links."""
 
-    name: NodeName = "espalier"  # the name of the cluster: nodes of another one are refused
-    secret: str | None = None  # a file with the secret that all nodes of the cluster share
-    tls_certificate: str | None = None  # a file with the certificate of this host's nodes
-    tls_key: str | None = None  # a file with the private key of that certificate
-    tls_authority: str | None = None  # a file with the authority that must have signed the others' certificates
-    tls_names: Literal["hosts", "nodes"] = "hosts"  # "nodes": a certificate must also name the node that presents it
-    join: tuple[Endpoint, ...] = ()  # host:port of nodes of a running cluster that this file does not describe
-    streams_max: Count = 1024  # requests that one node may have open at another
-    heartbeat_s: Seconds = 1.0  # seconds between two heartbeats over a link
-    silent_s: Seconds = (
-        3.0  # seconds of silence after which a node gets no request, and is lost if its kernel is silent
-    )
-    stalled_s: Seconds = 15.0  # seconds of silence after which a node is lost although its kernel acknowledges data
+    name: NodeName = "espalier"  # the cluster, also in certificates as `NODE.NAME`; nodes of another one are refused
+    # file with the secret that all nodes share, unless `ESPALIER_CLUSTER_SECRET` is set; needed beyond loopback
+    secret: str | None = None
+    # file with the certificate that the nodes of this machine show to others; links use TLS if it is given
+    tls_certificate: str | None = None
+    tls_key: str | None = None  # file with the key of that certificate
+    tls_authority: str | None = None  # file with the authority that must have signed the certificates of other nodes
+    # what a certificate must name: the host that is dialed, or also the node that shows it
+    tls_names: Literal["hosts", "nodes"] = "hosts"
+    # addresses of nodes of a running cluster that this file does not describe, as `--join HOST:PORT`
+    join: tuple[Endpoint, ...] = ()
+    streams_max: Count = 1024  # streams that one node may have open at another; further requests wait
+    heartbeat_s: Seconds = 1.0  # time between two heartbeats on an idle link
+    # time without a frame after which a node gets no new request, and is lost if its kernel does not answer either
+    silent_s: Seconds = 3.0
+    stalled_s: Seconds = 15.0  # time without a frame after which a node is lost although its kernel answers
 
     @property
     def verifies_node_names(self) -> bool:
@@ -91,27 +100,33 @@ class ClusterSection:
 
 @frozen(kw_only=True)
 class GatewaySection:
-    """`[gateway]`: the server for clients, its admission and its limits."""
+    """`[gateway]`: the server for clients and its admission."""
 
-    node: NodeName | None = None  # the node that has the gateway; without it and `nodes`: main
-    nodes: Annotated[
-        tuple[NodeName, ...], Holds(1)
-    ] = ()  # the nodes that each have a gateway; on one machine, one port
-    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1  # processes as which each of them runs
-    host: str = "127.0.0.1"  # the address at which clients are served
-    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # the port at which clients are served
-    allowed_hosts: tuple[str, ...] = ()  # names of this server in `Host`; by default loopback's names, and `host`
-    allowed_origins: tuple[str, ...] = ()  # origins of web pages that may use this server, beside pages from it
-    grammars: tuple[GrammarName, ...] = get_args(GrammarName)  # kinds of grammar for requests whose key lists none
-    keys: str | None = None  # a file of client keys; paths are relative to the file that has them
-    tls_certificate: str | None = None  # a file with the certificate for clients, which turns on TLS
-    tls_key: str | None = None  # a file with the private key of that certificate
-    requests_max: Count = 256  # generations at a time: each prompt of a request counts, times its `n` or `best_of`
-    waiting_max: Count = 256  # requests that wait to be admitted
-    admit_s: Seconds = 5.0  # seconds that a request may wait to be admitted
-    first_token_s: Seconds = 120.0  # seconds from the arrival of a request to its first token, admission included
-    total_s: Seconds = 900.0  # seconds from the arrival of a request to its end
-    prompt_tokens_max: Count = 262_144  # tokens of one prompt, whatever its model could hold
+    node: NodeName | None = None  # the node that has the gateway; by default `main`
+    # nodes that have a gateway each, in place of `node`; those of one machine share the port
+    nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()
+    # processes as which each of these nodes runs, behind one port
+    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1
+    host: str = "127.0.0.1"  # address for clients; any but loopback needs client keys
+    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # port for clients; 0 takes a free one
+    # names of the server that clients may send in `Host`; by default those of loopback, and `host`
+    allowed_hosts: tuple[str, ...] = ()
+    # origins of web pages that may use the server besides pages of its own, such as `http://localhost:3000`; `*` is any
+    allowed_origins: tuple[str, ...] = ()
+    # kinds of grammars that a request may use if its key lists none
+    grammars: tuple[GrammarName, ...] = get_args(GrammarName)
+    keys: str | None = None  # file of client keys
+    tls_certificate: str | None = None  # file with the certificate for clients; it turns TLS on
+    tls_key: str | None = None  # file with the key of that certificate
+    requests_max: Count = 256  # generations at a time; a request takes one for each prompt, times its `n` or `best_of`
+    # requests that wait for admission; when it is full, the key with the most of them loses its last one (`overloaded`)
+    waiting_max: Count = 256
+    admit_s: Seconds = 5.0  # longest wait for admission; then the request gets `overloaded`
+    # longest time from a request's arrival to its first token, all waits included; then `deadline_exceeded`
+    first_token_s: Seconds = 120.0
+    total_s: Seconds = 900.0  # longest time from a request's arrival to the end of its answer; then `deadline_exceeded`
+    # most prompt tokens of a request, whatever its model could hold; longer prompts are refused
+    prompt_tokens_max: Count = 262_144
     limits: ClientLimits = ClientLimits()
     media: MediaSection = MediaSection()
 
@@ -120,18 +135,22 @@ class GatewaySection:
 class ModelSection:
     """`[model.NAME]`: a model that clients ask for by this name."""
 
-    path: Annotated[str, Holds(1)]  # the model's folder; relative to the file that has it
-    template: str | None = None  # a file with a chat template that replaces the model's own
-    queue_max: Count = 64  # requests that wait for an engine
-    policy: PolicyName = "least_loaded"  # how the worker of a request is chosen
-    # Prompts with fewer tokens skip a prefill: the decode computes them itself.
+    path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
+    template: str | None = None  # file with a chat template in place of the model's own
+    queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
+    # how a worker is chosen: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
+    # `session`, the worker of the session's last request while it has room; `kv`, by what prefix caches have and what
+    # is queued
+    policy: PolicyName = "least_loaded"
+    # prompts with fewer tokens skip a remote prefill
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0
-    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3  # times that a request continues after a loss
-    resume_s: Seconds = 10.0  # seconds in which a request whose worker is lost must find another
+    # how often a request may continue on another worker after the loss of one
+    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3
+    resume_s: Seconds = 10.0  # longest time to find another worker for a request that lost its own
     kv: KvSettings = KvSettings()
-    # Milliseconds to the first token of requests that name no target, nor does their key; by default a grid's middle.
+    # target of the first token of requests whose body, headers and key name none; by default the middle of the grid
     ttft_target_ms: TargetMs | None = None
-    itl_target_ms: TargetMs | None = None  # milliseconds between two tokens, in the same way
+    itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
     grid: GridSections = GridSections()
 
 
@@ -139,7 +158,8 @@ class ModelSection:
 class EventsSection:
     """`[engine.NAME.events]`: who gets the blocks in an engine's prefix cache."""
 
-    publish: bool | None = None  # whether gateways get its blocks; by default if the policy of its model is `kv`
+    # whether gateways are sent the blocks of the prefix cache; by default if the policy of the model is `kv`
+    publish: bool | None = None
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
@@ -149,7 +169,7 @@ class EventsSection:
 
 @frozen(kw_only=True)
 class EngineSection:
-    """`[engine.NAME]`: the keys of engines of every kind; each kind adds its own in a subclass.
+    """`[engine.NAME]`: an engine; each kind adds keys of its own.
 
     What the rest of a node asks of an engine before it runs is a property here, which a kind may override.
     """
@@ -158,24 +178,29 @@ class EngineSection:
     encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
     publishes_always: ClassVar[bool] = False  # its blocks, whatever the policy of its model
 
-    model: Annotated[str, Holds(1)]  # the name of the model that it serves
-    node: NodeName = "main"  # the node that runs it
-    kind: str = DEFAULT_KIND  # the kind of the engine
-    # Its part in a request: all of it, the prompt, the answer, or the embeddings of images and videos.
+    model: Annotated[str, Holds(1)]  # name of the model's section
+    node: NodeName = "main"  # node that runs the engine; of several nodes, the one with rank 0
+    kind: str = DEFAULT_KIND  # `sglang`, a real engine, or `simulated`, an engine without a model
+    # what it computes: whole requests, only prompts, only answers, or embeddings of images and videos for the other
+    # engines
     leg: Literal["both", "prefill", "decode", "encode"] = "both"
-    data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1  # ranks that a router chooses from
-    slots: Count = 16  # requests that each rank computes at a time
-    kv_tokens_max: Count = 0  # tokens of KV memory of each rank; needed, but for an encoder
-    context_max: Count | None = None  # tokens of a prompt and its answer together; by default the model's own limit
-    page_size: Count = 16  # tokens of a page of KV memory
-    prefill_chunk: Count | None = None  # the most prompt tokens of one request in an engine step
-    pending_prefill_tokens_max: Count | None = (
-        None  # prompt tokens in a rank without a first token; by default two chunks
-    )
-    # What a request waits for: a slot alone, or KV memory for it as well; by default memory if there are several ranks.
+    # ranks: copies of the model with slots, KV memory and prefix cache of their own, among which the router chooses
+    data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1
+    slots: Count = 16  # requests at a time of each rank; further ones wait
+    kv_tokens_max: Count = 0  # KV memory of each rank in tokens; needed, but for an encoder
+    context_max: Count | None = None  # longest prompt and answer together, in tokens; by default what the model holds
+    page_size: Count = 16  # tokens of a page of KV memory, which is a block of the prefix cache
+    # most prompt tokens of an engine step; by default 256 on a CPU and 8,192 on a GPU
+    prefill_chunk: Count | None = None
+    # prompt tokens without a first token that a rank holds at most; further prompts wait where keys take turns. By
+    # default two chunks
+    pending_prefill_tokens_max: Count | None = None
+    # what a request waits for: a slot alone, or KV memory for it as well; by default `memory` if there are several
+    # ranks
     admission: Literal["slots", "memory"] | None = None
-    start_within_s: Seconds = 120.0  # seconds in which it must have started
-    silent_s: Seconds = 10.0  # seconds after which a process that neither answers nor computes is killed
+    start_within_s: Seconds = 120.0  # longest time for a start; then it counts as failed and is tried again
+    # time in which a process neither answers nor computes, after which it is killed and started again
+    silent_s: Seconds = 10.0
     deadlines: RequestDeadlines = RequestDeadlines()
     canary: CanaryLimits = CanaryLimits()
     encoder: BatchLimits = BatchLimits()

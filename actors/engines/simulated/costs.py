@@ -20,11 +20,11 @@ class Costs:
     """
 
     fixed_s: Annotated[float, Within(above=0)] = 0.008  # each step: above all, reading the weights once
-    per_prefill_token_s: Price = 0.00003  # each token of a prompt that the step computes
+    per_prefill_token_s: Price = 0.00003  # each prompt token that the step computes
     per_running_s: Price = 0.00005  # each request that takes part in the step
     per_kv_token_s: Price = 0.0  # each token of KV memory that the step reads
     release_s: Price = 0.0  # from an abort until the slot and its pages are free
-    transfer_s: Price = 0.0  # to a decode: from the end of the prefill until the KV cache is there
+    transfer_s: Price = 0.0  # from the end of a prefill until the KV cache is at the decode
 
     def step_s(self, prefill_tokens: int, running: int, kv_tokens: int) -> float:
         """Return how long a step lasts, in seconds."""
@@ -41,8 +41,8 @@ class EncodingCosts:
     """`[engine.NAME.simulated.encoding_costs]`: the costs of one batch of an encoder, measured on none."""
 
     fixed_s: Annotated[float, Within(above=0)] = 0.004  # each batch
-    per_item_s: Price = 0.001
-    per_token_s: Price = 0.00001
+    per_item_s: Price = 0.001  # each image or video of the batch
+    per_token_s: Price = 0.00001  # each token of the batch
 
     def batch_s(self, items: int, tokens: int) -> float:
         """Return how long a batch lasts, in seconds."""

@@ -22,9 +22,10 @@ class Chance(Protocol):
 class Faults:
     """`[engine.NAME.simulated.faults]`: how an engine misbehaves; not at all by default."""
 
-    slow: Annotated[float, Within(above=0)] = 1.0  # steps last so many times longer than their cost
-    stuck: Share = 0.0  # of aborted requests, those that keep slot and memory while this is above 0
-    refuse: Share = 0.0  # of requests, those that are found wrong when their prompt is computed
-    stall: Share = 0.0  # of steps, those after which nothing happens for `stall_s`, releases included
-    stall_s: Annotated[float, Within(at_least=0)] = 1.0
-    crash_after_s: Annotated[float, Within(above=0)] | None = None  # counted from the start, or from when it is set
+    slow: Annotated[float, Within(above=0)] = 1.0  # factor by which steps last longer than their cost
+    stuck: Share = 0.0  # share of aborted requests that keep slot and memory while this is above 0
+    refuse: Share = 0.0  # share of requests that are found wrong when their prompt is computed
+    stall: Share = 0.0  # share of steps after which nothing happens for `stall_s`, releases included
+    stall_s: Annotated[float, Within(at_least=0)] = 1.0  # duration of such a pause
+    # time from the start to a crash, or from when this is set
+    crash_after_s: Annotated[float, Within(above=0)] | None = None

@@ -55,22 +55,23 @@ class SglangSection(EngineSection):
 
     encodes: ClassVar[bool] = True
 
-    ranks_on: tuple[NodeName, ...] = ()  # the other nodes of an engine that spans several; rank 0 is on `node`
-    dist_port: Port | None = None  # the port of rank 0's host where the ranks meet
-    device: Literal["cpu", "cuda"] | None = None  # what it computes on
-    # Of a prefill: the first of 32 ports of its host that are its own. Each life of the engine takes another.
+    ranks_on: tuple[NodeName, ...] = ()  # other nodes with ranks of an engine that spans several; rank 0 is on `node`
+    dist_port: Port | None = None  # port of rank 0's host at which the ranks of such an engine meet
+    device: Literal["cpu", "cuda"] | None = None  # where it computes; needed
+    # first of 32 ports of a prefill's host that are its own, by which decodes find it; each start takes another
     bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
-    transfer: str | None = None  # SGLang's way to move KV caches; on a CPU "mooncake_tcp"
-    tensor_parallel: Count = 1  # GPUs, or processes on a CPU, that share each layer
-    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = (
-        None  # of each GPU, for weights and KV memory
-    )
-    # What it computes images with; by default embeddings if the file has an encoder of its model, else its own tower.
+    transfer: str | None = None  # SGLang's way to move KV caches from a prefill to a decode; on a CPU `mooncake_tcp`
+    tensor_parallel: Count = 1  # devices, or processes on a CPU, that share each layer; of all of its nodes together
+    # share of a device's memory for weights and KV memory; by default SGLang's own
+    memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
+    # whether it has a vision tower or takes embeddings; by default `embeddings` if the file has an encoder of its model
     vision: Literal["tower", "embeddings"] | None = None
     events: SglangEvents = SglangEvents()
-    metrics: bool = False  # whether `/metrics` has SGLang's own metrics, too
-    settings: dict[str, Setting] = Factory(dict)  # SGLang's own settings, by the names of its `ServerArgs`
-    environment: dict[str, str] = Factory(dict)  # variables that are set before anything is imported
+    metrics: bool = False  # whether `/metrics` also has SGLang's own metrics of this engine
+    # SGLang's own `ServerArgs` by name; those that another key or the engine host decides are refused by name
+    settings: dict[str, Setting] = Factory(dict)
+    # variables that are set before anything is imported; on a CPU such an engine has a zygote of its own
+    environment: dict[str, str] = Factory(dict)
 
     @classmethod
     def reserves(cls, name: str) -> bool:

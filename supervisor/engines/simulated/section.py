@@ -23,9 +23,11 @@ Token = Annotated[int, Within(at_least=0, at_most=2**31 - 1)]
 class SimulatedMedia:
     """`[engine.NAME.simulated.media]`: the images and videos that an engine takes, or that an encoder encodes."""
 
-    image_token: Token | None = None  # the placeholder in a prompt; None: it takes none
+    # token id that stands for an image in a prompt; without it the engine takes no images
+    image_token: Token | None = None
+    # token id that stands for a video in a prompt; without it the engine takes no videos
     video_token: Token | None = None
-    width: Count = 64  # elements of an embedding
+    width: Count = 64  # numbers in an embedding
     merge: Count = 2  # patches in each direction that one token stands for
 
     def info(self, form: MediaForm) -> MediaInfo:
@@ -37,12 +39,12 @@ class SimulatedMedia:
 class SimulatedKeys:
     """`[engine.NAME.simulated]`: how an engine without a model answers, and how long it takes."""
 
-    waiting_max: Count = 256  # requests that wait inside it
-    prefill_chunk: Count = 2048  # prompt tokens of one step, if [engine.NAME] prefill_chunk is not given
-    prefix_cache: bool = True  # whether it keeps the KV cache of prompts
-    length_min: Count = 16  # tokens of the shortest answer that ends by itself
-    length_max: Count = 512  # tokens of the longest answer that ends by itself
-    seed: int = 0  # of its random answers
+    waiting_max: Count = 256  # requests that wait inside the engine; further ones get `overloaded`
+    prefill_chunk: Count = 2048  # most prompt tokens of a step, if `[engine.NAME] prefill_chunk` is not given
+    prefix_cache: bool = True  # whether beginnings of prompts are found in a cache
+    length_min: Count = 16  # least tokens of an answer that ends by itself
+    length_max: Count = 512  # most tokens of an answer that ends by itself
+    seed: int = 0  # number that decides the answers and their lengths
     media: SimulatedMedia | None = None  # images and videos that it takes; by default those of the model's folder
     costs: Costs = Costs()
     encoding_costs: EncodingCosts = EncodingCosts()
