@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage news docs \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures tensor cluster-cost routing-scale bench bench-full stages clean
+	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures zombies resume shutdown tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -110,13 +110,13 @@ mutants: $(VENV)/ready-dev  ## plant bugs, one at a time, and print which test n
 	$(BIN)/python -m tests.mutants
 
 abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing, 50 tries a moment
-	$(BIN)/python -m bench.abort_times
+	$(BIN)/python -m bench.faults abort-times
 
 endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
-	$(BIN)/python -m bench.endings
+	$(BIN)/python -m bench.faults endings
 
 soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
-	$(BIN)/python -m bench.soak
+	$(BIN)/python -m bench.faults soak
 
 fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs to every endpoint and 20,000 damaged media: all are answered rightly, and nothing is left
 	$(BIN)/python -m tests.system.fuzz --inputs 200000
@@ -131,10 +131,10 @@ $(VENV)/schema/ready: $(VENV)/ready
 	@touch $@
 
 crowd: $(VENV)/ready-dev  ## 500 clients, and ten among them that never read: does anybody notice?
-	$(BIN)/python -m bench.crowd
+	$(BIN)/python -m bench.faults crowd
 
 siege: $(VENV)/ready-dev  ## wrong keys, slow heads, a flood of connections: does anybody notice?
-	$(BIN)/python -m bench.siege
+	$(BIN)/python -m bench.faults siege
 
 cluster-cost: $(VENV)/ready-dev  ## what a cluster of 10, 100 and 1,000 workers costs to keep, and to hear of its blocks: bytes, CPU, routing
 	$(BIN)/python -m tests.system.cluster_cost
@@ -145,26 +145,35 @@ routing-scale: $(VENV)/ready-dev  ## what a choice of a worker costs and finds, 
 stages: $(VENV)/ready  ## what each stage of a token's and a request's way costs by itself: CPU, memory
 	$(BIN)/python -m bench stages
 
-attacks: $(VENV)/ready-dev  ## sixteen attacks, and 83 grammars, beside an honest client that must notice nothing
-	$(BIN)/python -m bench.attacks
-	$(BIN)/python -m bench.attacks --engines sglang
+attacks: $(VENV)/ready-dev  ## ten attacks, and 83 grammars, beside an honest client that must notice nothing
+	$(BIN)/python -m bench.faults attacks
 	ESPALIER_ALONE=1 $(BIN)/python -m pytest tests/system/sglang/test_grammars.py
 
 chaos: $(VENV)/ready-dev  ## ten minutes of kills, stops, drains and cut links in a cluster, three with real engines; SEED=n
-	$(BIN)/python -m bench.chaos $(SEED:%=--seed %)
-	$(BIN)/python -m bench.chaos $(SEED:%=--seed %) --engines sglang --minutes 3
+	$(BIN)/python -m bench.faults chaos $(SEED:%=--seed %)
+	$(BIN)/python -m bench.faults chaos $(SEED:%=--seed %) --engines sglang --minutes 3
 
 rolling: $(VENV)/ready-dev  ## drain and restart each node under load: nothing fails, nothing is cut short
-	$(BIN)/python -m bench.rolling
+	$(BIN)/python -m bench.faults rolling
 
 pair-abort-times: $(VENV)/ready-dev  ## how long until a left request holds nothing in a prefill and a decode, 50 tries a stage
-	$(BIN)/python -m bench.pair_abort_times
+	$(BIN)/python -m bench.faults pair-abort-times
 
 media-abort-times: $(VENV)/ready-dev  ## the same with a picture: fetched, decoded, encoded, sent, computed with
-	$(BIN)/python -m bench.media_abort_times
+	$(BIN)/python -m bench.faults media-abort-times
 
-pictures: $(VENV)/ready-dev  ## what 64 streams notice of 2 MB pictures, 2,000 pictures in memory, what the cache saves
-	$(BIN)/python -m bench.pictures
+zombies: $(VENV)/ready-dev  ## how long engines compute on for clients that left, in this server and others
+	$(BIN)/python -m bench.faults zombies
+
+resume: $(VENV)/ready-dev  ## from a worker's death to the next token of its streams, in this server and others
+	$(BIN)/python -m bench.faults resume
+
+shutdown: $(VENV)/ready-dev  ## from SIGTERM to the end of the last process, of this server and others
+	$(BIN)/python -m bench.faults shutdown
+
+pictures: $(VENV)/ready-dev  ## what 64 streams notice of 2 MB pictures, 2,000 pictures in memory
+	$(BIN)/python -m bench.faults picture-streams
+	$(BIN)/python -m bench.faults picture-memory
 
 tensor: $(VENV)/ready-dev  ## what 64 streams notice of 100 MB that cross their link
 	$(BIN)/python -m tests.system.link_tensor
@@ -175,7 +184,6 @@ RESULTS := build/bench
 part = $(eval PART_$(strip $(1)) := $(2))
 
 $(call part, cost, cost)
-$(call part, zombies, zombies --servers espalier sglang)
 $(call part, versus-sglang, versus sglang --clients 64)
 TEN_MINUTES := cost zombies versus-sglang
 
@@ -205,6 +213,10 @@ parts = $(EACH) $(1:%=build/peers/%/installed); rm -rf $(RESULTS); $(EACH) $(2:%
 bench-added-latency: $(VENV)/ready-dev
 	@mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.system.added_latency --json $(RESULTS)/added-latency.json
+
+bench-zombies: $(VENV)/ready-dev
+	@mkdir -p $(RESULTS)
+	$(BIN)/python -m bench.faults zombies --servers espalier sglang --json $(RESULTS)/zombies.json
 
 bench-%: $(VENV)/ready-dev
 	@mkdir -p $(RESULTS)

@@ -19,9 +19,6 @@ COMMANDS = {
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
     "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
     "report": ("bench.report.command", "one page of Markdown from the JSON documents of any command"),
-    "zombies": ("bench.zombies.command", "leave requests at every stage, and measure how long engines compute on"),
-    "resume": ("bench.resume", "kill a worker under streams, and measure when they go on"),
-    "shutdown": ("bench.shutdown", "stop servers, and see how long it takes, which answers are lost and what is left"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),
 }
 

@@ -66,7 +66,7 @@ References: TypeAlias = dict[tuple[str, int | None], CompleteAnswer]
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """One request: its prompt, its length and the kind of its answer."""
+    """One request: its prompt, its length and the kind of its answer; a `cancel` is a response that is cancelled."""
 
     kind: str
     prompt: str
@@ -127,7 +127,7 @@ def outcome_of_stream(outcome: Outcome) -> AnswerOutcome:
 def send(port: int, request: CheckedRequest, leave_after_s: float | None = None) -> AnswerOutcome:
     """Send a request and read its answer, or disconnect early; every error becomes part of the outcome."""
     try:
-        if request.kind == "response":
+        if request.kind in {"response", "cancel"}:
             return _response(port, request, leave_after_s)
         chat = Chat(port, request.body)
         if request.kind == "stream":
@@ -151,8 +151,12 @@ def _response(port: int, request: CheckedRequest, leave_after_s: float | None) -
     def read() -> None:
         events.extend(event["type"] for event in socket.events(outcome))
 
+    def cancel() -> None:
+        socket.send({"type": "response.cancel"})
+
+    leave = cancel if request.kind == "cancel" else socket.leave
     try:
-        received = outcome_of_stream(read_or_disconnect(read, outcome, socket.leave, leave_after_s, NEVER_S + 20.0))
+        received = outcome_of_stream(read_or_disconnect(read, outcome, leave, leave_after_s, NEVER_S + 20.0))
         return replace(received, error="draining") if outcome.close_code == RESTARTING and not events else received
     finally:
         socket.leave()
@@ -246,7 +250,6 @@ class Tally:
     """The outcomes of all requests, counted by category."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    kinds: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     slowest_s: float = 0.0
     lock: Lock = field(default_factory=Lock)
@@ -255,7 +258,6 @@ class Tally:
         """Count one answer."""
         with self.lock:
             self.counts[category] += 1
-            self.kinds[request.kind] += category == "whole"
             self.slowest_s = max(self.slowest_s, took_s)
             if why is not None:
                 self.bad.append(f"{category}: {json.dumps(request.body)[:200]}: {why} (after {took_s:.1f} s)")

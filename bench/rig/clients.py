@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -34,6 +36,20 @@ def response_body(prompt: str, tokens_max: int | None = None, **options: Any) ->
     return {"type": "response.create", "model": MODEL, "input": prompt, "temperature": 0, **exact, **options}
 
 
+def headers(key: str = "") -> dict[str, str]:
+    """Return the headers of a request with a key, if it has one."""
+    return {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+
+
+def write_keys(folder: Path, secrets: Mapping[str, str]) -> Path:
+    """Write the secrets, by the names of their keys, into a key file in a folder; return its path."""
+    path = folder / "keys.toml"
+    hashes = {name: hashlib.sha256(secret.encode()).hexdigest() for name, secret in secrets.items()}
+    path.write_text("".join(f'[key.{name}]\nsha256 = "{digest}"\n' for name, digest in hashes.items()))
+    path.chmod(0o600)
+    return path
+
+
 @dataclass
 class Outcome:
     """The answer to one request so far: its text, its end, its times."""
@@ -44,11 +60,20 @@ class Outcome:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
-    pieces: int = 0
-    first_at: float | None = None
+    times: list[float] = field(default_factory=list)  # when each piece of text came
     ended_at: float = 0.0
     close_code: int | None = None  # of a WebSocket that closed
     refusals: list[dict[str, Any]] = field(default_factory=list)  # events of other requests that were refused meanwhile
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces of text."""
+        return len(self.times)
+
+    @property
+    def first_at(self) -> float | None:
+        """When the first piece of text came."""
+        return self.times[0] if self.times else None
 
     @property
     def whole(self) -> bool:
@@ -59,13 +84,13 @@ class Outcome:
 class Chat:
     """One chat completion over a connection of its own."""
 
-    def __init__(self, port: int, body: dict[str, Any]) -> None:
+    def __init__(self, port: int, body: dict[str, Any], key: str = "") -> None:
         self.outcome = Outcome()
         self.connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         self.connection.connect()
         self._response: HTTPResponse | None = None
         self._socket = self.connection.sock  # http.client drops it with an answer that ends the connection
-        self.connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        self.connection.request("POST", "/v1/chat/completions", json.dumps(body), headers(key))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yield the events of a stream as they come; `outcome` has its end."""
@@ -142,9 +167,8 @@ class Chat:
         for choice in event.get("choices", ()):
             outcome.finish = choice["finish_reason"] or outcome.finish
             if text := choice["delta"].get("content"):
-                outcome.first_at = outcome.first_at or time.perf_counter()
+                outcome.times.append(time.perf_counter())
                 outcome.text += text
-                outcome.pieces += 1
 
 
 class ResponsesSocket:
@@ -207,9 +231,8 @@ def _count_event(outcome: Outcome, event: dict[str, Any]) -> bool:
     """Record one event of an answer; return whether it was the last."""
     match event["type"]:
         case "response.output_text.delta":
-            outcome.first_at = outcome.first_at or time.perf_counter()
+            outcome.times.append(time.perf_counter())
             outcome.text += event["delta"]
-            outcome.pieces += 1
         case "response.completed" | "response.incomplete":
             reason = (event["response"].get("incomplete_details") or {}).get("reason")
             outcome.finish = {None: "stop", "max_output_tokens": "length"}.get(reason, reason)

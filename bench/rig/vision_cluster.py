@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.rig.cluster import Plan, lines, node_engine_name, sglang, simulated
-from bench.rig.node import ROOT
-from bench.rig.vision_model import IMAGE_PAD, VIDEO_PAD, token_id
+from bench.rig.cluster import Plan, lines, node_engine_name, simulated
+from bench.rig.vision_model import IMAGE_TOKEN, VIDEO_TOKEN
 
 ENCODER, PREFILL, DECODE = "encoder", "prefill", "decode"
 CONTEXT_MAX = 65_536
-TINY_VISION = ROOT / "examples" / "tiny-vision"
 
 SIMULATED_ENCODER = """\
 kind = "simulated"
@@ -24,17 +22,6 @@ slots = {slots}
 {limits}
 [engine.{name}.simulated.encoding_costs]
 {costs}
-"""
-SGLANG_ENCODER = """\
-device = "cpu"
-leg = "encode"
-slots = {slots}
-[engine.{name}.encoder]
-{limits}
-"""
-EACH_STEP = """\
-[engine.{name}.settings]
-load_snapshot_publish_interval = 1
 """
 WIDTH = """\
 [engine.{name}.simulated.media]
@@ -46,19 +33,6 @@ MEDIA = """\
 [gateway.media]
 {media}
 """
-
-
-def simulated_encoder(
-    node: str,
-    *,
-    slots: int = 16,
-    costs: Mapping[str, float] | None = None,
-    limits: Mapping[str, object] | None = None,
-) -> str:
-    """Return the section of a simulated encoder on a node; `limits` are the keys of its table `encoder`."""
-    return SIMULATED_ENCODER.format(
-        name=node_engine_name(node), slots=slots, limits=lines(limits or {}), costs=lines(costs or {})
-    )
 
 
 def simulated_plan(
@@ -79,31 +53,16 @@ def simulated_plan(
     stand behind its keys.
     """
     engines = {
-        ENCODER: simulated_encoder(ENCODER, slots=encoder_slots, costs=encoding_costs, limits=encoder),
+        ENCODER: SIMULATED_ENCODER.format(
+            name=node_engine_name(ENCODER),
+            slots=encoder_slots,
+            limits=lines(encoder or {}),
+            costs=lines(encoding_costs or {}),
+        ),
         PREFILL: simulated(PREFILL, "prefill", slots=slots, context_max=CONTEXT_MAX, costs=costs),
         DECODE: simulated(DECODE, "decode", slots=slots, context_max=CONTEXT_MAX, costs=costs),
     }
     for node in engines:
-        engines[node] += WIDTH.format(
-            name=node_engine_name(node), image=token_id(IMAGE_PAD), video=token_id(VIDEO_PAD), width=width
-        )
-    tables = gateway + MEDIA.format(media=lines(media or {}))
-    return Plan(engines, gateway=tables, model_path=model, one_gateway=True)
-
-
-def sglang_plan(
-    model: Path,
-    *,
-    slots: int = 16,
-    encoder: Mapping[str, object] | None = None,
-    media: Mapping[str, object] | None = None,
-    gateway: str = "",
-) -> Plan:
-    """Return the same plan with real engines on the CPU, which report their counts at each step."""
-    engines = {
-        ENCODER: SGLANG_ENCODER.format(name=node_engine_name(ENCODER), slots=slots, limits=lines(encoder or {})),
-        PREFILL: sglang(PREFILL, slots=slots) + EACH_STEP.format(name=node_engine_name(PREFILL)),
-        DECODE: sglang(DECODE, slots=slots) + EACH_STEP.format(name=node_engine_name(DECODE)),
-    }
+        engines[node] += WIDTH.format(name=node_engine_name(node), image=IMAGE_TOKEN, video=VIDEO_TOKEN, width=width)
     tables = gateway + MEDIA.format(media=lines(media or {}))
     return Plan(engines, gateway=tables, model_path=model, one_gateway=True)

@@ -1,8 +1,7 @@
-"""Answers that are read in the background, with the time of each piece, and how each ended beside the whole text."""
+"""Answers that are read in the background, and how each ended beside the whole text."""
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +20,9 @@ class WatchedAnswer:
 
     def __init__(self, port: int, prompt: str, tokens: int, *, stream: bool = True) -> None:
         self.prompt = prompt
-        self.times: list[float] = []  # when each piece came
         self._chat = Chat(port, chat_body(prompt, tokens, stream=stream))
-        self._reader = BackgroundReader(self._read if stream else self._read_whole)
-
-    @property
-    def outcome(self) -> Outcome:
-        """Its text and end so far."""
-        return self._chat.outcome
+        self.outcome = self._chat.outcome  # its text and end so far
+        self._reader = BackgroundReader(self._chat.read if stream else self._read_whole)
 
     @property
     def ended(self) -> bool:
@@ -37,12 +31,12 @@ class WatchedAnswer:
 
     def next_after(self, at: float) -> float | None:
         """Return how long after a time the next piece came, in seconds; None without one."""
-        place = bisect_right(self.times, at)
-        return self.times[place] - at if place < len(self.times) else None
+        later = self.outcome.times[bisect_right(self.outcome.times, at) :]
+        return later[0] - at if later else None
 
     def pieces_after(self, at: float) -> int:
         """Return how many pieces have come after a time."""
-        return len(self.times) - bisect_right(self.times, at)
+        return len(self.outcome.times) - bisect_right(self.outcome.times, at)
 
     def ending(self, whole: str) -> Ending:
         """Return how it ended, by the text that it should have."""
@@ -62,13 +56,6 @@ class WatchedAnswer:
         self._chat.leave()
         wait_until(lambda: self.ended, 5.0)
 
-    def _read(self) -> Outcome:
-        for _ in self._chat.events():
-            if self.outcome.pieces > len(self.times):
-                self.times += [time.perf_counter()] * (self.outcome.pieces - len(self.times))
-        self._chat.close()
-        return self.outcome
-
     def _read_whole(self) -> Outcome:
         for choice in self._chat.read_body().get("choices", ()):
             self.outcome.text, self.outcome.finish = choice["message"]["content"], choice["finish_reason"]
@@ -77,7 +64,7 @@ class WatchedAnswer:
 
 def wait_begun(answers: Sequence[WatchedAnswer], pieces: int, within_s: float) -> bool:
     """Wait until each streamed answer has so many pieces; return whether each has, and goes on."""
-    begun = wait_until(lambda: all(len(each.times) >= pieces or each.ended for each in answers), within_s)
+    begun = wait_until(lambda: all(each.outcome.pieces >= pieces or each.ended for each in answers), within_s)
     return begun is not None and not any(each.ended for each in answers)
 
 
@@ -96,11 +83,7 @@ def whole_texts(port: int, prompts: Iterable[str], tokens: int, within_s: float)
     return {answer.prompt: answer.outcome.text for answer in answers}
 
 
-def endings(answers: Iterable[WatchedAnswer], whole: Mapping[str, str]) -> dict[str, int]:
-    """Return how many answers ended in each way."""
-    return dict(Counter(answer.ending(whole[answer.prompt]) for answer in answers))
-
-
-def ending_words(counts: Mapping[str, int]) -> str:
-    """Return the counts in words."""
+def endings(answers: Iterable[WatchedAnswer], whole: Mapping[str, str]) -> str:
+    """Return how many answers ended in each way, in words."""
+    counts = Counter(answer.ending(whole[answer.prompt]) for answer in answers)
     return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items())) or "none"

@@ -24,13 +24,11 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "bench/peers/test_install.py": ("bench/peers/command.py",),
     "supervisor/engines/test_children.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
-    "system/processes/test_endings.py": ("bench/endings/__main__.py",),
+    "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
     "system/sglang": ("actors/engines/sglang/host/__main__.py",),
 }
 RUN_BY_HAND = {  # they check their own results
-    "bench/crowd.py",
-    "bench/rig/client_keys.py",
-    "bench/rig/load_run.py",
+    "bench/faults/honest_client.py",
     "bench/routing/kv_routers.py",
     "bench/routing/policies.py",
 }

@@ -9,12 +9,10 @@ import pytest
 
 from actors.text.model import load
 from actors.vision.layout import PixelLimits
-from bench.media_stages import LARGE, plan
-from bench.pictures.setup import PIXELS_MAX
+from bench.faults.media_aborts import LARGE, PIXELS_MAX, plan
 from bench.rig.cluster import Cluster
-from bench.rig.slow_server import SlowServer
 from bench.rig.vision_cluster import ENCODER, PREFILL
-from bench.rig.vision_model import IMAGE_PAD, PIXELS_MIN, VIDEO_PAD, token_id, write_vision_model
+from bench.rig.vision_model import IMAGE_TOKEN, PIXELS_MIN, VIDEO_TOKEN, write_vision_model
 from protocol.model_folder import FILES
 from supervisor.engines.kinds import read_cluster
 
@@ -24,18 +22,16 @@ def test_the_model_has_a_layout_placeholders_and_a_template_with_parts(tmp_path:
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     model = load(files, None, strftime=time.strftime)
     assert model.vision is not None
-    assert (model.vision.image_token, model.vision.video_token) == (token_id(IMAGE_PAD), token_id(VIDEO_PAD))
+    assert (model.vision.image_token, model.vision.video_token) == (IMAGE_TOKEN, VIDEO_TOKEN)
     assert model.vision.image == PixelLimits(PIXELS_MIN, PIXELS_MAX)
     assert model.vision.fit_image(*LARGE).tokens <= PIXELS_MAX // 28**2
-    assert model.tokenizer.encode(f"a{IMAGE_PAD}b{VIDEO_PAD}").ids[1::2] == [token_id(IMAGE_PAD), token_id(VIDEO_PAD)]
+    placeholders = model.tokenizer.encode("a<|image_pad|>b<|video_pad|>").ids[1::2]
+    assert placeholders == [IMAGE_TOKEN, VIDEO_TOKEN]
 
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_the_file_of_each_node_of_a_cluster_is_valid(tmp_path: Path, narrow: bool) -> None:
-    model, files, server = write_vision_model(tmp_path / "model"), tmp_path / "files", SlowServer()
-    files.mkdir()
-    server.close()
-    target = Cluster(plan(model, files, server, narrow=narrow), tmp_path)
+    target = Cluster(plan(write_vision_model(tmp_path / "model"), tmp_path, 80, narrow=narrow), tmp_path)
     for name in target.plan.names:
         (tmp_path / f"{name}.toml").write_text(target.file(name))
         cluster = read_cluster(tmp_path / f"{name}.toml")

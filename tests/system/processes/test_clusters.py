@@ -13,11 +13,11 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from bench import rolling
+from bench.faults import rolling
+from bench.faults.proxy import FaultProxy
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import FRONT, Cluster, Plan, cluster
 from bench.rig.node import ROOT, Node, wait_until
-from bench.rig.proxy import FaultProxy
 from tests.rig.launched import simulated_launcher, wait_ready
 
 pytestmark = pytest.mark.realtime
@@ -51,7 +51,9 @@ def test_answers_continue_on_another_worker_when_one_is_killed_and_a_link_is_cut
 
     with cluster(folder, patient_plan(drain_s=0.5, tokens_max=80), before=behind_cutter) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
-            assert cutters[0].cut(Random(1), reset=True)
+            connection = cutters[0].choose(Random(1))
+            assert connection is not None
+            connection.cut(reset=True)
             target.wait_ready()
             target.nodes["w1"].signal(SIGKILL)
             target.nodes["w1"].process.wait(WITHIN_S)

@@ -14,12 +14,12 @@ from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from bench import rolling
+from bench.faults import rolling
+from bench.faults.rolling import Load
 from bench.rig import checked_clients
 from bench.rig.checked_clients import GatewayInterruptions
 from bench.rig.cluster import cluster
 from bench.rig.node import MODEL, ROOT, Node, free_ports, metric, short_folder, wait_until
-from bench.rolling import Load
 from tests.rig.launched import (
     SIMULATED,
     check_exit,

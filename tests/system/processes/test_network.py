@@ -16,8 +16,8 @@ from signal import SIGTERM
 import pytest
 from attrs import define, field
 
+from bench.faults.polling import series
 from bench.rig.clients import BackgroundReader, Chat, Outcome
-from bench.rig.media_load import series
 from bench.rig.node import Node, start_process, wait_until
 from bench.rig.pictures import data_url, jpeg, picture_body
 from bench.rig.processes import MARK

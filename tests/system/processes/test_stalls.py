@@ -8,10 +8,10 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 
-from bench import rolling
+from bench.faults import rolling
+from bench.faults.rolling import Load
 from bench.rig.cluster import Cluster, Plan, cluster, cluster_engine_name, simulated
 from bench.rig.node import Node, wait_until
-from bench.rolling import Load
 
 pytestmark = pytest.mark.realtime
 

@@ -1,7 +1,7 @@
 """When one leg of a pair of real engines is lost, the other releases the request while its transfer is still held.
 
 A hook holds each KV cache's transfer open for a minute, until the client leaves. How soon the other leg is free is
-measured by `python -m bench.pair_abort_times`; here it must be long before the minute is over, on however busy a
+measured by `make pair-abort-times`; here it must be long before the minute is over, on however busy a
 machine. The pair is started once for all tests, and made whole again after each.
 
 SGLang decides one thing: a decode keeps the KV memory into which a prefill may still write until the prefill reports
@@ -19,11 +19,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.pair_stages import plan
+from bench.faults.pair_aborts import DECODE, PREFILL, plan
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.cluster import Cluster, cluster
 from bench.rig.node import short_folder, wait_until
-from bench.rig.polling import DECODE, PREFILL
 from tests.system.sglang.conftest import RUNS_AHEAD
 
 pytestmark = [

@@ -1,0 +1,218 @@
+"""The time from a client's disconnect until nothing of its request is held, by the counts of the engines themselves.
+
+In each try a client reaches a stage of its request and disconnects there; `/metrics` is polled over kept connections.
+The time is that of the first scrape from which on nothing was held for good. Nothing is subtracted for the polling,
+whose period is printed, nor for other work of the machine: where the time for which nodes waited for a core is near to
+the time that they ran, or above, the figures are the machine's. The column "in the stage" counts the tries that
+disconnected in their stage; the others count all the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench.faults.polling import GIVE_UP_S, Held, Poller
+from bench.faults.scenario import Run, check
+from bench.rig.clients import BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
+from bench.rig.node import Node, node
+from bench.rig.prompts import STORY_PROMPT, uncached_prompt
+from bench.rig.result import percentile
+
+COLUMNS = ("stage", "tries", "in the stage", "p50 ms", "p90 ms", "p99 ms", "max ms", "left behind")
+TOKENS = 1000  # more than an answer gets before its client disconnects
+TARGET_P90_MS = 60.0
+PAUSE_S = 0.002  # between two polls, which would otherwise use a core of two
+
+
+@dataclass
+class Scene:
+    """The server, what polls it, and what a stage draws."""
+
+    port: int
+    poll: Poller
+    chance: Random = field(default_factory=lambda: Random(20))
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def prompt(self, tokens: int) -> str:
+        """Return a prompt of about so many tokens that is in no prefix cache."""
+        return uncached_prompt(tokens, next(self.numbers))
+
+    @contextmanager
+    def request(self, body: Mapping[str, object]) -> Iterator[Chat]:
+        """Send a request and read its answer in another thread; disconnect when the body ends."""
+        chat = Chat(self.port, dict(body))
+        reader = BackgroundReader(chat.read if body["stream"] else partial(_read_whole, chat))
+        try:
+            yield chat
+        finally:
+            chat.leave()
+            reader.wait(GIVE_UP_S)
+            chat.close()
+
+    def left_when(self, chat: Chat, *holds: Callable[[Held], bool], within_s: float = 0.0) -> tuple[float, bool]:
+        """Disconnect once each of `holds` was true, up to `within_s` later, and before the answer's end.
+
+        Returns the time until all is free, and whether it was so.
+        """
+        reached = all(self.poll.wait(each) for each in holds)
+        time.sleep(self.chance.uniform(0.0, within_s))
+        reached = reached and chat.outcome.ended_at == 0.0
+        return self.poll.until_idle(leave(chat)), reached
+
+
+Stage = Callable[[Any], tuple[float, bool]]
+"""Takes a scene; returns the seconds until the request was released, and whether it was left in this stage."""
+
+
+def _read_whole(chat: Chat) -> Outcome:
+    with suppress(OSError, HTTPException):
+        chat.connection.getresponse()  # there is none: the client disconnects before
+    return chat.outcome
+
+
+def leave(*chats: Chat) -> float:
+    """Disconnect clients; return when."""
+    left_at = time.perf_counter()
+    for chat in chats:
+        chat.leave()
+    return left_at
+
+
+def try_stages(
+    run: Run,
+    scene: Scene,
+    stages: Mapping[str, Stage],
+    left: Callable[[], list[str]],
+    *,
+    kind: str = "",
+    percent: int = 90,
+    target_ms: float,
+    reached_min: float = 0.0,
+) -> None:
+    """Try the chosen stages, and add a row for each; `left` returns what is left after the tries of one.
+
+    A percentile of the times must be under a target, and a share of the tries must have reached their stage.
+    """
+    for name in run.chosen(stages):
+        tries = [stages[name](scene) for _ in range(run.options.tries)]
+        add(run, f"{kind}{name}", tries, left(), percent=percent, target_ms=target_ms, reached_min=reached_min)
+
+
+def add(
+    run: Run,
+    name: str,
+    tries: list[tuple[float, bool]],
+    left: list[str],
+    *,
+    percent: int,
+    target_ms: float,
+    reached_min: float = 0.0,
+) -> None:
+    """Add the row of a stage, and say what is wrong with it."""
+    times_ms = sorted(1000 * took_s for took_s, _ in tries)
+    reached = sum(in_stage for _, in_stage in tries)
+    figures = [percentile(times_ms, each) for each in (50, 90, 99, 100)]
+    run.row(name, len(tries), reached, *figures, "; ".join(left) or "nothing")
+    run.check(percentile(times_ms, percent) < target_ms, f"{name}: p{percent} over {target_ms:g} ms")
+    run.check(reached >= reached_min * len(tries), f"{name}: only {reached} of {len(tries)} tries left in their stage")
+    run.wrong += [f"{name}: left {each}" for each in left]
+
+
+@contextmanager
+def conditions(run: Run, nodes: Iterable[Node], poll: Poller, kind: str = "") -> Iterator[None]:
+    """Add a note on how often nodes were polled and how busy the machine was while the body ran."""
+    folders = [Path(f"/proc/{node.pid}/schedstat") for node in nodes]
+    before = [_schedule(folder) for folder in folders]
+    yield
+    after = [_schedule(folder) for folder in folders]
+    ran_s, waited_s = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in (0, 1))
+    polled = percentile(sorted(poll.periods), 50)
+    run.notes.append(
+        f"{kind}polled every {1000 * polled:.1f} ms; nodes ran {ran_s:.1f} s and waited {waited_s:.1f} s for a core"
+    )
+
+
+def _schedule(file: Path) -> tuple[float, float]:
+    """Return for how long a node's event loop has run so far, and has waited for a core."""
+    ran_ns, waited_ns, _ = file.read_text().split()
+    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
+
+
+def first_token(port: int, tokens: int) -> tuple[float, int]:
+    """Return the median time to the first token of such a prompt, in seconds, and its real number of tokens."""
+    times_s, size = [], 0
+    for number in range(5):
+        start = time.perf_counter()
+        body = chat_body(uncached_prompt(tokens, 90_000 + number), 2, stream_options={"include_usage": True})
+        outcome = Chat(port, body).read()
+        assert outcome.first_at is not None
+        assert outcome.usage is not None
+        times_s.append(outcome.first_at - start)
+        size = outcome.usage["prompt_tokens"]
+    return statistics.median(times_s), size
+
+
+# One node with a real engine -------------------------------------------------------------
+
+
+def leave_chat(scene: Scene, prompt: str, pause_s: float, pieces: int) -> float:
+    """Send a request over HTTP and disconnect; return when."""
+    chat = Chat(scene.port, chat_body(prompt, TOKENS))
+    return _leave(chat.leave, chat.outcome, chat.events(), pause_s, pieces)
+
+
+def leave_socket(scene: Scene, prompt: str, pause_s: float, pieces: int) -> float:
+    """Send a request over a WebSocket and disconnect; return when."""
+    socket, outcome = ResponsesSocket(scene.port), Outcome()
+    socket.send(response_body(prompt, TOKENS))
+    # Without closing the socket, since the polling must begin at once.
+    return _leave(socket.leave, outcome, socket.events(outcome), pause_s, pieces)
+
+
+def _leave(left: Callable[[], None], outcome: Outcome, events: Iterator[object], pause_s: float, pieces: int) -> float:
+    """Disconnect a pause after so many pieces of text have come; return when."""
+    while outcome.pieces < pieces and next(events, None) is not None:
+        pass
+    check(outcome.pieces >= pieces, f"the answer ended before its client left: {outcome.status} {outcome.error}")
+    time.sleep(pause_s)
+    left_at = time.perf_counter()
+    left()
+    return left_at
+
+
+LEAVES: dict[str, Callable[[Scene, str, float, int], float]] = {"HTTP": leave_chat, "WebSocket": leave_socket}
+
+
+def moment(protocol: str, tokens: int, within_s: float, pieces: int, scene: Scene) -> tuple[float, bool]:
+    """Disconnect within so many seconds of a piece of text, or of sending the request."""
+    pause_s = within_s * scene.chance.uniform(0.1, 0.9)
+    return scene.poll.until_idle(LEAVES[protocol](scene, scene.prompt(tokens), pause_s, pieces)), True
+
+
+def abort_times(run: Run) -> None:
+    """Measure two lengths of prompts, three moments, and both protocols."""
+    with node(run.folder) as target:
+        Chat(target.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
+        nodes = {"node": target}
+        with closing(Poller(nodes, ("node",), PAUSE_S, engines_only=True, needs=("engine_running",))) as poll:
+            scene, stages = Scene(target.port, poll, numbers=count(1)), dict[str, Stage]()
+            for tokens in (8, 1500):
+                first_s, size = first_token(target.port, tokens)
+                run.notes.append(f"a first token of {size} tokens takes {1000 * first_s:.0f} ms")
+                moments = {"at once": (0.0, 0), "before the first token": (first_s, 0), "at token 10": (0.0, 10)}
+                for name, (within_s, pieces) in moments.items():
+                    for protocol in LEAVES:
+                        stage = partial(moment, protocol, tokens, within_s, pieces)
+                        stages[f"{name}, {size} tokens, {protocol}"] = stage
+            with conditions(run, nodes.values(), poll):
+                try_stages(run, scene, stages, list, target_ms=TARGET_P90_MS)
