@@ -27,10 +27,10 @@ from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
 
-AFTER_S, WITHIN_S = 2.0, 3.0
+AFTER_S, WITHIN_S = 1.0, 5.0  # a busy machine delays a canary, too
 STOPPING_S = 5.0  # of a host whose scheduler stands still: it is asked, and killed
 START_S = 120.0  # of the next life
-NOTICED_S = 30.0  # a canary takes 5, and nothing else would notice it
+NOTICED_S = 30.0  # a canary takes 6, and nothing else would notice it
 NOT_SILENT = "silent_s = 600.0\n"  # the pings of the node would notice it, too
 KEYS = f"canary = {{ after_s = {AFTER_S}, within_s = {WITHIN_S} }}\n"
 SAME_HOST = f"""
@@ -146,14 +146,17 @@ def test_a_scheduler_that_is_stopped_while_idle_is_found_and_replaced_within_the
         assert wait_until(told, STOPPING_S + START_S) is not None
         assert sentence in body.decode() or sentence in running.output()
         assert running.observe()["host"].pid != before
-        assert canaries(running, "late") == 1
-        assert wait_until(lambda: canaries(running, "answered") >= 4, 30.0) is not None, "the next life is watched too"
+        assert canaries(running, "late") >= 1
+        answered = canaries(running, "answered")
+        assert wait_until(lambda: canaries(running, "answered") > answered, 30.0) is not None, (
+            "the next life is watched too"
+        )
         assert "canary" in running.output()
 
 
 @pytest.mark.nightly
 def test_a_scheduler_that_is_stopped_while_busy_is_found_by_the_deadlines_of_its_requests() -> None:
-    with watched("deadlines = { gap_s = 6.0 }\n") as running:
+    with watched("deadlines = { gap_s = 9.0 }\n") as running:
         chat = Chat(running.port, chat_body("Tell me a long story", 400))
         answer = BackgroundReader(chat.read)
         assert wait_until(lambda: chat.outcome.first_at, 30.0) is not None
