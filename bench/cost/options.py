@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cost.sample import Load
+from bench.cost.sample import PROMPT_TOKENS, Load
 from bench.load.messages import PATHS, Api
 from bench.load.values import count, positive
 from bench.peers.peer import ENVIRONMENTS, Setup
@@ -26,7 +26,6 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
     load.add_argument("--apis", nargs="+", choices=sorted(PATHS), default=list(apis), help=_default(apis))
     load.add_argument("--clients", nargs="+", type=count, default=list(clients), metavar="N", help=_default(clients))
     load.add_argument("--output-tokens", nargs="+", type=count, default=[128], metavar="N", help="default: 128")
-    load.add_argument("--prompt-tokens", type=count, default=24, metavar="N", help="roughly; default: 24")
     load.add_argument(
         "--requests-a-client",
         type=count,
@@ -38,10 +37,8 @@ def add(parser: argparse.ArgumentParser, *, clients: Sequence[int], apis: Sequen
         "--warm-connections", action="store_true", help="take the warm-up's, so that no price has their opening in it"
     )
     load.add_argument("--processes", type=count, default=1, metavar="N", help="of the clients; default: 1")
-    load.add_argument("--seed", type=int, default=0)
     output = parser.add_argument_group("servers and output")
     output.add_argument("--environments", type=Path, default=ENVIRONMENTS, help="of peers; default: build/peers")
-    output.add_argument("--workers", type=count, default=1, metavar="N", help="engines of a started server; default: 1")
     output.add_argument(
         "--step-ms", type=positive, default=STEP_MS, metavar="MS", help="of a simulated engine or a mocker; default: 6"
     )
@@ -56,7 +53,6 @@ def loads(arguments: argparse.Namespace) -> list[Load]:
             api=api,
             clients=clients,
             output_tokens=tokens,
-            prompt_tokens=arguments.prompt_tokens,
             requests=clients if once else max(REQUESTS_MIN, arguments.requests_a_client * clients),
             processes=min(arguments.processes, clients),
             warm=arguments.warm_connections,
@@ -70,18 +66,17 @@ def loads(arguments: argparse.Namespace) -> list[Load]:
 def seeded_loads(arguments: argparse.Namespace, number: int) -> list[tuple[Load, int]]:
     """Return the loads of one round or run, each with its own seed: an engine has prompts cached that it has seen."""
     several = loads(arguments)
-    return [(load, arguments.seed + number * len(several) + place) for place, load in enumerate(several)]
+    return [(load, number * len(several) + place) for place, load in enumerate(several)]
 
 
 def setup(arguments: argparse.Namespace, folder: Path) -> Setup:
     """Return the setup of a server that can take every load; servers that are compared have the same but for places."""
     clients = max(arguments.clients)
-    request_tokens = TOKENS_A_WORD_MAX * arguments.prompt_tokens + max(arguments.output_tokens)
+    request_tokens = TOKENS_A_WORD_MAX * PROMPT_TOKENS + max(arguments.output_tokens)
     return Setup(
         folder=folder,
         port=free_port(),
         slots=max(SLOTS_MIN, clients),
-        workers=arguments.workers,
         kv_tokens_max=max(KV_TOKENS_MIN, -(-clients * request_tokens // 1024) * 1024),
         step_s=arguments.step_ms / 1000,
         environments=arguments.environments,

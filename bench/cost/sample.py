@@ -14,6 +14,7 @@ from bench.load.messages import Api, Job, Target
 from bench.load.plan import Pace, Span, Workload
 from bench.load.process import Failed, Run, run_to_end, split_job
 
+PROMPT_TOKENS = 24  # of a load's prompts, roughly
 CLIENT_SHARE_MAX = 0.8  # of a core, of one process of the load; beyond it the figures are the client's
 
 
@@ -24,7 +25,6 @@ class Load:
     api: Api = "chat"
     clients: int = 64
     output_tokens: int = 128  # of each answer, exactly
-    prompt_tokens: int = 24  # roughly
     requests: int = 192
     processes: int = 1  # of the clients
     warm: bool = False  # its connections are open and have been used
@@ -40,7 +40,7 @@ class Load:
             target=Target(url=url, api=self.api, model=model, ignore_eos=True),
             workload=Workload(
                 seed=seed,
-                prompt_tokens=Span(self.prompt_tokens, self.prompt_tokens),
+                prompt_tokens=Span(PROMPT_TOKENS, PROMPT_TOKENS),
                 output_tokens=Span(self.output_tokens, self.output_tokens),
             ),
             pace=Pace(clients=self.clients, requests=self.requests, warmup=warmup, warm_connections=self.warm),

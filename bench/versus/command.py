@@ -91,14 +91,11 @@ def measure(arguments: argparse.Namespace, ours: str, rounds: Sequence[int]) -> 
             own.wait_ready()
             for _ in range(several):
                 for load, seed in options.seeded_loads(arguments, number):
-                    pair = _pair(theirs, own, load, seed=seed, start=start)
+                    asked = ((theirs, load_for(theirs.peer, load)), (own, load))
+                    pair = Pair(*(_sample(server, each, seed, start) for server, each in asked))
                     _show(pair, number, sum(rounds))
                     yield pair
                 number += 1
-
-
-def _pair(theirs: Running, ours: Running, load: Load, seed: int, start: int) -> Pair:
-    return Pair(_sample(theirs, load_for(theirs.peer, load), seed, start), _sample(ours, load, seed, start))
 
 
 def load_for(peer: Peer, load: Load) -> Load:
