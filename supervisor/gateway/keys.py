@@ -197,7 +197,6 @@ class Keys:
         for name, section in sections.items():
             key = old.get(name)
             if key is not None and key.section.sha256 == section.sha256:
-                key.gateways = self.gateways
                 key.change(section)
                 self._keys[name] = old.pop(name)
             else:
