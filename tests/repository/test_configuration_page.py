@@ -58,19 +58,19 @@ def tables() -> Iterator[Table]:
         is_named = get_origin(hints[name]) is dict
         yield from below(f"{name}.NAME" if is_named else name, get_args(hints[name])[1] if is_named else hints[name])
         for kind, row in KINDS.items() if name == "engine" else ():
-            yield from below("engine.NAME", row.section, note=f", `kind = {quoted(kind)}`", known=fields(EngineSection))
+            yield from below("engine.NAME", row.section, note=f", `kind = {quoted(kind)}`", known=EngineSection)
     yield from below("key.NAME", KeySection, note=", in the file of keys")
 
 
-def below(path: str, cls: type, *, note: str = "", known: Any = ()) -> Iterator[Table]:
-    """Yield a table, without the keys that are known already, and the tables in it."""
-    hints = get_type_hints(cls)
-    names = [name for name in fields(cls) if name not in known]
-    if keys := [name for name in names if inner(hints[name]) is None]:
+def below(path: str, cls: type, *, note: str = "", known: type | None = None) -> Iterator[Table]:
+    """Yield a table and the tables in it, without the keys of a class that it extends and whose keys are known."""
+    hints, earlier = get_type_hints(cls), {} if known is None else get_type_hints(known)
+    if keys := [name for name in fields(cls) if name not in earlier and inner(hints[name]) is None]:
         yield f"`[{path}]`{note}", cls, keys
-    for name in names:
-        if (table := inner(hints[name])) is not None:
-            yield from below(f"{path}.{name}", table)
+    for name in fields(cls):
+        table, before = inner(hints[name]), inner(earlier.get(name))
+        if table is not None and table is not before:
+            yield from below(f"{path}.{name}", table, note=note if before else "", known=before)
 
 
 def sentences(cls: type) -> dict[str, str]:

@@ -37,10 +37,10 @@ Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
 
 @frozen(kw_only=True)
 class SglangEvents(EventsSection):
-    """`[engine.NAME.events]` of an SGLang engine, which anybody may subscribe to."""
+    """`[engine.NAME.events]`: the addresses at which anybody may subscribe to the blocks of an SGLang engine."""
 
-    listen: Endpoint | None = None  # host:port where anybody may subscribe to its blocks by ZMQ, in SGLang's own form
-    replay: Endpoint | None = None  # host:port where subscribers ask for events that they have missed
+    listen: Endpoint | None = None  # address where anybody may subscribe by ZMQ, in SGLang's own form
+    replay: Endpoint | None = None  # address where subscribers ask for events that they have missed
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
