@@ -29,12 +29,6 @@ LOGPROB_BYTES = 80
 ANSWER_TOKENS_MAX = 4096
 """The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
 
-SHARED_MIN = 32
-"""The tokens of a prompt for which it waits if another computes them: fewer cost less than a step (SGLang's `lpm`)."""
-
-PROTECTED_MAX = 8
-"""The next requests of an engine whose cached prefixes are evicted last: it is given few prompts ahead."""
-
 ESCAPES = 2
 """The factor by which a text may grow as the inside of a JSON string in UTF-8; only control characters, which are rare,
 grow by more."""

@@ -27,6 +27,7 @@ from attrs import define, field, frozen
 from actors.engines.kv_admission import KvAdmission
 from actors.engines.outcomes import log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
+from actors.engines.shared_prefixes import SharedPrefixes
 from actors.kit.calls import BugCounter, Call
 from protocol.errors import (
     DeadlineExceeded,
@@ -119,6 +120,11 @@ async def generate(
     slots.begin_request()
     pace = _Pace(slots.deadlines, computable_from)
 
+    def end_prefill(*, has_begun: bool) -> None:
+        if slots.prefixes is not None:
+            slots.prefixes.discard(call.request, has_begun=has_begun)
+        on_begun()
+
     def pass_on(reply: Started | Tokens) -> None:
         now = slots.last_reply_at = trio.current_time()
         if isinstance(reply, Tokens):
@@ -127,7 +133,7 @@ async def generate(
             call.answer.extend_fast_path(generation, record)
         else:
             pace.started_at, pace.last_at = pace.began_at, now
-            on_begun()
+            end_prefill(has_begun=True)
             slots.observer.begun(call.request.id)
             call.answer.put(reply, 0)
 
@@ -139,6 +145,8 @@ async def generate(
         with call.answering(bugs) as answer, report_outcome(call, partial(log_outcome, call, "generation ended")):
             if slots.probe is not None:
                 await slots.replace_probe(slots.probe, pace)
+            if slots.prefixes is not None:
+                await slots.prefixes.wait(call.request, slots.deadlines.first_token_s / 2)
             async with slots.hold(call, pace) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
@@ -146,7 +154,7 @@ async def generate(
                     raise late(f"the engine took longer than {pace.waited_for}")
             answer.end(finished)
     finally:
-        on_begun()
+        end_prefill(has_begun=False)
     if call.request.id in slots.stuck:
         await slots.wait_released(call.request.id)
     slots.end_request()
@@ -175,6 +183,7 @@ class Slots:
     in_service: Callable[[], bool] = _always
     rank: int = 0
     memory: KvAdmission = field(factory=KvAdmission)
+    prefixes: SharedPrefixes | None = None  # None: no request waits for another with the same beginning
     last_reply_at: float = -inf  # the last reply of the engine to any request
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)

@@ -4,8 +4,7 @@ An engine computes prompts first come, first served, whichever client they are o
 prompts makes all others wait for as many of them as are inside the engine. Outside, prompts can be overtaken: inboxes
 let owners take turns. An engine is therefore given as many prompt tokens as keep it busy, and no more.
 
-Behind a longer prompt, which is given alone, as many others may follow at once: they wait for it anyway, and inside the
-engine what they are to find in its cache is evicted last.
+Behind a longer prompt, which is given alone, as many others may follow at once: they wait for it anyway.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
 from actors.engines.encoder_port import Encoder
 from actors.engines.kv_admission import KvAdmission
 from actors.engines.port import Engine
+from actors.engines.shared_prefixes import SharedPrefixes
 from actors.engines.slots import RELEASE_S, Deadlines, SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
@@ -124,7 +125,14 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
     moves = directory.reroute_queued, workers[0].reroute_queued  # all of them have one inbox
     on_begun = tuple(each.computed for each in workers)
-    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, on_begun)
+    shares = _shares_prefixes(context, section)
+    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, on_begun, shares)
+
+
+def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
+    """Whether routers know what is in an engine's prefix cache, so that prompts are held back for what is not."""
+    by_prefix = context.cluster.model[section.model].policy == "kv" and section.leg == "both"
+    return by_prefix and section.publishes(context.cluster)
 
 
 def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
@@ -259,6 +267,7 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
             Slots(
                 *(engine, section.slots, limits, observer, lambda: local.registration.in_service, rank),
                 KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
+                SharedPrefixes(max(1, engine.info.page_size)) if local.shares_prefixes else None,
             )
             for rank, observer in enumerate(observers)
         )

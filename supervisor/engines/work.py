@@ -76,6 +76,7 @@ class LocalEngine(_Local[Engine, RequestInbox]):
 
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
     on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
+    shares_prefixes: bool = False  # a prompt waits while another computes the same beginning
 
 
 @frozen

@@ -17,8 +17,10 @@ from actors.canary import CanaryLimits, CanaryObserver, canary
 from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.shared_prefixes import SharedPrefixes
 from actors.engines.slots import Deadlines, Slots
 from actors.kit.groups import first_leaf
+from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from protocol.peer import Peer
@@ -182,7 +184,7 @@ class SmallSystem:
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         engine = await self.engines[number].wait()
-        slots = Slots(engine, self.costs.slots, self.deadlines)
+        slots = Slots(engine, self.costs.slots, self.deadlines, prefixes=shared_prefixes(self.costs))
         with self.slots[number].publish(slots):
             await decode(self.inbox, [slots], task_status=task_status)
 
@@ -278,6 +280,11 @@ class SmallSystem:
             error = event.error
             if error is not None and not isinstance(first_leaf(error), self.faults):
                 raise AssertionError(f"{event}") from error
+
+
+def shared_prefixes(costs: Costs) -> SharedPrefixes | None:
+    """Return what lets prompts wait for each other at an engine whose prefix cache is known to routers."""
+    return SharedPrefixes(costs.page_size) if costs.prefix_cache and costs.leg is Leg.BOTH else None
 
 
 def check_streams(link: Link, asked: int = 0, served: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Continuous batching as a function of time: requests go in, and `advance(now)` returns what has happened by `now`.
 
 A step gives one token to every request that decodes, and computes up to `prefill_chunk` tokens of the prompts, first
-come, first served, unless another computes the same; a prompt's last chunk gives the first token. An admitted request
+come, first served; a prompt's last chunk gives the first token. An admitted request
 has pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
 `ANSWER_TOKENS_MAX` tokens takes more as it grows. Where there are none, the shortest answers are preempted, as by
 SGLang: they give up slots and pages, are the first to get some, and compute all anew.
@@ -17,7 +17,7 @@ seconds, and the same calls at the same times give the same answers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -25,7 +25,7 @@ from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.faults import Chance, Faults
-from actors.engines.simulated.held_request import HeldRequest, needed_prefixes
+from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -224,7 +224,6 @@ class Batch:
         self._admit(now)
         decoding: list[HeldRequest] = []
         pieces: list[tuple[HeldRequest, int]] = []
-        computing: set[bytes] = set()
         room = self.spec.prefill_chunk
         for held in self.running.values():
             if held.free_at < inf:
@@ -233,11 +232,8 @@ class Batch:
                 decoding.append(held)
             elif room and held.request.id not in self._transferring:
                 self._cached_tokens += held.find(self.memory, self.spec.page_size)
-                if held.waits(computing, self.spec.page_size):
-                    continue
                 size = min(room, len(held.prompt) - held.computed)
                 pieces.append((held, size))
-                computing.update(held.computing(size, self.spec.page_size))
                 room -= size
         if not decoding and not pieces:
             return
@@ -260,8 +256,7 @@ class Batch:
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
             held.look_up(size, self.spec.media, caches=self._caches)  # if it was preempted
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
-            needed = needed_prefixes(self.waiting.values(), size)
-            held.lease = self.memory.take(held.reusable(size), -(-most // size), needed)
+            held.lease = self.memory.take(held.reusable(size), -(-most // size))
             if held.lease is None:
                 return
             held.computed = len(held.lease.shared) * size
@@ -276,9 +271,8 @@ class Batch:
 
     def _grow(self) -> None:
         """Give pages to very long answers, if need be those of the shortest that are decoded."""
-        needed = needed_prefixes(self.waiting.values(), self.spec.page_size)  # touched once a step at most
         for held in tuple(self._growing.values()):
-            while held.request.id in self._growing and held.free_at == inf and not self._has_page(held, needed):
+            while held.request.id in self._growing and held.free_at == inf and not self._has_page(held):
                 decoding = (each for each in self.running.values() if each.answered and each.free_at == inf)
                 shortest = min(decoding, key=lambda each: len(each.output))
                 self._release_pages(shortest)
@@ -286,11 +280,11 @@ class Batch:
                 self.waiting[shortest.request.id] = self.running.pop(shortest.request.id)
                 self.waiting.move_to_end(shortest.request.id, last=False)
 
-    def _has_page(self, held: HeldRequest, needed: Iterator[list[bytes]]) -> bool:
+    def _has_page(self, held: HeldRequest) -> bool:
         """Whether a request has a page for its last token, if need be one more than before."""
         assert held.lease is not None
         pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
-        return pages <= held.lease.pages or self.memory.extend(held.lease, needed)
+        return pages <= held.lease.pages or self.memory.extend(held.lease)
 
     @property
     def _caches(self) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
-from itertools import islice
 from math import inf
 
 from attrs import Factory, define
@@ -11,7 +9,6 @@ from attrs import Factory, define
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
-from protocol.cost import PROTECTED_MAX, SHARED_MIN
 from protocol.media import MediaInfo, padded_tokens
 from protocol.messages import Generate
 
@@ -81,28 +78,7 @@ class HeldRequest:
             self.cached = self.computed
         return self.computed - before
 
-    def waits(self, computing: Container[bytes], page_size: int) -> bool:
-        """Return whether a step computes enough that it would compute, too: then it waits, and finds that.
-
-        `computing` are the digests of the pages that the step completes. So much is enough as in the host of a real
-        engine (`sglang/host/shared_prompts.py`).
-        """
-        assert self.digests is not None
-        end = (self.computed + max(SHARED_MIN, page_size)) // page_size
-        return not self.has_begun and end <= self._pages_reusable(page_size) and self.digests[end - 1] in computing
-
-    def computing(self, tokens: int, page_size: int) -> list[bytes]:
-        """Return the digests of the pages that its next tokens complete."""
-        assert self.digests is not None
-        return self.digests[self.computed // page_size : (self.computed + tokens) // page_size]
-
     def preempt(self) -> None:
         """Become a request that has computed nothing, and whose prompt goes on with what it was answered."""
         self.prompt, self.given = self.prompt + self.answered, len(self.output)
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
-
-
-def needed_prefixes(waiting: Iterable[HeldRequest], page_size: int) -> Iterator[list[bytes]]:
-    """Yield what the next requests may find in the cache, the first one last."""
-    for held in reversed([*islice(waiting, PROTECTED_MAX)]):
-        yield held.reusable(page_size)

@@ -60,11 +60,8 @@ class KvMemory:
         """Return how many pages of a prefix are cached, from its first page on."""
         return sum(1 for _ in takewhile(self._is_cached, digests))
 
-    def take(self, digests: Sequence[bytes], pages: int, needed: Iterable[Sequence[bytes]] = ()) -> Lease | None:
-        """Lease so many pages, those of a cached prefix shared; None while there are too few.
-
-        If others are evicted for it, the prefixes that are `needed` next go last, and of these the first one first.
-        """
+    def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
+        """Lease so many pages, those of a cached prefix shared; None while there are too few."""
         cached = self.cached_prefix(digests)
         cached_digests = list(digests[:cached])
         assert cached <= pages, "a prefix is part of the whole"
@@ -74,25 +71,18 @@ class KvMemory:
             return None
         for digest in cached_digests:
             self._reference(digest)
-        self._make_room(missing, needed)
+        self._make_room(missing)
         self._own += missing
         return Lease(cached_digests, missing)
 
-    def extend(self, lease: Lease, needed: Iterable[Sequence[bytes]] = ()) -> bool:
+    def extend(self, lease: Lease) -> bool:
         """Add a page to a lease, if need be by an eviction as in `take`; return False if there is none."""
         if not self.free and not self._idle:
             return False
-        self._make_room(1, needed)
+        self._make_room(1)
         self._own += 1
         lease.own += 1
         return True
-
-    def touch(self, digests: Iterable[bytes]) -> None:
-        """Use a cached prefix: what is used by nobody and was used before is evicted before it."""
-        cached = list(takewhile(self._is_cached, digests))
-        for digest in reversed(cached):
-            if digest in self._idle:
-                self._idle.move_to_end(digest)
 
     def share(self, lease: Lease, digest: bytes) -> bool:
         """Let the next page of a lease be the cached one, and free its own; return False if there is none."""
@@ -134,11 +124,8 @@ class KvMemory:
     def _is_cached(self, digest: bytes) -> bool:
         return digest in self._references or digest in self._idle
 
-    def _make_room(self, pages: int, needed: Iterable[Sequence[bytes]]) -> None:
+    def _make_room(self, pages: int) -> None:
         """Evict until so many pages are free."""
-        if pages > self.free:
-            for prefix in needed:
-                self.touch(prefix)
         for _ in range(pages - self.free):
             digest, _ = self._idle.popitem(last=False)
             self.events.removed(digest)

@@ -16,7 +16,7 @@ from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import RequestInbox
 from supervisor.supervision.registration import Registration
 from tests.rig.fake_engine import Costs
-from tests.rig.small_system import SmallSystem
+from tests.rig.small_system import SmallSystem, shared_prefixes
 
 
 def urgency(request: Generate) -> int:
@@ -61,7 +61,7 @@ async def work(
     try:
         costs = system.costs_of(number)
         leg = costs.leg
-        slots = Slots(engine, costs.slots, system.deadlines)
+        slots = Slots(engine, costs.slots, system.deadlines, prefixes=shared_prefixes(costs))
         own = inboxes[number], [slots]
         with system.slots[number].publish(slots):
             if leg is Leg.PREFILL:

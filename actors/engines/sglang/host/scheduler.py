@@ -6,8 +6,8 @@ as the answers that fill it. Here it ends at once, as a request in the waiting q
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
-published after it, and what is evicted for it before it. With `enable_metrics` it also sends counts of its memory to a
-socket that nobody reads, where they would wait for ever: here it sends none. Written for SGLang 0.5.23.
+published after it. With `enable_metrics` it also sends counts of its memory to a socket that nobody reads, where they
+would wait for ever: here it sends none. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from concurrent.futures import Future
 
 import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
-from sglang.srt.managers import schedule_policy
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
-from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
+from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
-from sglang.srt.runtime_context import get_parallel
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import outputs, penalties, shared_prompts, towers, waiting_prefixes
-from actors.engines.sglang.host.step_events import publishing
+from actors.engines.sglang.host import outputs, penalties, towers
 
 _sglang_abort = GrammarManager.abort_requests
 _sglang_report = SchedulerMetricsReporter.report_decode_stats
@@ -44,23 +40,13 @@ def prepare() -> None:
     """Change the scheduler of this process; to be called once."""
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
-    Scheduler.get_next_batch_to_run = publishing(Scheduler.get_next_batch_to_run)
-    prefill_plan = publishing(Scheduler.get_next_disagg_prefill_batch_to_run)
-    Scheduler.get_next_disagg_prefill_batch_to_run = prefill_plan
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
     penalties.count_resumed_tokens()
     outputs.send_steps()
-    shared_prompts.compute_once(Scheduler, PrefillAdder, AddReqResult, CLIP_MAX_NEW_TOKENS, _stages)
-    waiting_prefixes.touch_next(schedule_policy)
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():
         towers.encode_items_alone()
-
-
-def _stages() -> int:
-    """Return the number of stages of the engine's pipeline."""
-    return int(get_parallel().pp_size)
 
 
 def abort_requests(manager: GrammarManager, abort: AbortReq) -> None:

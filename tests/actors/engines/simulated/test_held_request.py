@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.kv_memory import KvMemory, Lease
-from protocol.cost import SHARED_MIN
 from tests.rig.simulated_engines import generate
 
 
@@ -27,7 +24,6 @@ def test_a_preempted_request_computes_its_answer_again_as_a_part_of_its_prompt()
 
 PAGE = 8
 SAME = list(range(100))
-END = SHARED_MIN  # up to which others have to compute it
 
 
 def held(
@@ -43,33 +39,6 @@ def test_a_prompt_may_find_all_but_its_last_token() -> None:
     without_cache = HeldRequest(generate("a", SAME))
     without_cache.look_up(PAGE, None, caches=False)
     assert not without_cache.reusable(PAGE)
-
-
-@pytest.mark.parametrize(
-    ("request_", "other", "size", "expected"),
-    [
-        (held(), held(), 100, True),
-        (held(), held(), END, True),
-        (held(), held(), END - 1, False),  # the next piece may be shared, this one is too short
-        (held(SAME[: END + 1]), held(), 100, True),
-        (held(SAME[:END]), held(), 100, False),  # it computes the last token itself, so a page less is to be found
-        (held([*SAME[: END - 1], 7, *SAME]), held(), 100, False),
-        (held([7, *SAME]), held(), 100, False),
-        (held(salt="a"), held(), 100, False),
-        (held(salt="a"), held(salt="a"), 100, True),
-        (held(computed=64), held(), 100, True),
-        (held(computed=72), held(), 100, False),  # too little is left
-        (held(), held(computed=END), 60, False),  # cached already, but not found
-        (held(), held(computed=END - 1), 60, True),
-        (held(has_begun=True), held(), 100, False),
-        (held(), held(SAME[: END - 1]), 100, False),
-    ],
-)
-def test_a_prompt_waits_for_what_another_computes_and_it_would_find(
-    request_: HeldRequest, other: HeldRequest, size: int, *, expected: bool
-) -> None:
-    assert request_.waits(other.computing(size, PAGE), PAGE) is expected
-    assert not request_.waits([], PAGE)
 
 
 def test_a_prompt_finds_what_others_have_computed_until_it_begins() -> None:

@@ -103,8 +103,7 @@ def publish(memory: KvMemory, held: list[tuple[Lease, list[bytes], int]], publis
 
 
 def look_up(memory: KvMemory, lease: Lease, prompt_digests: list[bytes]) -> None:
-    """Touch a prompt, and share its next page if that is cached."""
-    memory.touch(prompt_digests)
+    """Share the next page of a prompt if that is cached."""
     if len(lease.shared) < len(prompt_digests):
         digest = prompt_digests[len(lease.shared)]
         there = memory.cached_prefix([digest]) == 1
@@ -144,16 +143,6 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     memory.release(again)
     assert memory.take([], 3) is not None
     assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
-
-
-def test_a_prefix_that_is_touched_is_evicted_after_what_was_used_before_and_its_end_first() -> None:
-    memory = KvMemory(6)
-    first, second, third = (stored(memory, [number] * 4) for number in range(3))
-    memory.touch([*first, digests([7] * 2)[0]])
-    assert memory.take([], 3) is not None
-    assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
-    assert memory.take([], 2) is not None
-    assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, third)] == [1, 0]
 
 
 def test_a_page_that_others_have_computed_meanwhile_takes_the_place_of_an_own_one() -> None:
@@ -211,70 +200,6 @@ async def test_cached_tokens_are_whole_pages_and_never_the_whole_prompt(
     async with running(spec(page_size=4)) as engine:
         assert (await usage(engine, generate("a", prompt))).cached_tokens == 0
         assert (await usage(engine, generate("b", prompt))).cached_tokens == cached
-
-
-async def test_of_prompts_that_come_together_what_they_share_is_computed_once(autojump_clock: MockClock) -> None:
-    same = [number % 90 for number in range(80)]
-    async with running() as engine:
-        asked = [generate("a", [*same, 97]), generate("b", [*same, 98]), generate("c", [99, *same])]
-        answers = [engine.submit(each) for each in asked]
-        found = [(await read(answer))[1].usage.cached_tokens for answer in answers]
-        assert found == [0, 80, 0]
-        assert trio.current_time() == 4, "the second one has waited for one step"
-
-
-async def test_nobody_waits_for_a_prompt_whose_request_is_aborted(autojump_clock: MockClock) -> None:
-    async with running(spec(prefill_chunk=40)) as engine:
-        same = [number % 90 for number in range(80)]
-        first = engine.submit(generate("a", same))
-        second = engine.submit(generate("b", same, tokens_max=1))
-        await trio.sleep(1.5)  # into the second of its two steps
-        engine.abort("a")
-        with pytest.raises(AskerLeft):
-            await read(first)
-        assert (await read(second))[1].usage.cached_tokens == 40
-        assert trio.current_time() == 3
-
-
-async def test_what_waiting_requests_are_to_find_is_evicted_last_and_what_is_needed_first_last_of_all(
-    autojump_clock: MockClock,
-) -> None:
-    async with running(spec(slots=1, kv_tokens_max=68)) as engine:  # 17 pages
-        first, second, nobodys = [1] * 16, [2] * 16, [3] * 16
-        for name, prompt in (("a", first), ("b", second), ("c", nobodys)):
-            await usage(engine, generate(name, prompt, tokens_max=1))
-        engine.submit(generate("d", [4] * 38, tokens_max=2))  # needs 10 of the 5 free pages and of 12 cached ones
-        waiting = [engine.submit(generate(name, [*prompt, 5], 1)) for name, prompt in (("e", first), ("f", second))]
-        found = [(await read(answer))[1].usage.cached_tokens for answer in waiting]
-        assert found == [16, 12], "all of the one that nobody waits for went, and the end of the last one"
-
-
-async def test_what_a_waiting_request_is_to_find_is_evicted_after_what_others_leave_meanwhile(
-    autojump_clock: MockClock,
-) -> None:
-    async with running(spec(slots=2, kv_tokens_max=128)) as engine:  # 32 pages
-        await usage(engine, generate("a", [1] * 16, tokens_max=1))
-        engine.submit(generate("b", [2] * 40, tokens_max=3))
-        engine.submit(generate("c", [3] * 20, tokens_max=9))
-        before, waiting = (engine.submit(generate(n, p, 5)) for n, p in (("d", [4] * 60), ("e", [*[1] * 16, 5])))
-        await read(before)
-        assert (await read(waiting))[1].usage.cached_tokens == 16
-
-
-async def test_it_is_evicted_last_too_where_a_very_long_answer_grows(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("actors.engines.simulated.batch.ANSWER_TOKENS_MAX", 2)
-    async with running(spec(slots=1, kv_tokens_max=56)) as engine:  # 14 pages
-        for name, token in (("a", 1), ("b", 2)):
-            await usage(engine, generate(name, [token] * 16, tokens_max=1))
-        growing = engine.submit(
-            generate("c", [3] * 16, tokens_max=24)
-        )  # takes the 6 free pages, and then 4 cached ones
-        await trio.sleep(1.5)
-        waiting = engine.submit(generate("d", [*[1] * 16, 5], 1))
-        await read(growing)
-        assert (await read(waiting))[1].usage.cached_tokens == 16
 
 
 async def test_a_salt_isolates(autojump_clock: MockClock) -> None:

@@ -1,0 +1,99 @@
+"""Prompts that begin alike: one request computes the beginning, and the others wait until it is in the prefix cache.
+
+An engine computes as many prompts in one step as fit. So each request of a burst would compute their common beginning
+if it is in no cache yet. Here a request waits, in its slot and with its KV memory, while another computes much of what
+it would compute itself. It waits until that one has its first token or has ended, and then finds what was computed.
+Routers expect it so: what a worker is about to compute counts as cached there.
+
+Requests behind those that wait pass them. What is in the cache already is known from the router (`cached_tokens`), so
+prompts that are cached wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import trio
+from attrs import define, field
+
+from protocol.messages import Generate
+
+SHARED_MIN = 32
+"""The fewest tokens in common for which a request waits: fewer cost less than a step."""
+
+SHARED_ENOUGH = 256
+"""The tokens in common for which a request always waits; below them they must be half of what it would compute."""
+
+
+@define(eq=False)
+class _Computing:
+    """A prompt that has no first token yet."""
+
+    tokens: list[int]
+    has_begun: bool = False  # and its prompt is in the cache
+    over: trio.Event = field(factory=trio.Event)  # set once it has begun or ended
+
+
+@define(eq=False)
+class SharedPrefixes:
+    """The prompts that one rank of an engine computes, by what they must have in common to share anything."""
+
+    page_size: int
+    _groups: dict[Hashable, dict[str, _Computing]] = field(factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of prompts that are being computed."""
+        return sum(map(len, self._groups.values()))
+
+    async def wait(self, request: Generate, within_s: float) -> None:
+        """Wait while others compute much of what a request would compute; from then on it counts as one of them.
+
+        It waits for `within_s` at most. Call `discard` when the request has begun or ended.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        key, tokens, cached = self._key(request), request.tokens, max(0, request.cached_tokens)
+        with trio.move_on_after(within_s):
+            while (end := self._shared_end(len(tokens), cached)) < len(tokens):
+                others = self._groups.get(key, {}).values()
+                other = next((each for each in others if _begin_alike(each.tokens, tokens, end)), None)
+                if other is None:
+                    break
+                await other.over.wait()
+                if other.has_begun:
+                    cached = _common(other.tokens, tokens, end)
+        self._groups.setdefault(key, {})[request.id] = _Computing(tokens)
+
+    def discard(self, request: Generate, *, has_begun: bool) -> None:
+        """Count a request no more, and let those go on that wait for it; idempotent."""
+        key = self._key(request)
+        group = self._groups.get(key, {})
+        if (computing := group.pop(request.id, None)) is not None:
+            computing.has_begun = has_begun
+            computing.over.set()
+            if not group:
+                del self._groups[key]
+
+    def _key(self, request: Generate) -> Hashable:
+        media = tuple(item.digest for item in request.media)
+        return request.cache_salt, media, tuple(request.tokens[: self.page_size])
+
+    def _shared_end(self, length: int, cached: int) -> int:
+        """Return up to where prompts must be alike for one to wait for the other; the last token is always computed."""
+        shared = max(SHARED_MIN, self.page_size, min((length - cached) // 2, SHARED_ENOUGH))
+        return -(-(cached + shared) // self.page_size) * self.page_size
+
+
+def _begin_alike(one: list[int], other: list[int], end: int) -> bool:
+    return len(one) >= end and one[end - 1] == other[end - 1] and one[:end] == other[:end]
+
+
+def _common(one: list[int], other: list[int], low: int) -> int:
+    """Return how many tokens two prompts have in common, `low` at least."""
+    high = min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
