@@ -224,7 +224,7 @@ async def test_no_memory_is_promised_twice_by_nodes_that_route_by_themselves(
 
 
 PAIR = (
-    FILE.replace("data_parallel = 2", 'leg = "prefill"\ndata_parallel = 2').replace("kv", "round_robin", 1)
+    FILE.replace("data_parallel = 2", 'leg = "prefill"\ndata_parallel = 2').replace('"kv"', '"round_robin"')
     + """
 [engine.d]
 model = "tiny"

@@ -45,7 +45,9 @@ async def found_together(engine: Engine, prompts: Sequence[list[int]]) -> list[i
     return sorted(found)
 
 
-@pytest.mark.parametrize("run_ahead", [True, False], ids=["overlap", "no overlap"])
+@pytest.mark.parametrize(
+    "run_ahead", [True, pytest.param(False, marks=pytest.mark.nightly)], ids=["overlap", "no overlap"]
+)
 async def test_a_beginning_that_several_prompts_share_is_computed_once(
     make_engine: MakeEngine, *, run_ahead: bool
 ) -> None:
