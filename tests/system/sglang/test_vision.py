@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import struct
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.engine
 
 WITHIN_S = 120.0
 TOKENS = 16
+PICTURES, VIDEOS = 12, 4  # prompts with them
 SIZES = ((112, 84), (56, 56), (200, 140), (300, 50), (90, 260))
 SAFETENSORS_NAMES = {Dtype.FLOAT32: "F32", Dtype.FLOAT16: "F16", Dtype.BFLOAT16: "BF16"}
 NO_MOONCAKE = find_library("ibverbs") is None
@@ -78,7 +80,9 @@ class Answer:
 
 @contextmanager
 def cluster(family: str, engines: str) -> Iterator[Node]:
-    text = f'[gateway]\nport = 8000\n[model.vision]\npath = "{random_vision_model(family)}"\n{engines}'
+    folder, names = random_vision_model(family), sorted(set(re.findall(r'model = "(\w+)"', engines)))
+    models = "".join(f'[model.{name}]\npath = "{folder}"\n' for name in names)
+    text = f"[gateway]\nport = 8000\n{models}{engines}"
     text, ports = at_free_ports(text, 8000, *([8998] if "8998" in text else []))
     with short_folder() as folder, running_launcher(folder, text, ports[0]) as target:
         wait_ready(target, STARTED_WITHIN_S)
@@ -99,23 +103,23 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def prompts() -> list[list[dict[str, Any]]]:
-    """Return 32 prompts of one to three pictures, and eight with a video, of which half have a picture, too."""
+    """Return prompts of one to three pictures, and some with a video, of which half have a picture, too."""
     asked = []
-    for seed in range(32):
+    for seed in range(PICTURES):
         parts = [text_part(f"Number {seed}: ")]
         for place in range(1 + seed % 3):
             parts += [picture(10 * seed + place, *SIZES[(seed + place) % len(SIZES)]), text_part(" and ")]
         asked.append(parts)
-    for seed in range(8):
+    for seed in range(VIDEOS):
         shown = video(Random(seed))
         parts = [text_part("Look: "), {"type": "video_url", "video_url": {"url": shown.url}}]
         asked.append([*parts, picture(500 + seed, 112, 84), text_part("!")] if seed % 2 else [*parts, text_part("?")])
     return asked
 
 
-def ask(port: int, parts: list[dict[str, Any]]) -> Answer:
+def ask(port: int, parts: list[dict[str, Any]], model: str = "vision") -> Answer:
     body = {
-        "model": "vision",
+        "model": model,
         "messages": [{"role": "user", "content": parts}],
         "max_tokens": TOKENS,
         "temperature": 0,
@@ -134,11 +138,6 @@ def ask(port: int, parts: list[dict[str, Any]]) -> Answer:
         connection.close()
 
 
-def answers(family: str, engines: str) -> list[Answer]:
-    with cluster(family, engines) as target:
-        return [ask(target.port, parts) for parts in prompts()]
-
-
 def different(ones: list[Answer], others: list[Answer]) -> list[int]:
     """Return the numbers of the prompts whose answers or prompts differ."""
     pairs = enumerate(zip(ones, others, strict=True))
@@ -147,14 +146,19 @@ def different(ones: list[Answer], others: list[Answer]) -> list[int]:
     ]
 
 
+ENCODED = (ENCODER + WHOLE).replace("[engine.whole]", "[engine.behind]").replace('"vision"', '"encoded"')
+PAIRED = (ENCODER + PAIR).replace("[engine.eyes]", "[engine.eyes-of-pair]").replace('"vision"', '"paired"')
+
+
 @EACH_FAMILY
 def test_an_engine_alone_one_behind_an_encoder_and_a_pair_behind_one_give_equal_tokens(family: str) -> None:
-    whole, encoded = (answers(family, engines) for engines in (WHOLE, ENCODER + WHOLE))
-    assert different(whole, encoded) == []
-    assert len({answer.text for answer in whole}) > len(whole) // 2, "the answers depend on the pictures"
-    if NO_MOONCAKE:
-        pytest.skip("the pair was left out: Mooncake's library needs Debian's libibverbs1")
-    assert different(whole, answers(family, ENCODER + PAIR)) == []
+    with cluster(family, WHOLE + ENCODED + PAIRED * (not NO_MOONCAKE)) as target:
+        whole, encoded = ([ask(target.port, each, model) for each in prompts()] for model in ("vision", "encoded"))
+        assert different(whole, encoded) == []
+        assert len({answer.text for answer in whole}) > len(whole) // 2, "the answers depend on the pictures"
+        if NO_MOONCAKE:
+            pytest.skip("the pair was left out: Mooncake's library needs Debian's libibverbs1")
+        assert different(whole, [ask(target.port, each, "paired") for each in prompts()]) == []
 
 
 @pytest.mark.nightly

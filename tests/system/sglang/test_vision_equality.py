@@ -24,7 +24,7 @@ from tests.system.sglang.conftest import EACH_FAMILY, MakeEncoder, MakeEngine
 pytestmark = pytest.mark.engine
 
 TOKENS = 24
-PROMPTS, VIDEOS = 32, 8
+PROMPTS, VIDEOS = 12, 4
 SIZES = ((112, 84), (56, 56), (200, 140), (300, 50), (112, 84), (640, 480), (90, 260))
 SGLANGS_SECONDS = 2 / 24  # between two steps of any video: SGLang gives transformers no frame rate, which assumes 24
 
