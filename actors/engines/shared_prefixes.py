@@ -53,6 +53,7 @@ class SharedPrefixes:
         await trio.lowlevel.checkpoint_if_cancelled()
         key, tokens, cached = self._key(request), request.tokens, max(0, request.cached_tokens)
         with trio.move_on_after(within_s):
+            await trio.lowlevel.checkpoint_if_cancelled()
             while (end := self._shared_end(len(tokens), cached)) < len(tokens):
                 others = self._groups.get(key, {}).values()
                 other = next((each for each in others if _begin_alike(each.tokens, tokens, end)), None)
