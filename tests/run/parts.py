@@ -45,7 +45,7 @@ class Part:
 
 @frozen
 class Stage:
-    """Parts that run beside each other, at most `at_once` at a time."""
+    """Parts that run beside each other, begun in their order, at most `at_once` at a time."""
 
     parts: tuple[Part, ...]
     at_once: int = 1
@@ -64,6 +64,7 @@ async def run_stages(stages: Iterable[Stage], folder: Path) -> list[Result]:
         of_stage: list[Result] = []
         async with trio.open_nursery() as nursery:
             for part in stage.parts:
+                await limit.acquire_on_behalf_of(part)
                 nursery.start_soon(_run_and_report, part, folder, limit, of_stage)
         # A failed test has the machine to itself only once all parts of its stage have ended.
         realtime = {part.name for part in stage.parts if part.is_realtime}
@@ -72,9 +73,9 @@ async def run_stages(stages: Iterable[Stage], folder: Path) -> list[Result]:
 
 
 async def _run_and_report(part: Part, folder: Path, limit: trio.CapacityLimiter, results: list[Result]) -> None:
-    async with limit:
-        print(f"{part.name} ...", flush=True)
-        result = await run_part(part, folder)
+    print(f"{part.name} ...", flush=True)
+    result = await run_part(part, folder)
+    limit.release_on_behalf_of(part)
     print(result.line, flush=True)
     if result.returncode:
         print(excerpt(result.log), flush=True)
