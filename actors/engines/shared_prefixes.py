@@ -6,16 +6,19 @@ it would compute itself. It waits until that one has its first token or has ende
 Routers expect it so: what a worker is about to compute counts as cached there.
 
 Requests behind those that wait pass them. What is in the cache already is known from the router (`cached_tokens`), so
-prompts that are cached wait for nothing.
+prompts that are cached wait for nothing. Each prompt is hashed once, in parts: so that two long ones are compared in
+microseconds, however many requests look for others at a time.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
+from protocol.block_hashes import TOKEN_BYTES, pack_tokens
 from protocol.messages import Generate
 
 SHARED_MIN = 32
@@ -24,12 +27,46 @@ SHARED_MIN = 32
 SHARED_ENOUGH = 256
 """The tokens in common for which a request always waits; below them they must be half of what it would compute."""
 
+PART_BYTES = 256 * TOKEN_BYTES
+
+
+@frozen(eq=False)
+class Prompt:
+    """The tokens of a prompt, and a hash of all up to the end of each part."""
+
+    packed: bytes
+    hashes: list[int]
+
+    @classmethod
+    def of(cls, tokens: list[int]) -> Prompt:
+        """Return a prompt that can be compared with others."""
+        packed, hashes = pack_tokens(tokens), [0]
+        for start in range(0, len(packed) - PART_BYTES + 1, PART_BYTES):
+            hashes.append(hash((hashes[-1], packed[start : start + PART_BYTES])))
+        return cls(packed, hashes)
+
+    def begins_like(self, other: Prompt, tokens: int) -> bool:
+        """Whether the first `tokens` of another prompt, which has as many, are the first ones here."""
+        end = tokens * TOKEN_BYTES
+        part, rest = end // PART_BYTES, slice(end // PART_BYTES * PART_BYTES, end)
+        is_long_enough = len(self.packed) >= end
+        return is_long_enough and self.hashes[part] == other.hashes[part] and self.packed[rest] == other.packed[rest]
+
+    def common(self, other: Prompt) -> int:
+        """Return how many tokens two prompts have in common from the first one on."""
+        parts = range(1, min(len(self.hashes), len(other.hashes)))
+        same = bisect_left(parts, True, key=lambda part: self.hashes[part] != other.hashes[part])
+        rest = slice(same * PART_BYTES, (same + 1) * PART_BYTES)
+        one, two = (memoryview(each.packed[rest]).cast("I") for each in (self, other))
+        size = min(len(one), len(two))
+        return rest.start // TOKEN_BYTES + next((n for n in range(size) if one[n] != two[n]), size)
+
 
 @define(eq=False)
 class _Computing:
     """A prompt that has no first token yet."""
 
-    tokens: list[int]
+    prompt: Prompt
     has_begun: bool = False  # and its prompt is in the cache
     over: trio.Event = field(factory=trio.Event)  # set once it has begun or ended
 
@@ -51,18 +88,19 @@ class SharedPrefixes:
         It waits for `within_s` at most. Call `discard` when the request has begun or ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        key, tokens, cached = self._key(request), request.tokens, max(0, request.cached_tokens)
+        key, prompt = self._key(request), Prompt.of(request.tokens)
+        length, cached = len(request.tokens), max(0, request.cached_tokens)
         with trio.move_on_after(within_s):
             await trio.lowlevel.checkpoint_if_cancelled()
-            while (end := self._shared_end(len(tokens), cached)) < len(tokens):
+            while (end := self._shared_end(length, cached)) < length:
                 others = self._groups.get(key, {}).values()
-                other = next((each for each in others if _begin_alike(each.tokens, tokens, end)), None)
+                other = next((each for each in others if each.prompt.begins_like(prompt, end)), None)
                 if other is None:
                     break
                 await other.over.wait()
                 if other.has_begun:
-                    cached = _common(other.tokens, tokens, end)
-        self._groups.setdefault(key, {})[request.id] = _Computing(tokens)
+                    cached = other.prompt.common(prompt)
+        self._groups.setdefault(key, {})[request.id] = _Computing(prompt)
 
     def discard(self, request: Generate, *, has_begun: bool) -> None:
         """Count a request no more, and let those go on that wait for it; idempotent."""
@@ -82,19 +120,3 @@ class SharedPrefixes:
         """Return up to where prompts must be alike for one to wait for the other; the last token is always computed."""
         shared = max(SHARED_MIN, self.page_size, min((length - cached) // 2, SHARED_ENOUGH))
         return -(-(cached + shared) // self.page_size) * self.page_size
-
-
-def _begin_alike(one: list[int], other: list[int], end: int) -> bool:
-    return len(one) >= end and one[end - 1] == other[end - 1] and one[:end] == other[:end]
-
-
-def _common(one: list[int], other: list[int], low: int) -> int:
-    """Return how many tokens two prompts have in common, `low` at least."""
-    high = min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -9,10 +10,12 @@ from random import Random
 import pytest
 import trio
 from attrs import define, evolve, field
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, SharedPrefixes
+from actors.engines.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, Prompt, SharedPrefixes
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
@@ -155,6 +158,35 @@ async def test_prompts_wait_for_no_cache_that_is_not_theirs(autojump_clock: Mock
         with trio.move_on_after(0.5) as waiting:
             await prefixes.wait(again, 1.0)
         assert waiting.cancelled_caught
+
+
+async def test_very_long_prompts_that_wait_together_are_compared_within_a_moment(autojump_clock: MockClock) -> None:
+    shared = list(range(50_000))
+    prompts = [wanted([*shared, n, *SAME], n) for n in range(50)]
+    prefixes = SharedPrefixes(PAGE)
+    await prefixes.wait(prompts[0], 1.0)
+    async with trio.open_nursery() as waiting:
+        for request in prompts[1:]:
+            waiting.start_soon(prefixes.wait, request, 1.0)
+        await wait_all_tasks_blocked()
+        began = time.thread_time()
+        prefixes.discard(prompts[0], has_begun=True)
+        await wait_all_tasks_blocked()
+    assert time.thread_time() - began < 0.5, "of CPU time: it took seconds while each was compared with each by tokens"
+    assert len(prefixes) == 49
+
+
+@given(st.lists(st.integers(0, 2), max_size=900), st.integers(0, 900), st.lists(st.integers(0, 2), max_size=300))
+def test_prompts_have_in_common_what_comparing_them_token_by_token_finds(
+    tokens: list[int], same: int, rest: list[int]
+) -> None:
+    other = [*tokens[:same], *rest]
+    common = next((n for n, pair in enumerate(zip(tokens, other, strict=False)) if pair[0] != pair[1]), None)
+    common = min(len(tokens), len(other)) if common is None else common
+    one, two = Prompt.of(tokens), Prompt.of(other)
+    assert one.common(two) == two.common(one) == common
+    for end in {0, common, min(common + 1, len(other)), len(other)}:
+        assert one.begins_like(two, end) is (end <= common)
 
 
 async def test_when_the_first_leaves_the_next_one_computes(autojump_clock: MockClock) -> None:
