@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 import trio
@@ -20,7 +20,7 @@ from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
-from supervisor.config.schema import Cluster, EngineSection, GatewaySection
+from supervisor.config.schema import Cluster, EngineSection, GatewaySection, NodeSection
 from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
 from supervisor.gateway import client_keys
@@ -34,6 +34,8 @@ from supervisor.node.credentials import read_credentials
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
+
+LINK_FILES = ("tls_certificate", "tls_key", "tls_authority")
 
 
 class _NotInFile(StartFailed):
@@ -185,8 +187,10 @@ class Reloader:
         links = self.assembly.links
         if links is not None and links.tls is not None and read.tls is not None:
             links.tls = read.tls  # the contents of its files may have changed
-        self._applied = applied
-        self._add_nodes(new, outcome)
+            _report(applied.cluster, new.cluster, "cluster", LINK_FILES, outcome)
+            files = {name: getattr(new.cluster, name) for name in LINK_FILES}
+            applied = evolve(applied, cluster=evolve(applied.cluster, **files))
+        self._applied = evolve(applied, node={**applied.node, **self._add_nodes(new, outcome)})
         parts = [*self._differing(new)]
         if links is not None and links.secret != read.secret:
             parts.append("the cluster's secret")
@@ -197,10 +201,12 @@ class Reloader:
                 f" (`restart {self.name}`; node by node, that loses no request)"
             )
 
-    def _add_nodes(self, new: Cluster, outcome: _Outcome) -> None:
-        """Add the nodes that are new in the file, which are dialed or dial; the launcher starts those of this host."""
+    def _add_nodes(self, new: Cluster, outcome: _Outcome) -> dict[str, NodeSection]:
+        """Add and return the nodes that are new in the file, which are dialed or dial; a launcher starts its own."""
         added, self._nodes = [name for name in new.node if name not in self._nodes], {*new.node}
-        for name in added if self.assembly.links is not None else ():
+        if self.assembly.links is None:
+            return {}
+        for name in added:
             offers = [each for key, engine in new.engines_on(name).items() for each in offers_of(key, engine)]
             address, routes = new.node[name].dial_address, name in new.gateway_nodes
             self.assembly.directory.configure(name, None if address is None else str(address), offers, routes=routes)
@@ -211,6 +217,7 @@ class Reloader:
             outcome.changed.append(sentence)
         if added:
             self.assembly.directory.notify()  # wakes the task that dials nodes
+        return {name: new.node[name] for name in added}
 
     def _differing(self, new: Cluster) -> Iterator[str]:
         """Yield the parts of the file that differ from what is in force and concern this node."""
@@ -219,12 +226,17 @@ class Reloader:
             yield "cluster"
         if old.node[self.name] != new.node[self.name]:
             yield f"node.{self.name}"
+        # What matters of another node is its address, since it may be this one that dials.
+        for name in sorted({*new.node} - {self.name}):
+            known = old.node.get(name)
+            if known is None or known.dial_address != new.node[name].dial_address:
+                yield f"node.{name}"
         engines = self._concerning(old) | self._concerning(new)
         for name in sorted(engines):
             if old.engine.get(name) != new.engine.get(name):
                 yield f"engine.{name}"
         serves = self.assembly.gateway is not None
-        if serves and (old.gateway, old.pool) != (new.gateway, new.pool):
+        if (serves or self.name in new.gateway_nodes) and (old.gateway, old.pool) != (new.gateway, new.pool):
             yield "gateway"
         models = {*old.model, *new.model} if serves else {each.model for each in engines.values()}
         for name in sorted(models):
@@ -249,11 +261,16 @@ def _apply_to_gateway(
     if gateway.certificate is not None and read.context is not None:  # to turn TLS on or off takes a restart
         gateway.certificate, gateway.tls = read.cluster.certificate, read.context
         names += ["tls_certificate", "tls_key"]
-    for name in names:
-        if getattr(section, name) != (value := getattr(new, name)):
-            shown = ", ".join(value) if isinstance(value, tuple) else value
-            outcome.changed.append(f"gateway.{name} is {shown or 'nothing'} now")
+    _report(section, new, "gateway", names, outcome)
     return evolve(section, **{name: getattr(new, name) for name in names})
+
+
+def _report(old: object, new: object, path: str, names: Iterable[str], outcome: _Outcome) -> None:
+    """Report the keys of a section whose new values are in force now."""
+    for name in names:
+        if getattr(old, name) != (value := getattr(new, name)):
+            shown = ", ".join(value) if isinstance(value, tuple) else value
+            outcome.changed.append(f"{path}.{name} is {shown or 'nothing'} now")
 
 
 def _describe_keys(before: Collection[tuple[str, str]], now: Collection[tuple[str, str]]) -> str:

@@ -229,6 +229,8 @@ async def test_the_certificates_of_links_are_read_again_and_a_wrong_one_changes_
     assert "the file changes nothing: b.pem names DNS:one, and must name node front" in reloaded.refused[0]
     assert node.links.tls is not None
     assert node.links.tls.names == frozenset({"DNS:front", "DNS:one"})
+    (tmp_path / "c.pem").write_text((tmp_path / "a.pem").read_text())
+    assert await node.reload(('e = "a.pem"', 'e = "c.pem"')) == Reloaded(("cluster.tls_certificate is c.pem now",))
 
 
 async def test_another_file_of_keys_replaces_the_client_keys(
@@ -328,8 +330,32 @@ async def test_a_changed_engine_is_reported_by_its_node_alone(
     reloaded = await Node(tmp_path, name).reload(
         ("kv_tokens_max = 4096", "kv_tokens_max = 8192\nslots = 2"), ("127.0.0.1:7402", "127.0.0.1:7412")
     )
-    parts = {"front": (), "one": (restart("node.one, engine.tiny-1", "one"),)}
+    parts = {"front": (restart("node.one"),), "one": (restart("node.one, engine.tiny-1", "one"),)}
     assert reloaded == Reloaded((), parts[name])
+
+
+async def test_the_address_of_a_node_is_named_by_those_that_may_dial_it(
+    front: Front, autojump_clock: MockClock
+) -> None:
+    node = front()
+    await node.reload(text=FILE + NEW)
+    moved = FILE + NEW.replace("7403", "7413")
+    assert await node.reload(text=moved) == Reloaded((), (restart("node.two"),))
+    assert node.assembly.directory.nodes["two"].address == "127.0.0.1:7403"
+
+
+async def test_a_node_without_links_names_each_new_node_until_it_is_restarted(
+    front: Front, autojump_clock: MockClock
+) -> None:
+    alone = f"[node.main]\n{MODEL}{engine('tiny-1', 'main')}"
+    node = front("main", alone)
+    for _ in range(2):
+        assert await node.reload(text=alone + NEW) == Reloaded((), (restart("node.two", "main"),))
+
+
+async def test_a_node_that_is_to_have_a_gateway_needs_a_restart(tmp_path: Path, autojump_clock: MockClock) -> None:
+    reloaded = await Node(tmp_path, "one").reload(('node = "front"\n', 'node = "one"\n'))
+    assert reloaded == Reloaded((), (restart("gateway", "one"),))
 
 
 async def test_pools_grids_and_the_gateway_concern_no_node_without_a_gateway(
