@@ -67,6 +67,7 @@ class _Computing:
     """A prompt that has no first token yet."""
 
     prompt: Prompt
+    cached: int  # tokens of it that were in the cache when it was given to the engine
     has_begun: bool = False  # and its prompt is in the cache
     over: trio.Event = field(factory=trio.Event)  # set once it has begun or ended
 
@@ -97,10 +98,12 @@ class SharedPrefixes:
                 other = next((each for each in others if each.prompt.begins_like(prompt, end)), None)
                 if other is None:
                     break
-                await other.over.wait()
-                if other.has_begun:
-                    cached = other.prompt.common(prompt)
-        self._groups.setdefault(key, {})[request.id] = _Computing(prompt)
+                known = other.cached  # which the router of this request may not have known yet
+                if known < end:
+                    await other.over.wait()
+                    known = length if other.has_begun else cached
+                cached = min(known, other.prompt.common(prompt))
+        self._groups.setdefault(key, {})[request.id] = _Computing(prompt, cached)
 
     def discard(self, request: Generate, *, has_begun: bool) -> None:
         """Count a request no more, and let those go on that wait for it; idempotent."""

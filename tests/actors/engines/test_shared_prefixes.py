@@ -109,6 +109,19 @@ async def test_what_is_cached_already_is_not_waited_for(autojump_clock: MockCloc
         assert max(times) - min(times) < 0.05
 
 
+async def test_what_another_has_found_is_not_waited_for_though_the_router_did_not_know(
+    autojump_clock: MockClock,
+) -> None:
+    prefixes = SharedPrefixes(PAGE)
+    first, second, third, longer = (wanted([*SAME, *[n] * 2_000], n) for n in (1, 2, 3, 2))
+    await prefixes.wait(evolve(first, cached_tokens=len(SAME)), 1.0)
+    await prefixes.wait(second, 1.0)
+    await prefixes.wait(third, 1.0)
+    assert trio.current_time() == 0
+    await prefixes.wait(evolve(longer, id="again"), 1.0)
+    assert trio.current_time() == 1.0, "the second computes what is its own"
+
+
 async def test_other_prompts_pass_those_that_wait(autojump_clock: MockClock) -> None:
     async with serving() as client:
         other = wanted(list(range(5_000, 5_040)), 50)
