@@ -42,6 +42,7 @@ def test_a_file_sets_the_limits_of_each_key() -> None:
         ({"sha256": sha("a"), "priority": 10**9}, "key.a.priority: must be at least"),
         ({"sha256": sha("a"), "admin": "false"}, "key.a.admin: expected true or false"),
         ({"sha256": sha("b")}, "key.a.sha256: is the secret of b too"),
+        ({"sha256": sha("a"), "grammars": ["cfg"]}, "key.a.grammars"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_without_its_secret(section: dict[str, Any], message: str) -> None:
@@ -64,13 +65,3 @@ def test_a_file_has_at_most_1024_keys() -> None:
     assert len(keyfile.read(some(keyfile.KEYS_MAX))) == keyfile.KEYS_MAX
     with pytest.raises(Mistakes, match="at most 1024 items"):
         keyfile.read(some(keyfile.KEYS_MAX + 1))
-
-
-def test_the_default_burst_is_one_second_of_the_rate() -> None:
-    assert [KeySection(sha256="", rate_per_s=rate).burst_max for rate in (0.1, 1, 2.5)] == [1, 1, 3]
-    assert KeySection(sha256="", rate_per_s=0.1, burst=9).burst_max == 9
-
-
-def test_an_unknown_kind_of_grammar_is_a_mistake_in_the_file_of_keys() -> None:
-    with pytest.raises(Mistakes, match=r"key\.a\.grammars"):
-        keyfile.read({"key": {"a": {"sha256": "0" * 64, "grammars": ["cfg"]}}})

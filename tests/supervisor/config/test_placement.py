@@ -10,7 +10,7 @@ from protocol.errors import StartFailed
 from supervisor.config import placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
-from tests.supervisor.config.test_load import GOOD, ROOT, Written
+from tests.supervisor.config.test_load import GOOD, Written
 
 SEVERAL = (
     GOOD
@@ -61,9 +61,3 @@ def test_a_file_without_a_node_for_this_host_is_refused_with_the_hosts_of_its_no
         StartFailed, match=r"no node on this host, .*: main on 192\.0\.2\.7, b on 192\.0\.2\.8; or name"
     ):
         placement.select_nodes(read_cluster(written(text)), None)
-
-
-def test_the_example_of_a_prefill_and_a_decode_has_three_nodes_on_this_host() -> None:
-    cluster = read_cluster(ROOT / "examples" / "disagg.toml")
-    assert placement.select_nodes(cluster, None) == ("front", "prefill", "decode")
-    assert [engine.leg for engine in cluster.engine.values()] == ["prefill", "decode"]

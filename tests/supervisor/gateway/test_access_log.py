@@ -17,8 +17,6 @@ from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
 from protocol.errors import Forbidden, Unauthorized
 from protocol.messages import RouteTaken
-from supervisor.gateway.access_log import LineRateLimit
-from supervisor.gateway.keys import Key
 from tests.rig.gateway import Rig, Worker, chat, create, gateway_rig, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
 from tests.rig.sockets import gateway_websocket, whole
@@ -202,17 +200,6 @@ async def test_refused_probes_are_logged_at_debug_level_and_counted(
 # Lines -------------------------------------------------------------------------------------------
 
 
-def test_a_line_rate_limit_passes_so_many_a_second_and_counts_the_rest() -> None:
-    limit = LineRateLimit(2)
-    kinds = [("invalid_api_key", "-"), ("too_large", "alice")]
-    assert [limit.passes(kinds[0], 7.1) for _ in range(5)] == [True, True, False, False, False]
-    assert limit.passes(kinds[1], 7.2)
-    assert limit.has_dropped
-    assert limit.passes(kinds[0], 8.0)
-    assert list(limit.take_dropped()) == [(kinds[0], 3)]
-    assert not limit.has_dropped
-
-
 async def test_many_refusals_are_few_lines_and_one_count(
     rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -242,11 +229,3 @@ async def test_an_error_is_logged_once_with_a_short_printable_request_line(
     assert line.status == 431
     assert line.request.startswith("GET /\\x1b[2J")
     assert len(line.request) == 128
-
-
-async def test_probes_are_logged_at_debug_level(rather_slow: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    async with gateway_rig() as rig:
-        with caplog.at_level(logging.DEBUG, "espalier.requests"):
-            for key, probe in ((None, True), (Key("alice"), False)):
-                rig.gateway.access_log.log_answered("r", "GET /", 200, key, trio.current_time(), probe=probe)
-    assert [(record.levelname, record.key) for record in log_records(caplog)] == [("DEBUG", "-"), ("INFO", "alice")]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -54,22 +52,10 @@ async def run(gate: AdmissionGate, *plans: tuple[int, int, str], log: Log | None
     return log
 
 
-async def test_requests_are_admitted_at_once_while_there_are_places(autojump_clock: MockClock) -> None:
-    gate = make_gate()
-    log = await run(gate, (0, 3, "a"), (0, 3, "b"), (1, 1, "c"))
-    assert log == [(0, "a", "in"), (0, "b", "in"), (3, "c", "in")]
-
-
 async def test_a_request_that_waits_longer_than_admit_s_is_refused(autojump_clock: MockClock) -> None:
     gate = make_gate(requests_max=1)
     log = await run(gate, (0, 9, "a"), (1, 1, "b"))
     assert log == [(0, "a", "in"), (6, "b", "overloaded")]
-
-
-async def test_a_request_beyond_waiting_max_is_refused_at_once(autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1)
-    log = await run(gate, (0, 4, "a"), (1, 1, "b"), (1, 1, "c"), (2, 1, "d"))
-    assert log == [(0, "a", "in"), (2, "d", "overloaded"), (4, "b", "in"), (5, "c", "in")]
 
 
 async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: MockClock) -> None:
@@ -89,34 +75,6 @@ async def test_a_new_request_does_not_overtake_those_that_wait(autojump_clock: M
     assert [at for at, _, _ in log] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_no_place_stays_empty_while_a_request_waits(seed: int, autojump_clock: MockClock) -> None:
-    rng = random.Random(seed)
-    gate = make_gate(requests_max=3, admit_s=4.0, waiting_max=100)
-
-    async def come_and_go() -> None:
-        await trio.sleep(rng.randrange(20))
-        with trio.move_on_after(rng.choice([1, 3, 7])):
-            try:
-                async with gate.admitted():
-                    assert gate.inside <= 3
-                    await trio.sleep(rng.randrange(3))
-            except Overloaded:
-                assert gate.inside == 3
-
-    async def look() -> None:
-        for _ in range(40):
-            await trio.sleep(0.5)
-            await wait_all_tasks_blocked()
-            assert gate.inside == 3 or gate.waiting == 0
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(look)
-        for _ in range(60):
-            nursery.start_soon(come_and_go)
-    assert (gate.inside, gate.waiting) == (0, 0)
-
-
 async def test_a_drain_refuses_the_requests_that_wait_and_all_later_ones(autojump_clock: MockClock) -> None:
     gate = make_gate(requests_max=1)
     log: Log = []
@@ -131,12 +89,6 @@ async def test_a_drain_refuses_the_requests_that_wait_and_all_later_ones(autojum
         nursery.start_soon(drain)
         await run(gate, (0, 4, "a"), (1, 1, "b"), (3, 1, "c"), log=log)
     assert log == [(0, "a", "in"), (2, "b", "draining"), (3, "c", "draining"), (4, "gate", "empty")]
-
-
-async def test_an_empty_gate_is_empty_at_once(autojump_clock: MockClock) -> None:
-    gate = make_gate()
-    await gate.wait_empty()
-    assert trio.current_time() == 0
 
 
 async def test_an_unready_server_admits_no_request_and_gives_the_reason(autojump_clock: MockClock) -> None:
@@ -164,21 +116,6 @@ async def test_a_request_that_waits_is_refused_if_the_server_becomes_unready(aut
     assert log == [(0, "a", "in"), (3, "b", "not_ready")]
 
 
-@pytest.mark.parametrize("leave_at", [0.5, 2.0])
-async def test_a_request_that_is_cancelled_while_it_waits_passes_its_turn_on(
-    leave_at: float, autojump_clock: MockClock
-) -> None:
-    gate = make_gate(requests_max=1)
-    log: Log = []
-    async with trio.open_nursery() as nursery:
-        await come(nursery, gate, log, "a", for_s=2)
-        with trio.move_on_after(leave_at):
-            nursery.start_soon(hold, gate, 1, log, "later")
-            await hold(gate, 1, log, "b")
-    assert gate.waiting == gate.inside == 0
-    assert (2.0, "later", "in") in log or (3.0, "later", "in") in log
-
-
 async def test_an_error_inside_frees_the_place(autojump_clock: MockClock) -> None:
     gate = make_gate(requests_max=1)
     with pytest.raises(KeyError):
@@ -188,58 +125,6 @@ async def test_an_error_inside_frees_the_place(autojump_clock: MockClock) -> Non
 
 
 # Priorities ------------------------------------------------------------------------------------
-
-
-async def line_up(gate: AdmissionGate, *waiters: tuple[str, int]) -> Log:
-    """Fill the gate for 10 s, let `(name, priority)` wait in this order, and return what became of all."""
-    log: Log = []
-    async with trio.open_nursery() as nursery:
-        await come(nursery, gate, log, "first", for_s=10)
-        for name, priority in waiters:
-            await come(nursery, gate, log, name, priority)
-    assert (gate.inside, gate.waiting) == (0, 0)
-    return log
-
-
-async def test_the_highest_priority_goes_first_and_of_equals_the_oldest(autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=8)
-    log = await line_up(gate, ("a", 0), ("b", 5), ("c", -1), ("d", 5), ("e", 0), ("f", 7))
-    assert [name for _, name, _ in log] == ["first", "f", "b", "d", "a", "e", "c"]
-    assert [at for at, _, _ in log] == [0, 10, 11, 12, 13, 14, 15]
-
-
-async def test_a_high_priority_ends_no_request_that_is_inside(autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1, admit_s=5)
-    log = await line_up(gate, ("a", 100))
-    assert log == [(0, "first", "in"), (5, "a", "overloaded")]
-
-
-@pytest.mark.parametrize("seed", range(30))
-async def test_requests_that_leave_the_queue_do_not_change_the_order_of_the_others(
-    seed: int, autojump_clock: MockClock
-) -> None:
-    rng = random.Random(seed)
-    gate = make_gate(requests_max=1, admit_s=1000, waiting_max=100)
-    came, went = [], []
-
-    async def enter(number: int, priority: int, patience: int) -> None:
-        with trio.move_on_after(patience):
-            async with gate.admitted(priority):
-                went.append((priority, number))
-                await trio.sleep(5)
-
-    async with trio.open_nursery() as nursery:
-        await come(nursery, gate, [], "first", for_s=50)
-        for number in range(12):
-            priority, patience = rng.randrange(3), rng.choice([1, 20, 50, 10_000])  # 50: in the very turn
-            came.append((priority, number, patience))
-            nursery.start_soon(enter, number, priority, patience)
-            await wait_all_tasks_blocked()
-    assert (gate.inside, gate.waiting) == (0, 0)
-    stayed = {(priority, number) for priority, number, patience in came if patience > 50}
-    maybe = {(priority, number) for priority, number, patience in came if patience == 50}
-    assert stayed <= set(went) <= stayed | maybe
-    assert went == sorted(went, key=lambda each: (-each[0], each[1]))
 
 
 async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(autojump_clock: MockClock) -> None:
@@ -264,27 +149,6 @@ async def test_a_place_that_was_given_to_a_cancelled_request_goes_to_the_next(au
 # Displacing ------------------------------------------------------------------------------------
 
 
-async def test_a_higher_priority_displaces_the_newest_of_the_lowest_from_a_full_queue(
-    autojump_clock: MockClock,
-) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=3)
-    log = await line_up(gate, ("a", -1), ("b", 0), ("c", -1), ("d", 5))
-    assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "d", "in"), (11, "b", "in"), (12, "a", "in")]
-
-
-@pytest.mark.parametrize("priority", [3, 2, -1])
-async def test_a_request_displaces_none_of_equal_or_higher_priority(priority: int, autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = await line_up(gate, ("a", 3), ("b", 4), ("c", priority))
-    assert log == [(0, "first", "in"), (0, "c", "overloaded"), (10, "b", "in"), (11, "a", "in")]
-
-
-async def test_no_request_is_displaced_while_the_queue_has_room(autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=2)
-    log = await line_up(gate, ("a", 0), ("b", 1))
-    assert log == [(0, "first", "in"), (10, "b", "in"), (11, "a", "in")]
-
-
 async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_clock: MockClock) -> None:
     gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
     async with trio.open_nursery() as nursery, gate.admitted():
@@ -295,75 +159,16 @@ async def test_a_displaced_request_gets_the_reason_and_a_retry_after(autojump_cl
     assert refused.value.retry_after_s == 1
 
 
-class Around(trio.abc.Instrument):
-    """Acts just before, or just after, the second step of the task called `b`, in which it comes to the gate."""
+class DrainsAfterB(trio.abc.Instrument):
+    """Drains a gate just after the second step of the task called `b`, in which it comes to the gate."""
 
-    def __init__(self, act: Callable[..., None], *, before: bool = False) -> None:
-        self.act, self.before, self.steps = act, before, 0
-
-    def before_task_step(self, task: Task) -> None:
-        self.steps += task.name == "b"
-        if task.name == "b" and self.before and self.steps == 2:
-            self.act()
+    def __init__(self, gate: AdmissionGate) -> None:
+        self.gate, self.steps = gate, 0
 
     def after_task_step(self, task: Task) -> None:
-        if task.name == "b" and not self.before and self.steps == 2:
-            self.act()
-
-
-@contextmanager
-def around(act: Callable[..., None], *, before: bool = False) -> Iterator[None]:
-    instrument = Around(act, before=before)
-    trio.lowlevel.add_instrument(instrument)
-    yield
-    trio.lowlevel.remove_instrument(instrument)  # raises if it has failed
-
-
-@pytest.mark.parametrize("cancelled_first", [False, True])
-async def test_a_request_that_is_displaced_and_cancelled_in_one_turn_is_removed_once(
-    cancelled_first: bool, autojump_clock: MockClock
-) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
-    log, scope = Log(), trio.CancelScope()
-
-    async def cancelled() -> None:
-        with scope:
-            await hold(gate, 1, log, "a")
-
-    async with trio.open_nursery() as nursery:
-        await come(nursery, gate, log, "first", for_s=10)
-        nursery.start_soon(cancelled)
-        await wait_all_tasks_blocked()
-        with around(scope.cancel, before=cancelled_first):
-            await come(nursery, gate, log, "b", 9)
-        assert scope.cancel_called
-        assert (gate.inside, gate.waiting) == (1, 1)
-    refused = [] if cancelled_first else [(0, "a", "overloaded")]
-    assert log == [(0, "first", "in"), *refused, (10, "b", "in")]
-    assert (gate.inside, gate.waiting) == (0, 0)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_request_that_got_its_place_in_this_turn_is_not_displaced(seed: int) -> None:
-    async def main(rng: random.Random) -> None:
-        gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
-        log, first = Log(), gate.admitted()
-        await first.__aenter__()
-
-        def leave() -> None:
-            with pytest.raises(StopIteration):  # it leaves in one step
-                first.__aexit__(None, None, None).send(None)
-
-        async with trio.open_nursery() as nursery:
-            await come(nursery, gate, log, "a", for_s=5)
-            with around(leave, before=True):
-                nursery.start_soon(hold, gate, 1, log, "b", 9, name="b")
-                await trio.lowlevel.checkpoint()
-                await come(nursery, gate, log, "c", 5)  # when the seed says so, before `a` has taken its place
-            assert (gate.inside, gate.waiting) == (1, 1)
-        assert sorted(log) == [(0, "a", "in"), (0, "c", "overloaded"), (5, "b", "in")]
-
-    simulate(main, seed)
+        self.steps += task.name == "b"
+        if task.name == "b" and self.steps == 2:
+            self.gate.drain()
 
 
 async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_draining(
@@ -374,25 +179,16 @@ async def test_a_request_that_is_displaced_in_the_turn_of_a_drain_is_refused_as_
     async with trio.open_nursery() as nursery:
         await come(nursery, gate, log, "first", for_s=10)
         await come(nursery, gate, log, "a")
-        with around(gate.drain):
-            await come(nursery, gate, log, "b", 9)
+        drains = DrainsAfterB(gate)
+        trio.lowlevel.add_instrument(drains)
+        await come(nursery, gate, log, "b", 9)
+        trio.lowlevel.remove_instrument(drains)  # raises if it has failed
         await come(nursery, gate, log, "c", 10)
         assert (gate.inside, gate.waiting) == (1, 0)
         await gate.wait_empty()
         assert trio.current_time() == 10
     assert log[0] == (0.0, "first", "in")
     assert sorted(log[1:]) == [(0, name, "draining") for name in "abc"]
-
-
-async def test_a_drain_after_a_displacement_refuses_the_waiting_requests_only(autojump_clock: MockClock) -> None:
-    gate = make_gate(requests_max=1, admit_s=60, waiting_max=1)
-    log: Log = []
-    async with trio.open_nursery() as nursery:
-        for name, priority in [("first", 0), ("a", 0), ("b", 9)]:
-            await come(nursery, gate, log, name, priority)
-        gate.drain()
-    assert log == [(0, "first", "in"), (0, "a", "overloaded"), (0, "b", "draining")]
-    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 # Any sequence of events ------------------------------------------------------------------------
@@ -533,33 +329,6 @@ def test_within_one_turn_no_request_is_lost_and_no_limit_is_exceeded(seed: int) 
         assert crowd.refused
 
     simulate(main, seed)
-
-
-async def test_a_gate_that_gets_wider_admits_as_many_of_its_queue_as_it_has_room_for(autojump_clock: MockClock) -> None:
-    gate, inside = AdmissionGate(1, 5.0, 10, lambda: None), list[int]()
-
-    async def enter(number: int) -> None:
-        async with gate.admitted():
-            inside.append(number)
-            await trio.sleep(1)
-
-    async with trio.open_nursery() as nursery:
-        for number in range(5):
-            nursery.start_soon(enter, number)
-            await wait_all_tasks_blocked()
-        assert (gate.inside, gate.waiting) == (1, 4)
-        gate.change(3, 5.0, 10)
-        assert (gate.inside, gate.waiting) == (3, 2)
-        await wait_all_tasks_blocked()
-        assert sorted(inside) == [0, 1, 2]
-        gate.change(1, 0.5, 1)
-        assert (gate.inside, gate.waiting) == (3, 2)  # those inside stay
-        with pytest.raises(Overloaded):
-            async with gate.admitted():
-                raise AssertionError
-        await trio.sleep(0.9)
-    assert sorted(inside) == [0, 1, 2, 3, 4]
-    assert (gate.inside, gate.waiting) == (0, 0)
 
 
 class Beginnings(trio.abc.Instrument):

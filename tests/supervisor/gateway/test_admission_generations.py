@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +56,6 @@ async def test_places_are_counted_in_generations(autojump_clock: MockClock) -> N
     assert sorted(log) == [(0, "a"), (5, "b"), (5, "c")], "requests of one owner are admitted in their order"
 
 
-async def test_a_request_that_could_never_fit_is_refused_by_its_field(autojump_clock: MockClock) -> None:
-    gate = make_gate(10)
-    with pytest.raises(
-        BadRequest, match=r"11 answers are asked for at once, .* computes 10 \(requests_max\)"
-    ) as caught:
-        async with gate.admitted(weight=11, param="n"):
-            pytest.fail("it fits")
-    assert caught.value.param == "n"
-    assert (gate.inside, gate.waiting) == (0, 0)
-
-
 async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4), Log()
     a, b = {"owner": "a"}, {"owner": "b"}
@@ -76,26 +64,11 @@ async def test_the_owner_that_holds_least_is_admitted_first(autojump_clock: Mock
     assert log[4:] == [(10, "b1"), (11, "a3"), (12, "a4")]
 
 
-async def test_many_requests_of_one_owner_do_not_delay_another(autojump_clock: MockClock) -> None:
-    gate, log = make_gate(8), Log()
-    crowd = [(f"a{n}", 1, {"owner": "a", "weight": 4}) for n in range(30)]
-    await run_requests(gate, log, *crowd, ("b", 1, {"owner": "b"}))
-    assert (1.0, "b") in log, "it is admitted before 28 earlier ones"
-
-
 async def test_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     crowds = [(f"{owner}{n}", 1, {"owner": owner, "weight": 4}) for n in range(15) for owner in "ab"]
     await run_requests(gate, log, *crowds, ("c", 1, {"owner": "c"}))
     assert (2.0, "c") in log, "each other owner has one turn before it, not all of its turns"
-
-
-async def test_an_owner_holds_at_most_its_limit(autojump_clock: MockClock) -> None:
-    gate, log = make_gate(4), Log()
-    mine = {"owner": "a", "owner_max": 3}
-    waiters = [*((f"a{n}", 5, mine) for n in range(4)), ("b", 5, {"owner": "b", "owner_max": 3})]
-    await run_requests(gate, log, *waiters)
-    assert sorted(log) == [(0, "a0"), (0, "a1"), (0, "a2"), (0, "b"), (5, "a3")]
 
 
 async def test_the_error_names_the_limit_of_the_owner(autojump_clock: MockClock) -> None:
@@ -141,7 +114,6 @@ async def test_a_large_request_of_an_owner_with_its_share_reserves_nothing(autoj
         *((f"b{n}", 1, {"owner": "b"}) for n in range(1, 30)),
     ]
     await run_requests(gate, log, *waiters)
-    assert log[-1][0] >= 0
     assert [at for at, name, *rest in log if name == "a1" and rest] in ([], [50.0])
     assert all(not rest for _, name, *rest in log if name.startswith("b"))
     assert max(at for at, name, *_ in log if name.startswith("b")) <= 12, "four at a time, with none reserved"
@@ -180,27 +152,6 @@ async def test_a_cancelled_request_frees_its_reserved_places(autojump_clock: Moc
     assert (gate.inside, gate.waiting) == (0, 0)
 
 
-async def test_a_heavy_request_is_overtaken_by_at_most_its_own_weight(autojump_clock: MockClock) -> None:
-    gate, log = make_gate(8), Log()
-
-    async def again_and_again(number: int) -> None:
-        await trio.sleep(number / 16)
-        for _ in range(20):
-            await hold(gate, log, f"small {number}", owner="b")
-
-    async with trio.open_nursery() as nursery:
-        for number in range(16):
-            nursery.start_soon(again_and_again, number)
-        await trio.sleep(2.01)
-        before = len(log)
-        nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=8))
-    at = log.index(next(entry for entry in log if entry[1] == "heavy"))
-    assert len(log[at]) == 2, "it waited in vain"
-    assert at - before <= 8
-    assert log[at][0] <= 2.01 + 3, "half of the places are kept for it, so eight pass it in two seconds"
-    assert max(later[0] - earlier[0] for earlier, later in pairwise(log)) <= 1, "admission never pauses"
-
-
 async def test_a_heavy_request_that_times_out_lets_the_others_in(autojump_clock: MockClock) -> None:
     gate, log = make_gate(4, admit_s=3), Log()
     async with trio.open_nursery() as nursery:
@@ -212,22 +163,6 @@ async def test_a_heavy_request_that_times_out_lets_the_others_in(autojump_clock:
     assert (3, "heavy", "overloaded") in log
     assert max(at for at, name, *_ in log if name.startswith("small")) >= 3
     assert (gate.inside, gate.waiting) == (0, 0)
-
-
-@pytest.mark.parametrize("lowered", [3, 4])
-async def test_a_request_that_no_longer_fits_after_a_reload_blocks_nobody(
-    lowered: int, autojump_clock: MockClock
-) -> None:
-    gate, log = make_gate(8, admit_s=50), Log()
-    async with trio.open_nursery() as nursery:
-        for number in range(40):
-            nursery.start_soon(partial(hold, gate, log, f"small {number}", owner="b"))
-        await wait_all_tasks_blocked()
-        nursery.start_soon(lambda: hold(gate, log, "heavy", owner="a", weight=4))
-        await trio.sleep(0.5)
-        gate.change(lowered, 50, 100)
-    assert ((50, "heavy", "overloaded") in log) == (lowered < 4)
-    assert max(at for at, name, *_ in log if name.startswith("small")) <= 20
 
 
 async def walked(keys: int) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.config import keyfile
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
@@ -76,15 +73,3 @@ def test_an_unusable_file_of_keys_is_refused_in_one_sentence(keys: str, message:
     with pytest.raises(StartFailed, match=message) as caught:
         client_keys.client_keys(gateway(written, 'keys = "keys.toml"', keys), {})
     assert "\n" not in str(caught.value)
-
-
-def test_a_bug_in_the_check_of_keys_is_not_blamed_on_the_file(
-    written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(_: object) -> NoReturn:
-        raise ValueError("a bug")
-
-    cluster = gateway(written, 'keys = "keys.toml"')
-    monkeypatch.setattr(keyfile, "read", fails)
-    with pytest.raises(ValueError, match="a bug"):
-        client_keys.client_keys(cluster, {})

@@ -137,19 +137,10 @@ async def test_refused_messages_are_charged_to_the_rate_limit_and_cancels_are_no
         await socket.upgrade(**as_("alice"))
         await socket.say({"type": "response.cancel"})  # of nothing
         messages: tuple[object, ...] = ("[", create("n=2", model="no"), create("n=2"))
-        codes = [(await last_event(socket, message))["error"]["code"] for message in messages]
+        events = [await last_event(socket, message) for message in messages]
+        codes = [event["error"]["code"] for event in events]
         assert codes == ["invalid_request", "model_not_found", "rate_limit_exceeded"]
-
-
-async def test_a_message_beyond_the_rate_of_its_key_gets_an_error_event(tmp_path: Path) -> None:
-    async with locked(tmp_path, "rate_per_s = 0.01", "burst = 1") as rig:
-        client = await rig.client()
-        await client.upgrade(**as_("alice"))
-        for wanted in ("response.completed", "error"):
-            last = await last_event(client, create("n=2"))
-            assert last["type"] == wanted
-        assert last["error"]["code"] == "rate_limit_exceeded"
-        assert last["status"] == 429
+        assert events[-1]["status"] == 429
 
 
 async def test_a_client_that_leaves_frees_its_place_in_the_concurrency_of_its_key(tmp_path: Path) -> None:
@@ -165,17 +156,6 @@ async def test_a_client_that_leaves_frees_its_place_in_the_concurrency_of_its_ke
         await eventually(lambda: client.ask(post(chat(), **as_("alice"))))
 
 
-async def test_connections_of_a_key_are_limited_over_both_protocols(tmp_path: Path) -> None:
-    async with locked(tmp_path, "connections_max = 2") as rig:
-        first, second, third = [await rig.client() for _ in range(3)]
-        assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
-        assert (await second.upgrade(**as_("alice"))).status == 101
-        assert (await third.ask(head("GET", "/v1/models", **as_("alice")))).status == 429
-        assert (await first.ask(head("GET", "/v1/models", **as_("alice")))).status == 200
-        await first.stream.aclose()
-        await eventually(lambda: third.ask(head("GET", "/v1/models", **as_("alice"))))
-
-
 async def test_a_revoked_key_is_refused_at_its_next_request(tmp_path: Path) -> None:
     async with locked(tmp_path) as rig:
         client, socket = await rig.client(), await rig.client()
@@ -187,21 +167,6 @@ async def test_a_revoked_key_is_refused_at_its_next_request(tmp_path: Path) -> N
         assert (await client.ask(post(chat(), **as_("alice")))).status == 401
         assert (await last_event(socket, create("n=2")))["error"]["code"] == "invalid_api_key"
         assert (await (await rig.client()).ask(post(chat(), **as_("bob")))).status == 200
-
-
-async def test_many_wrong_keys_are_few_log_lines_and_hold_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with locked(tmp_path) as rig:
-        with caplog.at_level(logging.INFO):
-            for _ in range(60):
-                client = await rig.client()
-                assert (await client.ask(post(chat(), **as_("eve")))).status == 401
-                await client.stream.aclose()
-        lines = [record for record in caplog.records if record.name == "espalier.requests"]
-        assert 10 <= len(lines) <= 40
-        assert SECRET not in str([vars(record) for record in caplog.records])
-        assert b'espalier_refusals_total{code="invalid_api_key"} 60.0' in rig.metrics.render({})
 
 
 # TLS ---------------------------------------------------------------------------------------------
@@ -270,17 +235,6 @@ async def rest(client: Client) -> bytes:
     return client.buffer
 
 
-async def test_a_slow_client_over_tls_is_dropped_and_counted_and_its_request_aborted() -> None:
-    async with secured(backlog_bytes_max=20_000, send_buffer_bytes=4096, stall_s=20.0, close_s=0.2) as rig:
-        rig.worker.line = "The oak is old. " * 50
-        client = await secure_client(rig, receive_buffer=4096)
-        await client.send(post(chat("n=1900 s=0.0001", stream=True)))
-        with trio.fail_after(20):
-            await at_rest(rig)
-        assert rig.worker.left == 1
-        assert b'espalier_clients_dropped_total{reason="backlog"} 1.0' in rig.metrics.render({})
-
-
 async def test_a_new_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
     async with secured() as rig:
         rig.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
@@ -331,23 +285,6 @@ class Reloading(Reloader):
 def terminal(*, gone: bool, live: bool) -> Terminal:
     stream: Any = SimpleNamespace(isatty=lambda: not gone)
     return Terminal(stream, live)
-
-
-async def test_signals_are_handled_while_a_reload_waits_for_a_file(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    drained: list[str] = []
-    reloader = Reloading(trio.sleep_forever)
-    main_node = node.Node(UNUSED, UNUSED, UNUSED, terminal(gone=False, live=False), 30.0, reloader=reloader)
-    monkeypatch.setattr(node.Node, "drain", lambda _, why: drained.append(why))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(handle_signals, main_node)
-        nursery.start_soon(reloader.run)
-        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
-            signal.raise_signal(number)
-            await trio.testing.wait_all_tasks_blocked()
-        assert drained == ["SIGTERM"]
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(("live", "gone"), [(False, False), (True, False), (True, True)])

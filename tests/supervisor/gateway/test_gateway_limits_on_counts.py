@@ -120,22 +120,6 @@ async def test_requests_beyond_requests_max_wait_and_beyond_waiting_max_are_refu
     assert (rig.gateway.gate.inside, rig.gateway.gate.waiting) == (0, 0)
 
 
-async def test_requests_of_all_routes_are_counted_together(rather_slow: MockClock) -> None:
-    async with gateway_rig(requests_max=2, waiting_max=1, admit_s=60) as rig:
-        lane, streaming, waiting, late = await websocket_client(rig), *[await rig.client() for _ in range(3)]
-        await lane.say(create("n=5 s=1"))
-        await streaming.send(post(chat("n=5 s=1", stream=True)))
-        await trio.sleep(0.1)
-        await waiting.send(post({"model": "tiny", "prompt": "n=1", "max_tokens": 1}, "/v1/completions"))
-        await trio.sleep(0.1)
-        reply = await late.ask(post({"model": "tiny", "input": "n=1"}, "/v1/responses"))
-        refused(reply, 503, "overloaded", "2 requests are being served and 1 wait")
-        assert (await late.ask(head())).status == 200  # which asks no model
-        assert (await waiting.reply()).status == 200
-        assert (await lane.events())[-1]["type"] == "response.completed"
-        assert (await streaming.reply()).events[-1] == "[DONE]"
-
-
 async def test_a_request_that_left_the_queue_makes_room(rather_slow: MockClock) -> None:
     async with gateway_rig(requests_max=1, waiting_max=1, admit_s=60) as rig:
         inside, waiting, late = [await rig.client() for _ in range(3)]

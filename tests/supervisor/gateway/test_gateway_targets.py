@@ -10,7 +10,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.messages import RoutingHints
-from tests.rig.gateway import chat, create, gateway_rig, post, response, text
+from tests.rig.gateway import chat, create, gateway_rig, post, text
 from tests.rig.keys import as_
 from tests.rig.sockets import whole
 from tests.supervisor.gateway.test_gateway_keys import locked
@@ -83,15 +83,3 @@ async def test_a_wrong_header_is_refused_by_its_name(value: str, rather_slow: Mo
         refused = await client.upgrade(x_slo_tpot_ms=value)
         assert (refused.status, refused.error["param"]) == (400, "x-slo-tpot-ms")
         assert len(rig.worker.asked) == 1
-
-
-@pytest.mark.parametrize("field", ["ttft_target_ms", "itl_target_ms"])
-async def test_a_wrong_field_is_refused_by_its_name(field: str, rather_slow: MockClock) -> None:
-    wrong: list[Any] = [-1, "5", 1e300]
-    async with gateway_rig() as rig:
-        client = await rig.client()
-        low, word, high = ({field: value} for value in wrong)
-        for body in (post(chat(**low)), text(**word), response(**high)):
-            reply = await client.ask(body)
-            assert (reply.status, reply.error["param"]) == (400, field)
-        assert not rig.worker.asked

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protocol.grammars import grammar_kinds
-from protocol.messages import Grammar, GrammarKind
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway import gateway
 from supervisor.launcher import preflight
 from supervisor.node import preview
 from tests.rig.gateway import chat, create, gateway_rig, post
@@ -61,36 +58,6 @@ async def test_a_structural_tag_hides_no_grammar_of_another_kind(
             assert f"of the kind {kind} in a structural_tag" in refused.error["message"]
         harmless = tag({"type": "json_schema", "json_schema": {"properties": {"regex": {"pattern": "a+"}}}})
         assert (await client.ask(post(chat(structural_tag=harmless), **as_("alice")))).status == 200
-
-
-async def test_a_long_structural_tag_is_searched_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with locked(tmp_path, SCHEMAS) as rig:
-        plain, run_in_thread, within = grammar_kinds, rig.gateway.run_in_thread, list[bool]()
-        now = False
-
-        async def noted(function: Callable[[], Any], **given: Any) -> Any:
-            def run() -> Any:
-                nonlocal now
-                now = True
-                try:
-                    return function()
-                finally:
-                    now = False
-
-            return await run_in_thread(run, **given)
-
-        def seen(grammar: Grammar) -> list[GrammarKind]:
-            within.append(now)
-            return plain(grammar)
-
-        rig.gateway.run_in_thread = noted
-        monkeypatch.setattr(gateway, "grammar_kinds", seen)
-        client = await rig.client()
-        long = {"type": "sequence", "elements": [{"type": "regex", "pattern": "a"}] * 3_000}
-        for content, status in ((long, 403), ({"type": "any_text"}, 200)):
-            reply = await client.ask(post(chat(structural_tag=tag(content)), **as_("alice")))
-            assert reply.status == status
-        assert within == [True, False]
 
 
 async def test_over_a_websocket_the_refused_request_fails_alone(tmp_path: Path) -> None:

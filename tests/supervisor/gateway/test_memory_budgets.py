@@ -19,23 +19,11 @@ from supervisor.gateway.outbox import READ_BYTES
 from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
-from tests.rig.sockets import gateway_websocket, websocket_client, whole
+from tests.rig.sockets import gateway_websocket, websocket_client
 
 
 def make_budget(most: int = 100, share: float = 0.75) -> MemoryBudget:
     return MemoryBudget("things", lambda: most, lambda: share)
-
-
-def test_a_reservation_that_does_not_fit_is_refused_and_takes_nothing() -> None:
-    budget = make_budget()
-    with budget.reserving(None) as held:
-        held.grow(60)
-        with pytest.raises(Overloaded, match="60 of 100 bytes of things are in use") as caught:
-            held.grow(41)
-        assert caught.value.retry_after_s == 1
-        held.grow(40)
-        assert budget.reserved_bytes == 100
-    assert budget.reserved_bytes == 0
 
 
 def test_the_free_bytes_of_a_reservation_are_granted_when_the_budget_is_used_up() -> None:
@@ -46,18 +34,6 @@ def test_the_free_bytes_of_a_reservation_are_granted_when_the_budget_is_used_up(
         with pytest.raises(Overloaded):
             held.grow(1)
     assert budget.reserved_bytes == 0
-
-
-@pytest.mark.parametrize(("share", "second"), [(1.0, 30), (0.1, None)])
-def test_the_share_of_one_key_is_configurable(share: float, second: int | None) -> None:
-    budget = make_budget(share=share)
-    with budget.reserving("a") as one, budget.reserving("a") as two:
-        one.grow(70)
-        if second is None:
-            with pytest.raises(Overloaded, match=r"its share \(key_share_max\)"):
-                two.grow(1)
-        else:
-            two.grow(second)
 
 
 def test_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
@@ -255,13 +231,6 @@ def test_a_conversation_larger_than_the_total_is_not_kept() -> None:
     memory = ResponseHistory(80_000, shared, "a")
     memory.remember(None, conversation(10_000))
     assert (memory.size_bytes, shared.statistics()) == (0, HistoryStatistics(0, {}))
-
-
-async def test_conversations_end_with_their_connection(rather_slow: MockClock) -> None:
-    async with gateway_websocket() as (rig, client):
-        await whole(client, create("n=3"))
-        assert rig.gateway.histories.size_bytes > 0
-        await leave_all(rig)
 
 
 # Backlogs ------------------------------------------------------------------------------------------

@@ -117,21 +117,6 @@ async def test_frames_go_out_whole_and_in_order_however_little_the_socket_takes(
         assert await carried(box, client, frames, rng) == b"".join(frames)
 
 
-async def test_a_full_backlog_refuses_and_keeps_what_it_has() -> None:
-    async with pair(backlog=10_000) as (box, client):
-        frames = await fill(box)
-        while True:
-            frame = bytes([len(frames) % 251]) * 1000
-            if box.backlog_bytes + len(frame) > 10_000:
-                break
-            box.put(frame)
-            frames.append(frame)
-        with pytest.raises(SlowClient, match="bytes wait for the client to read"):
-            box.put(frame)
-        assert box.backlog_bytes <= 10_000
-        assert await read_all(client, 1000 * len(frames)) == b"".join(frames)
-
-
 async def test_without_a_backlog_a_frame_of_any_size_is_accepted_whole() -> None:
     async with pair(backlog=1000) as (box, client):
         box.put(bytes(300_000))
@@ -153,12 +138,6 @@ async def test_last_bytes_follow_the_frame_that_was_begun_and_replace_the_others
         assert box.backlog_bytes < 2000
         assert await read_all(client, len(begun) + 7) == begun + b"the end"
         await box.wait_flushed()
-
-
-async def test_last_bytes_without_a_backlog_are_sent_at_once() -> None:
-    async with pair() as (box, client):
-        box.put_last(b"the end")
-        assert os.read(client.socket.fileno(), 10) == b"the end"
 
 
 async def test_last_bytes_for_a_client_that_is_gone_do_not_count_as_sent() -> None:
@@ -400,11 +379,6 @@ async def test_over_tls_a_client_that_is_gone_breaks_the_stream_and_ends_all_wai
         assert box.client_gone
         with pytest.raises(trio.BrokenResourceError):
             box.put(b"x")
-
-
-async def test_over_tls_lingering_lasts_until_the_client_closes() -> None:
-    async with secure_pair() as (box, client), hearing_out(box, client):
-        await client.aclose()
 
 
 @pytest.mark.parametrize(("more", "fine"), [(-1, True), (0, True), (1, False)])

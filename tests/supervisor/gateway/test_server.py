@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -22,8 +21,6 @@ from protocol.errors import StartFailed
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
-from supervisor.sockets import shared_port
-from supervisor.sockets.shared_port import bound_sockets
 from tests.rig.gateway import (
     SECRET,
     Client,
@@ -72,15 +69,6 @@ async def test_a_stream_that_fails_ends_with_an_error_and_without_its_last_chunk
         assert all(choice["finish_reason"] is None for chunk in reply.chunks[:-1] for choice in chunk["choices"])
         early = await (await rig.client()).ask(post(chat("n=9 fail=0", stream=True)))
         assert (early.status, early.error["code"], early.headers["retry-after"]) == (503, "engine_lost", "1")
-
-
-async def test_waiting_for_admission_counts_into_the_time_to_the_first_token(rather_slow: MockClock) -> None:
-    async with gateway_rig(requests_max=1, first_token_s=6, admit_s=5) as rig, trio.open_nursery() as nursery:
-        nursery.start_soon((await rig.client()).ask, post(chat("n=4 s=1")))
-        await trio.sleep(0.1)
-        reply = await (await rig.client()).ask(post(chat("n=5 s=3")))
-        assert (reply.status, reply.error["code"]) == (503, "deadline_exceeded")
-        assert 6 <= trio.current_time() < 6.5
 
 
 # Slow clients -------------------------------------------------------------------------------------
@@ -192,33 +180,6 @@ async def test_every_client_of_a_crowd_beyond_the_limit_is_told_when_to_come_aga
             assert await client.closed()
             await client.stream.aclose()
         assert (await first.ask(head())).status == 200
-
-
-async def test_clients_that_make_room_for_others_are_told_so(rather_slow: MockClock) -> None:
-    async with gateway_client(connections_max=4) as (rig, first):
-        await first.ask(head())
-        crowd = [socket.create_connection(("127.0.0.1", rig.port), timeout=0.5) for _ in range(100)]  # in one turn
-        for each in crowd:
-            each.sendall(head())
-        statuses = Counter[int]()
-        for each in crowd:
-            client = Client(trio.SocketStream(trio.socket.from_stdlib_socket(each)))
-            statuses[(await client.reply()).status] += 1
-            await client.stream.aclose()
-        assert statuses.keys() == {200, 503}
-        assert statuses.total() == 100
-
-
-async def test_refusing_a_client_that_is_gone_already_fails_silently(
-    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with gateway_client(connections_max=1) as (rig, first):
-        await first.ask(head())
-        for _ in range(30):
-            await leave(await rig.client(), "reset")
-        await trio.sleep(5)
-        assert (await first.ask(head())).status == 200
-    assert not caplog.records
 
 
 async def test_a_drain_finishes_what_runs_and_refuses_what_is_new(rather_slow: MockClock) -> None:
@@ -365,23 +326,6 @@ async def test_prompts_and_answers_are_in_no_log(rather_slow: MockClock, caplog:
     assert all(SECRET not in str(vars(record)) for record in caplog.records)
 
 
-async def test_a_bug_in_a_handler_fails_its_request_alone(
-    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with gateway_rig() as rig:
-
-        async def broken() -> bytes:
-            await trio.lowlevel.checkpoint()
-            raise ZeroDivisionError
-
-        rig.gateway.metrics_text = broken
-        client = await rig.client()
-        reply = await client.ask(head(path="/metrics"))
-        assert (reply.status, reply.error["code"]) == (500, "internal")
-        assert (await client.ask(head())).status == 200
-    assert "a bug failed a request" in caplog.text
-
-
 # A port that several gateways share -----------------------------------------------------------------
 
 
@@ -463,25 +407,6 @@ async def test_a_drain_of_a_shared_port_admits_the_requests_that_wait(rather_slo
             rig.gateway.drain()
             assert (await waiting.reply()).status == status
             assert (await running.reply()).whole
-
-
-async def test_a_shared_port_that_another_program_takes_is_reported_in_one_sentence(
-    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-
-        async def bound_and_taken(port: int, host: str) -> list[trio.socket.SocketType]:
-            sockets = await bound_sockets(port, host)
-            other.bind(sockets[0].getsockname())
-            other.listen()
-            return sockets
-
-        monkeypatch.setattr(shared_port, "bound_sockets", bound_and_taken)
-        refused = pytest.RaisesExc(StartFailed, match="^cannot listen on port .*: Address already in use$")
-        with pytest.RaisesGroup(refused, flatten_subgroups=True):
-            async with gateway_rig(shares_port=True):
-                pass
 
 
 async def test_a_gateway_that_has_left_its_port_is_not_ready(rather_slow: MockClock) -> None:

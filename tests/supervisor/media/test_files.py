@@ -127,8 +127,3 @@ async def test_a_disk_that_does_not_answer_ends_the_request_and_not_the_node(
     with pytest.raises(DeadlineExceeded, match=r"not read within 0\.2 s"):
         await MediaFiles(root, 100, 0.2).read(FileUrl(str(root / "a.png")))
     hangs.set()
-
-
-async def test_without_a_folder_no_file_is_read() -> None:
-    with pytest.raises(BadRequest, match="this server reads no files"):
-        await MediaFiles(None, 100, 1.0).read(FileUrl("/etc/passwd"))

@@ -10,7 +10,6 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import EngineDied
-from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.status import ERROR_LENGTH_MAX, TreeStatus
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
@@ -27,14 +26,6 @@ def child(name: str, run: Callable[..., Awaitable[None]] = serves, **fields: Any
 
 def states(status: TreeStatus) -> dict[Any, Any]:
     return {member.path: member.state for member in status.members()}
-
-
-def test_before_the_first_event_every_member_is_listed_as_not_started() -> None:
-    inner = Tree(name="inner", children=(child("b"),))
-    status = TreeStatus(Tree(name="top", children=(child("a"), inner)))
-    assert states(status) == dict.fromkeys(["top", "top/a", "top/inner", "top/inner/b"], "not started")
-    assert [member.since_s for member in status.members()] == [0, 0, 0, 0]
-    assert status.uptime_s == 0
 
 
 async def test_the_status_has_the_state_and_its_time_of_each_member(autojump_clock: MockClock) -> None:
@@ -117,11 +108,3 @@ async def test_the_state_of_a_tree_is_that_of_a_child_in_its_back_off(autojump_c
         assert states(status) == {"top": "starts again", "top/a": "up", "top/b": "starts again"}
         assert [member.last_error for member in status.members()] == ["", "", "no"]
         nursery.cancel_scope.cancel()
-
-
-def test_an_event_reads_as_a_sentence() -> None:
-    assert str(ChildEvent("n/a", ChildEventKind.STARTED, 1.0)) == "n/a is ready"
-    assert (
-        str(ChildEvent("n/a", ChildEventKind.RESTARTING, 1.0, wait_s=1.23456)) == "n/a will be started again in 1.23 s"
-    )
-    assert str(ChildEvent("n/a", ChildEventKind.FAILED, 1.0, KeyError("x"))) == "n/a has failed: KeyError: 'x'"

@@ -63,12 +63,6 @@ async def test_a_child_gets_its_args_and_may_pass_any_value_to_started(autojump_
     assert got == [(1, "two")]
 
 
-async def test_a_stop_waits_for_each_slow_cleanup_in_turn(autojump_clock: MockClock) -> None:
-    events = await supervised(tree(*(child(name, Life(cleans_up_s=0.5)) for name in "abc")), 1)
-    assert events.stops() == ["1.5 c", "2 b", "2.5 a"]
-    assert trio.current_time() == 2.5
-
-
 async def test_nested_trees_stop_in_reverse_as_well(autojump_clock: MockClock) -> None:
     slow = Life(cleans_up_s=1)
     inner = tree(child("b", slow), child("c", slow), name="inner")
@@ -121,11 +115,6 @@ async def test_an_error_during_a_stop_is_logged_and_the_others_stop_all_the_same
     assert events.stops() == ["1 b", "1 a"]
     assert repr(events.all[-3].error) == "KeyError('in its clean-up')"
     assert "KeyError: 'in its clean-up'" in caplog.text
-
-
-async def test_an_empty_tree_is_ready_and_waits(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    await nursery.start(partial(supervise, tree(), rng=Chances()))
-    await trio.sleep(10)
 
 
 # Strategies ----------------------------------------------------------------------------

@@ -26,13 +26,6 @@ def beside(name: str, *lives: Life, needs: tuple[str, ...] = (), **fields: int) 
 # Starting and stopping together ----------------------------------------------------------
 
 
-async def test_a_gateway_that_fails_while_an_engine_loads_is_up_again_at_once(autojump_clock: MockClock) -> None:
-    gateway = child("gateway", Life(lasts_s=20))
-    worker = child("worker", Life(lasts_s=10), Life(ready_after_s=600), start_within_s=900)
-    events = await supervised(tree(gateway, worker), 700)
-    assert events.starts() == ["0 gateway", "0 worker", "20 gateway", "610 worker"]
-
-
 async def test_one_that_fails_while_another_starts_for_the_first_time_is_up_again_at_once(
     autojump_clock: MockClock,
 ) -> None:

@@ -8,7 +8,7 @@ from math import inf
 import pytest
 import trio
 
-from supervisor.supervision.tree import Backoff, Child, Strategy, Tree, render
+from supervisor.supervision.tree import Backoff, Child, Tree, render
 from tests.rig.supervision import REST, TRANSIENT, child, tree
 
 
@@ -36,6 +36,16 @@ async def actor(inbox: object, slots: int, *, task_status: trio.TaskStatus[None]
         (lambda: Backoff(reset_after_s=-1), "the back-off: reset_after_s is -1, but must be more than 0 and finite."),
         (lambda: Backoff(min_s=9, max_s=3), "the back-off: min_s is 9, more than max_s, 3."),
         (lambda: Backoff(jitter=1.5), "the back-off: jitter is 1.5, but must be from 0 to 1."),
+        (lambda: tree(child("a", needs=("b",)), child("b")), "t: a needs b, which is no child before it."),
+        (lambda: tree(child("a"), child("b", needs=("b",))), "t: b needs b, which is no child before it."),
+        (
+            lambda: tree(child("a"), restarts_max=None),
+            "t: it never gives up, so its back-off must count crashes, or it could spin.",
+        ),
+        (
+            lambda: tree(child("a"), child("b", needs=()), strategy=REST),
+            "t: b states what it needs, but in a tree that is rest for one each child needs all before it.",
+        ),
     ],
 )
 def test_a_contradictory_tree_cannot_be_made(make: Callable[[], Child | Tree | Backoff], sentence: str) -> None:
@@ -81,6 +91,7 @@ def test_a_tree_is_printed_with_all_its_policies_and_limits() -> None:
             restarts_window_s=300,
         ),
         child("load", restart=TRANSIENT, significant=True),
+        tree(child("c", needs=()), name="w", needs=("gateway",), restarts_max=None, backoff=Backoff(crashes=True)),
         name="quickstart",
         about="one machine, one tiny model",
     )
@@ -100,36 +111,8 @@ def test_a_tree_is_printed_with_all_its_policies_and_limits() -> None:
         "│  │          slots 16 · kv_tokens 20,480",
         "│  └─ decode  permanent · starts within 5 s · stops within 5 s",
         "│             inbox 16",
-        "└─ load       transient · significant · starts within 5 s · stops within 5 s",
+        "├─ load       transient · significant · starts within 5 s · stops within 5 s",
+        "└─ w          permanent · needs gateway · stops within 5 s",
+        "   │          one for one · never gives up · failures wait 0.5 to 30 s",
+        "   └─ c       permanent · needs nothing · starts within 5 s · stops within 5 s",
     ]
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda: tree(child("a", needs=("b",)), child("b")), "t: a needs b, which is no child before it."),
-        (lambda: tree(child("a"), child("b", needs=("b",))), "t: b needs b, which is no child before it."),
-        (
-            lambda: tree(child("a"), restarts_max=None),
-            "t: it never gives up, so its back-off must count crashes, or it could spin.",
-        ),
-        (
-            lambda: tree(child("a"), child("b", needs=()), strategy=Strategy.REST_FOR_ONE),
-            "t: b states what it needs, but in a tree that is rest for one each child needs all before it.",
-        ),
-    ],
-)
-def test_contradictory_needs_cannot_be_made(make: Callable[[], Tree], sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        make()
-    assert str(caught.value) == sentence
-
-
-def test_needs_and_trees_that_never_give_up_are_printed() -> None:
-    backoff = Backoff(min_s=1, max_s=8, jitter=0, crashes=True)
-    needy = tree(child("c"), name="w", needs=("a", "b"), restarts_max=None, backoff=backoff)
-    value = tree(child("a"), child("b", needs=()), needy)
-    text = render(value)
-    assert "permanent · needs nothing · starts within 5 s" in text
-    assert "permanent · needs a, b · stops within 5 s" in text
-    assert "one for one · never gives up · failures wait 1 to 8 s" in text

@@ -127,12 +127,6 @@ async def test_values_stay_as_they_are_written(value: str, autojump_clock: MockC
     assert await one(f"{GAUGE}sglang:running {value}\n") == [f'sglang:running{{engine="a/tiny",rank="0"}} {value}']
 
 
-async def test_a_rank_that_is_no_number_is_no_label(autojump_clock: MockClock) -> None:
-    assert await one(f'{GAUGE}sglang:running{{dp_rank="x"}} 1\n') == [
-        'sglang:running{engine="a/tiny",rank="0",dp_rank="x"} 1'
-    ]
-
-
 async def test_what_the_engine_has_left_out_is_counted_too(autojump_clock: MockClock) -> None:
     _, left_out = await merge_in_steps(
         {"a/tiny": EngineMetrics(f"{GAUGE}nonsense\n", 41), "a/b": EngineMetrics("", -1)}

@@ -189,12 +189,6 @@ async def test_a_closed_terminal_does_not_end_the_live_line_with_an_error(autoju
         nursery.cancel_scope.cancel()
 
 
-def test_an_announcement_to_a_closed_output_raises_no_error() -> None:
-    terminal = Terminal(io.StringIO(), live=False, stdout=ClosedOutput())
-    terminal.announce("Ready")
-    terminal.flush()
-
-
 def test_without_a_terminal_an_announcement_is_a_line_of_json() -> None:
     out, plain = io.StringIO(), io.StringIO()
     terminal = Terminal(out, live=False, stdout=plain, formatter=JsonFormatter("front"))
@@ -205,34 +199,6 @@ def test_without_a_terminal_an_announcement_is_a_line_of_json() -> None:
     assert (
         json.loads(line).items() >= {"event": "Ready: http://127.0.0.1:8000", "level": "info", "node": "front"}.items()
     )
-    assert out.getvalue() == ""
-
-
-def test_an_announcement_is_plain_text_if_only_the_standard_output_is_a_terminal() -> None:
-    plain = Screen()
-    terminal = Terminal(io.StringIO(), live=False, stdout=plain)
-    terminal.announce("Ready: http://127.0.0.1:8000")
-    terminal.flush()
-    assert plain.getvalue() == "Ready: http://127.0.0.1:8000\n"
-
-
-def test_a_pseudo_terminal_is_recognised_as_a_terminal() -> None:
-    near, far = os.openpty()
-    try:
-        with os.fdopen(far, "w") as out:
-            terminal = configure_logging(out)
-            assert terminal.live
-            log.info("hello")
-            assert b"hello" in os.read(near, 1000)
-    finally:
-        os.close(near)
-
-
-def test_the_websocket_library_logs_no_messages() -> None:
-    out = io.StringIO()
-    terminal = configure_logging(out)
-    logging.getLogger("trio-websocket").info("a message of %d bytes", 7)
-    terminal.flush()
     assert out.getvalue() == ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from supervisor.telemetry.loop_monitor import COLLECTION, LOG_INTERVAL_S, NAMES_MAX, OTHERS, LoopMonitor, task_function
+from supervisor.telemetry.loop_monitor import COLLECTION, LOG_INTERVAL_S, NAMES_MAX, OTHERS, LoopMonitor
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.log_records import log_records
 
@@ -106,18 +106,6 @@ async def test_a_garbage_collection_is_not_counted_in_the_turn_of_a_task(
 
     await beside(turns, (collects,))
     assert turns.statistics() == {COLLECTION: 1}
-
-
-async def test_a_name_is_that_of_the_function_and_not_of_the_task(clock: Clock) -> None:
-    names = []
-
-    async def one(_: int) -> None:
-        names.append(task_function(trio.lowlevel.current_task()))
-
-    async with trio.open_nursery() as nursery:
-        for number in range(3):
-            nursery.start_soon(one, number, name=f"request {number}")
-    assert set(names) == {"test_loop_monitor.test_a_name_is_that_of_the_function_and_not_of_the_task.<locals>.one"}
 
 
 async def test_a_stopped_process_is_not_reported_as_a_blocked_loop(

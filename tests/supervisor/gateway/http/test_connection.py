@@ -71,12 +71,6 @@ async def test_a_mistake_gets_its_error_and_keeps_the_connection(
         assert rig.worker.prompts == []
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1"])
-async def test_pages_of_the_servers_own_names_are_allowed(host: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        assert (await (await rig.client()).ask(head(host=host, origin=f"http://{host}"))).status == 200
-
-
 async def test_head_gets_the_head_of_a_get(rather_slow: MockClock) -> None:
     async with gateway_client() as (_, client):
         for path, status in [

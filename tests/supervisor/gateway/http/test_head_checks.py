@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
-from supervisor.gateway.http.request_reader import PIPELINED_BYTES_MAX
-from tests.rig.gateway import at_rest, gateway_client, gateway_rig, head, leave_all
+from tests.rig.gateway import gateway_client, head, leave_all
 
 
 @pytest.mark.parametrize(
@@ -113,30 +112,12 @@ async def test_a_head_has_at_most_512_headers(count: int, status: int, rather_sl
         await leave_all(rig)
 
 
-@pytest.mark.parametrize("given", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
-async def test_a_request_id_that_is_unsafe_in_logs_is_replaced(given: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        reply = await (await rig.client()).ask(head(x_request_id=given))
-        assert reply.headers["x-request-id"] == "0" * 31 + "1"
-
-
-@pytest.mark.parametrize("given", ["my-id", "a/b:c=d+e._-", "x" * 128])
-async def test_a_safe_request_id_is_returned(given: str, rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        assert (await (await rig.client()).ask(head(x_request_id=given))).headers["x-request-id"] == given
-
-
-async def test_the_last_response_to_too_many_pipelined_requests_announces_the_close(rather_slow: MockClock) -> None:
-    one = head(x="y" * 40)
-    async with gateway_client(close_s=0.1) as (rig, client):
-        await client.send(one * (2 * PIPELINED_BYTES_MAX // len(one)))
-        last = None
-        while last != "close":
-            reply = await client.reply()
-            assert (reply.status, reply.whole) == (200, True)
-            last = reply.headers.get("connection")
-        assert await client.closed()
-        await at_rest(rig)
+@pytest.mark.parametrize("safe", ["my-id", "a/b:c=d+e._-", "x" * 128])
+@pytest.mark.parametrize("unsafe", ['a","k":"v', "a b", "é", "$(id)", "x" * 129, "'"])
+async def test_a_request_id_that_is_unsafe_in_logs_is_replaced(safe: str, unsafe: str, rather_slow: MockClock) -> None:
+    async with gateway_client() as (_, client):
+        assert (await client.ask(head(x_request_id=unsafe))).headers["x-request-id"] == "0" * 31 + "1"
+        assert (await client.ask(head(x_request_id=safe))).headers["x-request-id"] == safe
 
 
 @pytest.mark.parametrize(("path", "line"), [("/health", b"HTTP/1.1 200 OK"), ("/no", b"HTTP/1.1 404 Not Found")])
@@ -144,11 +125,3 @@ async def test_a_status_has_its_reason_phrase(path: str, line: bytes, rather_slo
     async with gateway_client() as (_, client):
         await client.send(head(path=path))
         assert (await client.until(b"\r\n")).strip() == line
-
-
-async def test_a_503_has_its_reason_phrase(rather_slow: MockClock) -> None:
-    async with gateway_rig() as rig:
-        rig.ready.append("engine a is starting")
-        client = await rig.client()
-        await client.send(head(path="/ready"))
-        assert (await client.until(b"\r\n")).strip() == b"HTTP/1.1 503 Service Unavailable"

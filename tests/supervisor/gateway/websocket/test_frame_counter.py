@@ -134,15 +134,6 @@ async def test_pipelined_requests_of_many_clients_are_read_one_client_at_a_time(
         assert heads.most <= 1 + CLIENTS  # one of the client whose turn it is, and the first of each client
 
 
-async def test_each_pipelined_request_is_read_in_a_turn_of_its_own(rather_slow: MockClock, heads: Pass) -> None:
-    async with gateway_client() as (_, client):
-        trio.lowlevel.add_instrument(heads)
-        await client.send(head(path="/nothing") * FREE)
-        for _ in range(FREE):
-            assert (await client.reply()).status == 404
-        assert heads.most == 1
-
-
 async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_many(
     rather_slow: MockClock, heads: Pass
 ) -> None:

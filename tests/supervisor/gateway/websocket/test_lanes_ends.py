@@ -78,21 +78,6 @@ async def test_a_client_that_leaves_ends_every_lane_and_waiting_requests_never_s
         assert (rig.worker.left, len(rig.worker.prompts)) == (3, 3)
 
 
-async def test_a_drain_waits_for_every_lane(rather_slow: MockClock) -> None:
-    async with gateway_websocket() as (rig, client):
-        for lane, tokens in (("a", 3), ("b", 6)):
-            await client.say(create(f"n={tokens} s=1", stream_id=lane))
-        await trio.sleep(1.5)
-        rig.gateway.drain()
-        await client.say(create(stream_id="c"))
-        lanes = await collected(client, 3)
-        assert lanes["c"][0]["error"]["code"] == "draining"
-        assert [lanes[lane][-1]["type"] for lane in "ab"] == ["response.completed"] * 2
-        assert await client.close_code() == 1012
-        assert 6 <= trio.current_time() < 6.2
-        await leave_all(rig)
-
-
 async def test_responses_that_began_before_the_age_limit_are_completed_and_later_ones_refused(
     rather_slow: MockClock,
 ) -> None:
@@ -127,16 +112,6 @@ async def test_a_bug_fails_its_response_alone(
             assert (await client.events("error"))[-1]["error"]["code"] == "internal"
         assert (await client.events())[-1]["type"] == "response.completed"
     assert "a bug failed a request" in caplog.text
-
-
-async def test_a_slow_reader_of_many_lanes_is_dropped_with_1013(rather_slow: MockClock) -> None:
-    limits = {"backlog_bytes_max": 20_000, "send_buffer_bytes": 4096, "stall_s": 20, "close_s": 2}
-    async with gateway_websocket(2048, **limits) as (rig, client):
-        for lane in "abc":
-            await client.say(create("n=1900 s=0.004", stream_id=lane))
-        await rig.worker.wait_left(3)
-        assert await client.close_code() == 1013
-        await leave_all(rig)
 
 
 async def test_last_events_of_long_responses_wait_for_their_reader(rather_slow: MockClock) -> None:

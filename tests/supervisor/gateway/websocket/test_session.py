@@ -14,10 +14,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from protocol.dialects import request_body, responses
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.websocket import message_reader
-from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import (
     Worker,
@@ -75,26 +73,6 @@ async def test_an_upgrade_may_follow_requests_and_be_followed_by_messages_at_onc
         assert (reply.status, reply.headers["x-request-id"]) == (101, "mine")
         events = await client.events()
         assert output_text(events) == "The oak", events
-
-
-async def test_frames_behind_a_handshake_are_read_in_pieces(
-    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, given = ReplayedStream.receive_some, []
-
-    async def noted(self: ReplayedStream, max_bytes: int) -> bytes | bytearray:
-        data = await plain(self, max_bytes)
-        given.append((len(data), max_bytes))
-        return data
-
-    monkeypatch.setattr(ReplayedStream, "receive_some", noted)
-    async with gateway_client() as (_, client):
-        await client.send(handshake() + frame(b"", 0x8A) * 9_000)  # pongs, of which each is looked at
-        assert (await client.reply()).status == 101
-        await client.say(create("n=3"))
-        assert output_text(await client.events()) == "The oak is"
-    assert sum(size for size, _ in given) > 50_000
-    assert all(size <= most for size, most in given)
 
 
 @pytest.mark.parametrize(
@@ -298,24 +276,6 @@ async def test_nothing_follows_a_close_frame(rather_slow: MockClock) -> None:
         assert await client.close_code() == 1000
         assert await client.closed()
         await leave_all(rig)
-
-
-async def test_a_message_that_is_no_event_is_decoded_once(
-    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded = []
-
-    def counting(text: bytes | str) -> dict[str, Any]:
-        decoded.append(text)
-        return request_body.decode(text)
-
-    for module in (message_reader, responses.requests):
-        monkeypatch.setattr(module, "decode", counting)
-    async with gateway_websocket() as (_, client):
-        await client.say({"type": "response.create", "model": "tiny", "input": 5, "stream_id": "lane"})
-        [event] = await client.events()
-        assert (event["type"], event["stream_id"], event["error"]["param"]) == ("error", "lane", "input")
-        assert len(decoded) == 1
 
 
 async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_parsed(rather_slow: MockClock) -> None:

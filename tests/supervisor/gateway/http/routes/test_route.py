@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import Reply, Worker, chat, gateway_client, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
-from tests.system.fuzz import bodies
-from tests.system.fuzz.http import attacked
 
 
 def server_sent(reply: Reply) -> list[Any]:
@@ -278,12 +275,6 @@ async def test_a_new_route_takes_its_handler_its_dialect_and_its_row(
     ]
     assert described["paths"]["/reverse"]["post"]["summary"] == "A text from its end."
     assert described["components"]["schemas"]["ReverseRequest"]["required"] == ["text"]
-
-
-def test_the_fuzzer_attacks_a_new_route_with_bodies_like_its_example(with_reverse: RouteTable) -> None:
-    (operation,) = [each for each in attacked(with_reverse) if each.path == "/reverse"]
-    assert bodies.body(Random(0), operation) == {"text": "oak"}
-    assert json.loads(bodies.mutated(Random(0), {"text": "oak"})) is not None
 
 
 def test_routes_of_one_path_agree_about_who_may_call_them() -> None:
