@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.rig.result import Cell, Table, write_document
+from bench.rig.result import Table, write_document
 from bench.rig.table_text import tables_text
-from bench.stages.measure import AnyStage, Cost, Part, measure
-from bench.stages.model import TINY, Subject, subject
+from bench.stages.measure import Stage, measure
+from bench.stages.model import subject
 from bench.stages.request_stages import request_stages
-from bench.stages.task_stages import task_stages
 from bench.stages.token_stages import token_stages
 
 DESCRIPTION = """\
@@ -21,9 +20,8 @@ so it ranks stages and shows what a change did to one; in a running node each co
 are cold there."""
 NOTES = (
     "Hot figures: in a running node each stage costs two to five times as much, since caches are cold there.",
-    "peak: the most memory above that before the call. kept: what is left with the result and in the stage itself.",
+    "peak: the most memory above that before the call.",
 )
-COLUMNS = ("CPU us", "peak bytes", "kept bytes", "kept blocks")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +29,36 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of all stages; default: 5")
     parser.add_argument("--calls", type=int, default=2000, help="of each stage in each round; default: 2000")
     parser.add_argument("--only", metavar="WORD", default="", help="stages with this word in their name")
-    parser.add_argument("--model-folder", type=Path, default=TINY, help="default: examples/tiny")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a document")
 
 
-def stages(of: Subject) -> list[AnyStage]:
-    """Return all stages; a new one is a row in one of these."""
-    return [*token_stages(of), *request_stages(of), *task_stages()]
+def stages() -> dict[str, tuple[Stage, ...]]:
+    """Return the stages of a token and of a request; a new one is a row in one of these."""
+    model = subject()
+    return {"token": token_stages(model), "request": request_stages(model)}
 
 
 def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Measure and print; return 0."""
     if min(arguments.rounds, arguments.calls) < 1:
         parser.error("--rounds and --calls must be at least 1")
-    chosen = [stage for stage in stages(subject(arguments.model_folder)) if arguments.only in stage.name]
+    chosen = [(part, each) for part, several in stages().items() for each in several if arguments.only in each.name]
     if not chosen:
         parser.error(f"--only: no stage has {arguments.only!r} in its name")
     begun = datetime.now(UTC)
-    figures = tables(measure(chosen, rounds=arguments.rounds, calls=arguments.calls))
+    costs = measure([stage for _, stage in chosen], rounds=arguments.rounds, calls=arguments.calls)
+    rows = [
+        (part, (cost.stage.name, cost.us, round(cost.peak_bytes)))
+        for (part, _), cost in zip(chosen, costs, strict=True)
+    ]
+    figures = [
+        Table(
+            title=f"Stages of a {part}",
+            columns=(f"a {part}", "CPU us", "peak bytes"),
+            rows=[row for of, row in rows if of == part],
+        )
+        for part in dict.fromkeys(part for part, _ in rows)
+    ]
     print(tables_text(figures), "", *NOTES, sep="\n")
     if arguments.json is not None:
         title = "Stages of a token and of a request"
@@ -56,20 +66,3 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
             arguments.json, ("stages", *words), begun, title=title, notes=NOTES, figures=figures, samples=None
         )
     return 0
-
-
-def tables(costs: Sequence[Cost]) -> list[Table]:
-    """Return the figures of each part; a CPU time has the values of all rounds."""
-    parts: dict[Part, list[Cost]] = {}
-    for cost in costs:
-        parts.setdefault(cost.stage.part, []).append(cost)
-    return [
-        Table(title=f"Stages of a {part}", columns=(f"a {part}", *COLUMNS), rows=[_row(cost) for cost in found])
-        for part, found in parts.items()
-    ]
-
-
-def _row(cost: Cost) -> list[Cell]:
-    memory = cost.memory
-    assert memory is not None
-    return [cost.stage.name, cost.us, round(memory.peak_bytes), round(memory.kept_bytes), round(memory.kept_blocks, 1)]

@@ -1,4 +1,4 @@
-"""The cost of one stage: CPU time of the thread, and what it allocates.
+"""The cost of one stage: CPU time of the thread, and the most memory that a call has.
 
 Wall time would also count the other work of a busy machine. The collector of cycles is off while a stage runs. All
 stages are measured in each round before the next begins, so a slow moment of the machine does not fall on one alone.
@@ -7,155 +7,98 @@ stages are measured in each round before the next begins, so a slow moment of th
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import iscoroutinefunction
 from itertools import repeat
 from statistics import median
-from typing import Literal
+from typing import Any
 
 import trio
 from attrs import define, field, frozen
+from trio.testing import wait_all_tasks_blocked
 
-Part = Literal["token", "request"]
-Once = Callable[[], object]
-AsyncOnce = Callable[[], Awaitable[object]]
+Once = Callable[[], Any]  # a coroutine function, if the stage awaits
 WARM_UP_CALLS = 20
 PEAKS = 15  # calls whose peak of memory is taken
-KEPT = 100  # calls whose results are kept
 
 
 @frozen
 class Stage:
-    """One stage; what `prepare` returns is called many times, and does the work of `units` tokens or requests."""
+    """One stage; what `prepare` returns is called many times, and does the work of `units` tokens or requests.
+
+    `prepare` may start tasks in the nursery, which end with the stage.
+    """
 
     name: str
-    part: Part
-    prepare: Callable[[], Once]
+    prepare: Callable[[trio.Nursery], Once]
     units: int = 1
-
-
-@frozen
-class TaskStage:
-    """One stage that awaits; `prepare` may start helpers in the nursery."""
-
-    name: str
-    part: Part
-    prepare: Callable[[trio.Nursery], Awaitable[AsyncOnce]]
-    units: int = 1
-
-
-AnyStage = Stage | TaskStage
-
-
-@frozen
-class Memory:
-    """The memory of one unit: the most above the start, and what is left while the result is kept."""
-
-    peak_bytes: float
-    kept_bytes: float
-    kept_blocks: float
 
 
 @define
 class Cost:
-    """The cost of a stage: microseconds of CPU a unit, in each round."""
+    """The cost of a unit: microseconds of CPU in each round, and the most memory above the start."""
 
-    stage: AnyStage
-    memory: Memory | None = None
+    stage: Stage
     us: list[float] = field(factory=list)
+    peak_bytes: float = 0.0
 
 
-def measure(stages: Sequence[AnyStage], *, rounds: int, calls: int) -> list[Cost]:
+def measure(stages: Sequence[Stage], *, rounds: int, calls: int) -> list[Cost]:
     """Return the cost of each stage, in their order."""
     costs = [Cost(stage) for stage in stages]
     for _ in range(rounds):
         for cost in costs:
-            cost.us.append(trio.run(_us, cost.stage, calls) / cost.stage.units)
+            cost.us.append(trio.run(_prepared, cost.stage, lambda once: _us(once, calls)) / cost.stage.units)
     for cost in costs:
         tracemalloc.start()
         try:
-            cost.memory = trio.run(_memory, cost.stage)
+            cost.peak_bytes = trio.run(_prepared, cost.stage, _peak_bytes) / cost.stage.units
         finally:
             tracemalloc.stop()
     return costs
 
 
-async def _us(stage: AnyStage, calls: int) -> float:
-    """Return the CPU time of one call."""
-    async with _prepared(stage) as (once, once_async):
-        gc.collect()
-        gc.disable()
-        try:
-            begun = time.thread_time_ns()
-            if once is not None:
-                for _ in repeat(None, calls):
-                    once()
-            else:
-                for _ in repeat(None, calls):
-                    await once_async()
-            return (time.thread_time_ns() - begun) / 1e3 / calls
-        finally:
-            gc.enable()
-
-
-async def _memory(stage: AnyStage) -> Memory:
-    async with _prepared(stage) as (once, once_async):
-        usage = _Usage(stage.units)
-        for _ in range(PEAKS):
-            usage.before_peak()
-            result = await once_async() if once is None else once()
-            usage.after_peak(result)
-        usage.before_kept()
-        for place in range(KEPT):
-            usage.results[place] = await once_async() if once is None else once()
-        return usage.memory()
-
-
-@asynccontextmanager
-async def _prepared(stage: AnyStage) -> AsyncIterator[tuple[Once | None, AsyncOnce]]:
-    """Prepare a stage and call it some times; of the two functions the second is for stages that await."""
+async def _prepared(stage: Stage, measured: Callable[[Once], Awaitable[float]]) -> float:
+    """Prepare a stage, call it some times, and return what is measured of it."""
     async with trio.open_nursery() as nursery:
-        if isinstance(stage, TaskStage):
-            once, once_async = None, await stage.prepare(nursery)
-        else:
-            once, once_async = stage.prepare(), trio.lowlevel.checkpoint
-        for _ in range(WARM_UP_CALLS):
-            if once is not None:
-                once()
-            else:
-                await once_async()
-        yield once, once_async
+        once = stage.prepare(nursery)
+        await wait_all_tasks_blocked()
+        await _call(once, WARM_UP_CALLS)
+        value = await measured(once)
         nursery.cancel_scope.cancel(reason="measured")
+    return value
 
 
-@define
-class _Usage:
-    """Readings of the allocator around calls."""
+async def _call(once: Once, calls: int) -> None:
+    if iscoroutinefunction(once):
+        for _ in repeat(None, calls):
+            await once()
+    else:
+        for _ in repeat(None, calls):
+            once()
 
-    units: int
-    results: list[object] = field(factory=lambda: [None] * KEPT)
-    _peaks: list[int] = field(factory=list)
-    _bytes: int = 0
-    _blocks: int = 0
 
-    def before_peak(self) -> None:
-        tracemalloc.reset_peak()
-        self._bytes = tracemalloc.get_traced_memory()[0]
-
-    def after_peak(self, _: object) -> None:
-        """Take the peak; the result is an argument so that it lives until here."""
-        self._peaks.append(tracemalloc.get_traced_memory()[1] - self._bytes)
-
-    def before_kept(self) -> None:
-        gc.collect()
-        gc.disable()
-        self._bytes, self._blocks = tracemalloc.get_traced_memory()[0], sys.getallocatedblocks()
-
-    def memory(self) -> Memory:
-        blocks, size = sys.getallocatedblocks() - self._blocks, tracemalloc.get_traced_memory()[0] - self._bytes
+async def _us(once: Once, calls: int) -> float:
+    """Return the CPU time of one call."""
+    gc.collect()
+    gc.disable()
+    try:
+        begun = time.thread_time_ns()
+        await _call(once, calls)
+        return (time.thread_time_ns() - begun) / 1e3 / calls
+    finally:
         gc.enable()
-        count = KEPT * self.units
-        return Memory(median(self._peaks) / self.units, max(0.0, size / count), max(0.0, blocks / count))
+
+
+async def _peak_bytes(once: Once) -> float:
+    """Return the most memory of one call above that before it, with its result."""
+    peaks, awaits = [], iscoroutinefunction(once)
+    for _ in range(PEAKS):
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        result = await once() if awaits else once()
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+        del result  # it lives until the peak is taken
+    return median(peaks)

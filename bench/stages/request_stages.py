@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from itertools import count
 
-import h11
+import trio
 from wsproto import ConnectionType
 from wsproto.connection import Connection
 
+from actors.kit.calls import Address, BugCounter, Call, mailbox
 from bench.load.websocket import TEXT, frame
-from bench.stages.measure import AnyStage, Once, Stage
+from bench.stages.measure import Once, Stage
 from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_HEAD, REQUEST_ID, TURNS, Subject, generate
 from bench.stages.token_stages import pass_on
 from protocol import codec
@@ -19,19 +20,19 @@ from protocol.dialects.request_body import decode
 from protocol.dialects.responses import requests
 from protocol.dialects.responses.events import Events
 from protocol.frames import End, Open
-from protocol.messages import Finished, FinishReason, Usage
+from protocol.messages import Done, Finished, FinishReason, FlushCache, Usage
 from protocol.peer import Peer
 from protocol.text_messages import Answered, ChoiceEnded
-from supervisor.gateway.http.head_checks import check_head
-from supervisor.gateway.http.plain_head import RequestHead
+from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.telemetry.logs import JsonFormatter
 from supervisor.telemetry.metrics import Metrics
 
 HEAD_BYTES_MAX = 64 * 1024
+INBOX = 16
 ENDED, USAGE = ChoiceEnded(FinishReason.LENGTH), Usage(30, 128, 16)
 RESULT = codec.encode(Finished(FinishReason.LENGTH, USAGE))
-STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"transfer-encoding", b"chunked")]
+STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
 LINE: dict[str, object] = {
     "request_id": REQUEST_ID,
     "trace": REQUEST_ID,
@@ -52,42 +53,13 @@ LINE: dict[str, object] = {
 }
 
 
-def _read_http() -> tuple[h11.Connection, h11.Request]:
-    syntax = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-    syntax.receive_data(REQUEST_HEAD + CHAT_BODY)
-    request = syntax.next_event()
-    assert isinstance(request, h11.Request)
-    while not isinstance(syntax.next_event(), h11.EndOfMessage):
-        pass
-    return syntax, request
-
-
-def _check_http() -> Once:
-    _, read = _read_http()
-    request = RequestHead(read.method, read.target, read.http_version, tuple(read.headers))
-    return lambda: check_head(REQUEST_HEAD, request)
-
-
-def _read_plain() -> HttpSyntax:
+def _exchange() -> bytes:
+    """Read a request, and write the head and the end of its answer."""
     syntax = HttpSyntax(HEAD_BYTES_MAX)
     syntax.receive_data(REQUEST_HEAD + CHAT_BODY)
     syntax.next_event()
-    assert syntax.plain
     assert syntax.take_body() == CHAT_BODY
-    return syntax
-
-
-def _plain_both() -> bytes:
-    """Read a plain request, and write the head and the end of its answer."""
-    syntax = _read_plain()
-    return syntax.send_head(200, STREAM_HEADERS[:1]) + syntax.send_end()
-
-
-def _http_both() -> bytes:
-    """Read a request, and write the head and the end of its answer: h11 writes only to a connection that was asked."""
-    syntax, _ = _read_http()
-    response = h11.Response(status_code=200, headers=STREAM_HEADERS)
-    return b"".join(syntax.send(event) or b"" for event in (response, h11.EndOfMessage()))
+    return syntax.send_head(200, STREAM_HEADERS) + syntax.send_end()
 
 
 def _read_websocket() -> Once:
@@ -115,11 +87,6 @@ def _respond() -> Once:
 def _tokenise(subject: Subject) -> Once:
     text = subject.model.prompt(TURNS)
     return lambda: subject.model.encode_text(text, special=False)
-
-
-def _codec(subject: Subject) -> Once:
-    request = generate(subject.prompt_ids)
-    return lambda: codec.decode(codec.encode(request))
 
 
 def _stream(subject: Subject) -> Once:
@@ -183,24 +150,55 @@ def _metrics() -> Once:
     return once
 
 
-def request_stages(subject: Subject) -> tuple[AnyStage, ...]:
+def _admission() -> Once:
+    gate = AdmissionGate(requests_max=64, admit_s=10.0, waiting_max=64, unready=lambda: None)
+
+    async def once() -> int:
+        async with gate.admitted(owner="alice"):
+            return gate.inside
+
+    return once
+
+
+def _call(nursery: trio.Nursery) -> Once:
+    """Call an actor that answers each call in a task of its own."""
+    address: Address[FlushCache, Done, Done]
+    address, inbox = mailbox(INBOX)
+    bugs, request = BugCounter(), FlushCache()
+
+    async def actor() -> None:
+        async with trio.open_nursery() as requests:
+            while True:
+                requests.start_soon(serve, await inbox.receive())
+
+    async def serve(call: Call[FlushCache, Done, Done]) -> None:
+        with call.answering(bugs) as answer:
+            answer.end(Done())
+
+    nursery.start_soon(actor)
+
+    async def once() -> Done | None:
+        async with address.ask(request, 0) as answer:
+            return await answer.result()
+
+    return once
+
+
+def request_stages(subject: Subject) -> tuple[Stage, ...]:
     """Return the stages in the order in which a request passes them."""
     return (
-        Stage("read a plain request with its body", "request", lambda: _read_plain),
-        Stage("read a plain request, and write the head and the end of a stream", "request", lambda: _plain_both),
-        Stage("h11 reads a request with its body", "request", lambda: _read_http),
-        Stage("h11 reads a request, and writes the head and the end of a stream", "request", lambda: _http_both),
-        Stage("the strict checks of a head", "request", _check_http),
-        Stage("wsproto reads a message", "request", _read_websocket),
-        Stage("parse the body of a chat completion", "request", lambda: lambda: chat.parse(CHAT_BODY)),
-        Stage("parse the event of a response", "request", lambda: _create),
-        Stage("the request for a processor", "request", _respond),
-        Stage("render the chat template", "request", lambda: lambda: subject.model.prompt(TURNS)),
-        Stage(f"tokenise {len(subject.prompt_ids)} tokens", "request", lambda: _tokenise(subject)),
-        Stage("encode and decode a Generate", "request", lambda: _codec(subject)),
-        Stage("open and end a stream of a link, at both ends", "request", lambda: _stream(subject)),
-        Stage("the first and last events of a response", "request", _response_events),
-        Stage("the first and last chunks of a chat completion", "request", _chat_chunks),
-        Stage("the metrics of a request", "request", _metrics),
-        Stage("a line of the access log", "request", _log_line),
+        Stage("read a plain request, and write the head and the end of a stream", lambda _: _exchange),
+        Stage("read a WebSocket message", lambda _: _read_websocket()),
+        Stage("admission without a wait", lambda _: _admission()),
+        Stage("parse the body of a chat completion", lambda _: lambda: chat.parse(CHAT_BODY)),
+        Stage("parse the event of a response", lambda _: _create),
+        Stage("the request for a processor", lambda _: _respond()),
+        Stage("render the chat template", lambda _: lambda: subject.model.prompt(TURNS)),
+        Stage(f"tokenise {len(subject.prompt_ids)} tokens", lambda _: _tokenise(subject)),
+        Stage("a call of an actor that answers at once", _call),
+        Stage("open and end a stream of a link, at both ends", lambda _: _stream(subject)),
+        Stage("the first and last events of a response", lambda _: _response_events()),
+        Stage("the first and last chunks of a chat completion", lambda _: _chat_chunks()),
+        Stage("the metrics of a request", lambda _: _metrics()),
+        Stage("a line of the access log", lambda _: _log_line()),
     )

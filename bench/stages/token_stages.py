@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
 from itertools import cycle
 
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from actors.kit.calls import Answer
 from actors.text.detokenizer import IncrementalDetokenizer
-from actors.text.stop_strings import StopStrings
-from bench.stages.measure import AnyStage, AsyncOnce, Once, Stage, TaskStage
-from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_ID, Subject, generate
-from protocol import codec
+from bench.stages.measure import Once, Stage
+from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_ID, Subject
 from protocol.dialects import chat
 from protocol.dialects.request_body import decode
 from protocol.dialects.responses.events import Events
 from protocol.dialects.responses.requests import Create, read_event
-from protocol.frames import Item, Open, Step, encode
-from protocol.messages import Finished, Started, Tokens
+from protocol.frames import Open, Step, encode
+from protocol.messages import Finished, Tokens
 from protocol.peer import Peer
 from protocol.streams import CREDIT_MAX
 from protocol.text_messages import Text
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import text_frame
-from supervisor.links.encoding import reply_rules
 from supervisor.telemetry.metrics import Metrics
 
 STREAMS = 64
@@ -74,31 +69,7 @@ def _read_step(subject: Subject) -> Once:
     return lambda: [list(frame.pieces()) for frame in asker.receive_data(data) if isinstance(frame, Step)]
 
 
-def _queue_item(subject: Subject) -> Once:
-    _, server = linked()
-    tokens = Tokens(tuple(subject.ids[:1]))
-
-    def once() -> bytes:
-        server.send(Item(1, codec.encode(tokens), 1))
-        return server.data_to_send()
-
-    return once
-
-
-def _read_item(subject: Subject) -> Once:
-    (asker, _), data = linked(), encode(Item(1, codec.encode(Tokens(tuple(subject.ids[:1]))), 1))
-    rules = reply_rules(generate(subject.prompt_ids))
-    rules.reply(Started(), 0)
-
-    def once() -> None:
-        for frame in asker.receive_data(data):
-            if isinstance(frame, Item):
-                rules.reply(codec.decode(frame.body), frame.units)
-
-    return once
-
-
-async def _relay(subject: Subject, nursery: trio.Nursery) -> AsyncOnce:
+def _relay(subject: Subject, nursery: trio.Nursery) -> Once:
     """Put a step's tokens of one stream into an answer that another is relayed to, as two actors in a row do."""
     first: Answer[Tokens, Finished] = Answer(CREDIT_MAX)
     second: Answer[Tokens, Finished] = Answer(CREDIT_MAX)
@@ -106,9 +77,8 @@ async def _relay(subject: Subject, nursery: trio.Nursery) -> AsyncOnce:
     nursery.start_soon(first.relay, second.put)
     received: deque[Tokens] = deque(maxlen=1)
     nursery.start_soon(second.relay, received.append)
-    await wait_all_tasks_blocked()
 
-    async def once() -> Tokens:
+    def once() -> Tokens:
         for reply in replies:
             first.put(reply)
         return received[-1]
@@ -116,10 +86,8 @@ async def _relay(subject: Subject, nursery: trio.Nursery) -> AsyncOnce:
     return once
 
 
-def _detokenise(subject: Subject, stops: Sequence[str] = ()) -> Once:
-    reading = IncrementalDetokenizer(
-        subject.model.tokenizer, StopStrings(tuple(stops)) if stops else None, eos_ids=subject.model.eos_token_ids
-    )
+def _detokenise(subject: Subject) -> Once:
+    reading = IncrementalDetokenizer(subject.model.tokenizer, eos_ids=subject.model.eos_token_ids)
     pieces = cycle([[token] for token in subject.ids])
     return lambda: reading.feed(next(pieces))
 
@@ -157,48 +125,39 @@ def _delta() -> Once:
     return lambda: events.delta(TEXT)
 
 
-async def _write(nursery: trio.Nursery) -> AsyncOnce:
+def _write(nursery: trio.Nursery) -> Once:
     ours, client = socket.socketpair()
     for end in (ours, client):
         end.setblocking(False)
     stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
     outbox = Outbox(stream, BACKLOG_BYTES_MAX, 60.0)
-    nursery.start_soon(_keep, stream, client)
-    await wait_all_tasks_blocked()
 
-    async def once() -> bytes:
+    async def keep() -> None:
+        """Keep both ends open until the stage is over."""
+        with client:
+            async with stream:
+                await trio.sleep_forever()
+
+    nursery.start_soon(keep)
+
+    def once() -> bytes:
         outbox.put(PAYLOAD)
         return client.recv(READ_BYTES)
 
     return once
 
 
-async def _keep(stream: trio.SocketStream, client: socket.socket) -> None:
-    """Keep both ends open until the stage is over."""
-    with client:
-        async with stream:
-            await trio.sleep_forever()
-
-
-def token_stages(subject: Subject) -> tuple[AnyStage, ...]:
+def token_stages(subject: Subject) -> tuple[Stage, ...]:
     """Return the stages in the order in which a token passes them."""
     return (
-        Stage(
-            "its part of queueing and sending a Step of 64",
-            "token",
-            lambda: _queue_step(subject),
-            STREAMS,
-        ),
-        Stage("its part of reading and checking a Step of 64", "token", lambda: _read_step(subject), STREAMS),
-        Stage("encode, queue and send an Item", "token", lambda: _queue_item(subject)),
-        Stage("read an Item, decode and check it", "token", lambda: _read_item(subject)),
-        TaskStage("relay through two answers", "token", lambda nursery: _relay(subject, nursery), STREAMS),
-        Stage("detokenise", "token", lambda: _detokenise(subject)),
-        Stage("look up a token that is whole", "token", lambda: _look_up(subject)),
-        Stage("detokenise with two stop strings", "token", lambda: _detokenise(subject, ("\n\nUser:", "the end"))),
-        Stage("the metrics of a token", "token", _metrics),
-        Stage("a chunk of a chat completion", "token", _chat_chunk),
-        Stage("a delta event of a response", "token", _delta),
-        Stage("a WebSocket frame", "token", lambda: lambda: text_frame(PAYLOAD)),
-        TaskStage("write to a socket pair, and read there", "token", _write),
+        Stage("its part of queueing and sending a Step of 64", lambda _: _queue_step(subject), STREAMS),
+        Stage("its part of reading and checking a Step of 64", lambda _: _read_step(subject), STREAMS),
+        Stage("relay through two answers", lambda nursery: _relay(subject, nursery), STREAMS),
+        Stage("detokenise", lambda _: _detokenise(subject)),
+        Stage("look up a token that is whole", lambda _: _look_up(subject)),
+        Stage("the metrics of a token", lambda _: _metrics()),
+        Stage("a chunk of a chat completion", lambda _: _chat_chunk()),
+        Stage("a delta event of a response", lambda _: _delta()),
+        Stage("a WebSocket frame", lambda _: lambda: text_frame(PAYLOAD)),
+        Stage("write to a socket pair, and read there", _write),
     )

@@ -2,91 +2,42 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 import trio
 
-from bench.stages.measure import KEPT, AsyncOnce, Once, Stage, TaskStage, measure
+from bench.stages.measure import Once, Stage, measure
 
 SIZE = 10_000
 
 
-def counting() -> tuple[Once, list[int]]:
-    calls = [0]
-
-    def once() -> None:
-        calls[0] += 1
-
-    return once, calls
-
-
-def test_a_stage_is_prepared_anew_for_each_round_and_called_as_often_as_asked() -> None:
-    prepared = []
-
-    def prepare() -> Once:
-        once, calls = counting()
-        prepared.append(calls)
-        return once
-
-    (cost,) = measure([Stage("s", "token", prepare)], rounds=3, calls=50)
-    assert len(cost.us) == 3
-    assert len(prepared) == 4  # once more for the memory
-    assert len({calls[0] for calls in prepared[:3]}) == 1
-    assert prepared[0][0] >= 50
-
-
-def test_a_round_measures_every_stage_before_the_next_begins() -> None:
-    order = []
+def test_each_round_prepares_every_stage_anew_before_the_next_begins() -> None:
+    prepared, calls = [], []
 
     def stage(name: str) -> Stage:
-        def prepare() -> Once:
-            order.append(name)
-            return lambda: None
+        def prepare(_: trio.Nursery) -> Once:
+            prepared.append(name)
+            return lambda: calls.append(name)
 
-        return Stage(name, "token", prepare)
+        return Stage(name, prepare)
 
-    measure([stage("a"), stage("b")], rounds=2, calls=1)
-    assert order[:4] == ["a", "b", "a", "b"]
-
-
-def test_memory_that_is_freed_is_a_peak_and_memory_that_stays_is_kept() -> None:
-    rest: deque[bytes] = deque()
-    stages = [
-        Stage("freed", "token", lambda: lambda: len(bytes(SIZE))),
-        Stage("result", "token", lambda: lambda: bytes(SIZE)),
-        Stage("remembered", "token", lambda: lambda: rest.append(bytes(SIZE))),
-    ]
-    freed, result, remembered = (cost.memory for cost in measure(stages, rounds=1, calls=1))
-    assert freed is not None
-    assert result is not None
-    assert remembered is not None
-    assert min(freed.peak_bytes, result.peak_bytes, remembered.peak_bytes) >= SIZE
-    assert freed.kept_bytes < SIZE / 10
-    assert min(result.kept_bytes, remembered.kept_bytes) >= SIZE
-    assert len(rest) > KEPT
+    costs = measure([stage("a"), stage("b")], rounds=2, calls=50)
+    assert [len(cost.us) for cost in costs] == [2, 2]
+    assert prepared[:4] == ["a", "b", "a", "b"]
+    assert len(prepared) == 6  # once more for the memory
+    assert calls.count("a") == calls.count("b") >= 100
 
 
-def test_blocks_are_counted() -> None:
-    (cost,) = measure([Stage("s", "token", lambda: lambda: [object() for _ in range(50)])], rounds=1, calls=1)
-    assert cost.memory is not None
-    assert 50 <= cost.memory.kept_blocks < 60
+def test_the_peak_of_memory_is_divided_among_the_units_of_a_stage() -> None:
+    stages = [Stage("s", lambda _: lambda: len(bytes(SIZE)), units) for units in (1, 10)]
+    one, ten = (cost.peak_bytes for cost in measure(stages, rounds=1, calls=1))
+    assert one >= SIZE
+    assert ten < one / 5
 
 
-def test_a_stage_of_several_units_costs_each_its_part() -> None:
-    stages = [Stage("s", "token", lambda: lambda: bytes(SIZE), units) for units in (1, 10)]
-    one, ten = (cost.memory for cost in measure(stages, rounds=1, calls=1))
-    assert one is not None
-    assert ten is not None
-    assert ten.kept_bytes < one.kept_bytes / 5
-    assert ten.peak_bytes < one.peak_bytes / 5
-
-
-def test_a_stage_that_awaits_may_have_helpers_which_end_with_it() -> None:
+def test_a_stage_that_awaits_may_have_tasks_which_end_with_it() -> None:
     ended = []
 
-    async def prepare(nursery: trio.Nursery) -> AsyncOnce:
+    def prepare(nursery: trio.Nursery) -> Once:
         nursery.start_soon(helper)
-        await trio.lowlevel.checkpoint()
         return trio.lowlevel.checkpoint
 
     async def helper() -> None:
@@ -95,6 +46,6 @@ def test_a_stage_that_awaits_may_have_helpers_which_end_with_it() -> None:
         finally:
             ended.append(True)
 
-    (cost,) = measure([TaskStage("s", "request", prepare)], rounds=2, calls=5)
+    (cost,) = measure([Stage("s", prepare)], rounds=2, calls=5)
     assert len(cost.us) == 2
     assert len(ended) == 3
