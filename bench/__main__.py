@@ -10,8 +10,6 @@ from pathlib import Path
 
 from bench.rig import result
 
-STANDARD_OUTPUT = Path("-")
-
 # A module with `DESCRIPTION`, `add(parser)` and `main(parser, arguments, words)`, imported when its command is chosen.
 COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
@@ -45,7 +43,7 @@ def _check_writable(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     """Refuse a command line whose results could not be written."""
     for name in ("json", "raw"):
         path: Path | None = getattr(arguments, name, None)
-        if path is not None and path != STANDARD_OUTPUT:
+        if path is not None:
             try:
                 result.check_writable(path)
             except OSError as error:

@@ -17,19 +17,108 @@ import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import sqrt
 
-from attrs import define
+import numpy as np
+from attrs import define, frozen
 
-from bench.calibration.step_costs import Timing, Unusable, first_token, fit, next_token, table
 from bench.load.measure import stamps, ttft_s
 from bench.load.messages import Job, Record, Target
-from bench.load.plan import Pace, Span, Workload
+from bench.load.plan import Pace, Workload
 from bench.load.process import Failed, run_to_end
 
+COSTS = ("fixed_s", "per_running_s", "per_prefill_token_s", "per_kv_token_s", "overhead_s")
+DEPENDENT = 1e-9  # of the greatest singular value: with a smaller one the columns depend on each other
 PROBE_WORDS = 100
 PIECES_MIN = 0.8  # of the tokens: fewer pieces of text do not show when each token came
 OVERLAP_MIN = 0.5  # of the requested tokens, those that came while all streams ran
 LENGTH_FACTORS = (1, 2, 4, 8)  # of answers that were too short to overlap
+
+
+class Unusable(Exception):
+    """The reason why a server's answers cannot be used."""
+
+
+@frozen
+class Timing:
+    """One timed token, and how often each cost is in it."""
+
+    description: str
+    seconds: float
+    amounts: tuple[float, ...]  # in the order of `COSTS`
+
+
+@frozen
+class Fit:
+    """The costs with the least error, and that error as a share of the measured times."""
+
+    costs: dict[str, float]
+    rms: float  # root mean square of the relative errors
+    worst: tuple[float, Timing]
+
+
+def first_token(seconds: float, prompt_tokens: int) -> Timing:
+    """Return the timing of the first token of a request that ran alone."""
+    return Timing(f"first token after a prompt of {prompt_tokens}", seconds, (1, 1, prompt_tokens, 0, 1))
+
+
+def next_token(seconds: float, streams: int, context_tokens: float) -> Timing:
+    """Return the timing of a step that gave each stream a token; `context_tokens` is the mean length of one."""
+    description = f"next token of {streams} streams of {context_tokens:.0f}"
+    return Timing(description, seconds, (1, streams, 0, streams * context_tokens, 0))
+
+
+def fit(timings: Sequence[Timing]) -> Fit:
+    """Return the non-negative costs with the least squared relative error; raises `Unusable` without timings.
+
+    With five costs there are few choices of those above zero: each is tried.
+    """
+    if not timings:
+        raise Unusable("nothing was measured")
+    best: tuple[float, dict[str, float]] | None = None
+    for size in range(1, len(COSTS) + 1):
+        for columns in combinations(range(len(COSTS)), size):
+            solution = _solve([[timing.amounts[column] / timing.seconds for column in columns] for timing in timings])
+            if solution is None or min(solution) < 0:
+                continue
+            costs = dict.fromkeys(COSTS, 0.0) | dict(zip((COSTS[column] for column in columns), solution, strict=True))
+            error = sum(_error(timing, costs) ** 2 for timing in timings)
+            if best is None or error < best[0] * (1 - 1e-6):
+                best = error, costs
+    assert best is not None, "a fit of one cost always has a solution"
+    error, costs = best
+    worst = max(((abs(_error(timing, costs)), timing) for timing in timings), key=lambda pair: pair[0])
+    return Fit(costs, sqrt(error / len(timings)), worst)
+
+
+def _error(timing: Timing, costs: dict[str, float]) -> float:
+    """Return the relative error of the time that follows from the costs."""
+    return sum(amount * costs[name] for name, amount in zip(COSTS, timing.amounts, strict=True)) / timing.seconds - 1
+
+
+def _solve(rows: list[list[float]]) -> list[float] | None:
+    """Return x with the least squared distance of `rows` times x from one; None where the columns depend."""
+    matrix = np.array(rows)
+    lengths = np.linalg.norm(matrix, axis=0)
+    if not lengths.all():
+        return None
+    solution, _, rank, _ = np.linalg.lstsq(matrix / lengths, np.ones(len(rows)), rcond=DEPENDENT)
+    return [float(x) for x in solution / lengths] if rank == len(lengths) else None
+
+
+def table(fitted: Fit) -> str:
+    """Return the table of `cluster.toml`, with the residual as a comment."""
+    lines = ["[engine.NAME.simulated.costs]"]
+    lines += [f"{cost} = {fitted.costs[cost]:.4g}" for cost in COSTS if cost != "overhead_s"]
+    share, timing = fitted.worst
+    lines.append(
+        f"# residual: {100 * fitted.rms:.1f} % (root mean square), at worst {100 * share:.1f} % ({timing.description})"
+    )
+    lines.append(f"# a first token took {1000 * fitted.costs['overhead_s']:.2f} ms beside its step")
+    if not fitted.costs["fixed_s"]:
+        lines.append("# fixed_s must be above 0: measure again, with less going on or more repeats")
+    return "\n".join(lines)
 
 
 @define
@@ -81,9 +170,7 @@ class Bench:
     def _send(self, words: int, tokens_max: int, requests: int = 1, clients: int = 1) -> list[Record]:
         """Send requests with prompts of so many words; raises `Unusable`."""
         self.seed += 1
-        workload = Workload(
-            seed=self.seed, prompt_tokens=Span(words, words), output_tokens=Span(tokens_max, tokens_max)
-        )
+        workload = Workload(seed=self.seed, prompt_tokens=words, output_tokens=tokens_max)
         job = Job(target=self.target, workload=workload, pace=Pace(clients=clients, requests=requests))
         try:
             records = run_to_end([job]).records
@@ -132,24 +219,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.calibration.fit", description=__doc__.partition("\n")[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--name", default="simulated", help="of the engine, in the table that is printed")
-    parser.add_argument("--key", help="of a server that needs one")
     parser.add_argument("--lengths", type=_numbers, default=[64, 256, 512, 1024], help="of prompts, in tokens")
     parser.add_argument("--streams", type=_numbers, default=[1, 2, 4, 8, 16], help="at once")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--repeats", type=int, default=3, help="of each measurement; the median counts")
-    parser.add_argument("--plain", action="store_true", help="do not send ignore_eos, which some servers refuse")
     arguments = parser.parse_args()
-    target = Target(
-        url=arguments.url, api="chat", model=arguments.model, key=arguments.key, ignore_eos=not arguments.plain
-    )
+    target = Target(url=arguments.url, api="chat", model=arguments.model, ignore_eos=True)
     bench = Bench(target, random.randrange(2**32), max(1, arguments.repeats))
     timings = []
     try:
         for timing in measure(bench, arguments.lengths, arguments.streams, arguments.tokens):
             print(f"{1000 * timing.seconds:9.2f} ms  {timing.description}", file=sys.stderr, flush=True)
             timings.append(timing)
-        print(table(arguments.name, fit(timings)))
+        print(table(fit(timings)))
     except Unusable as error:
         sys.exit(f"{error}")
 

@@ -11,7 +11,7 @@ from bench.cost.accounts import Accounts, Spent
 from bench.cost.groups import APART
 from bench.load import measure
 from bench.load.messages import Api, Job, Target
-from bench.load.plan import Pace, Span, Workload
+from bench.load.plan import Pace, Workload
 from bench.load.process import Failed, Run, run_to_end, split_job
 
 PROMPT_TOKENS = 24  # of a load's prompts, roughly
@@ -38,11 +38,7 @@ class Load:
         """Return the task of the load's workers; another seed has other prompts."""
         return Job(
             target=Target(url=url, api=self.api, model=model, ignore_eos=True),
-            workload=Workload(
-                seed=seed,
-                prompt_tokens=Span(PROMPT_TOKENS, PROMPT_TOKENS),
-                output_tokens=Span(self.output_tokens, self.output_tokens),
-            ),
+            workload=Workload(seed=seed, prompt_tokens=PROMPT_TOKENS, output_tokens=self.output_tokens),
             pace=Pace(clients=self.clients, requests=self.requests, warmup=warmup, warm_connections=self.warm),
         )
 

@@ -6,6 +6,7 @@ WebSocket's handshake, counts for `connect_s` and not for the answer.
 
 from __future__ import annotations
 
+import socket
 from array import array
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,11 +20,61 @@ from bench.load.messages import Fault, Record, RequestFailed, Target, os_error_f
 from bench.load.plan import PlannedRequest
 from bench.load.requests import Address, Dialogue
 from bench.load.websocket import SocketDialogue
-from bench.load.wire import Wire, connect
 
 Clock = Callable[[], float]
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 REST_WITHIN_S = 1.0  # for the rest of a body after its last event; then its connection is closed
+READ_BYTES_MAX = 16 * 1024  # tokens are small, and each read allocates as much
+
+
+@define(eq=False)
+class Wire:
+    """A TCP connection, with as few system calls and task switches a read as Trio allows: they are most of its cost.
+
+    Errors of the system are raised unchanged: `OSError` or Trio's own.
+    """
+
+    _socket: socket.socket  # never blocks
+
+    async def send(self, data: bytes) -> None:
+        """Send all of `data`; a checkpoint only when the system's buffer is full."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self._socket.send(left) :]
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._socket)
+
+    async def receive(self) -> bytes:
+        """Wait for bytes and return them; empty at the end."""
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                return self._socket.recv(READ_BYTES_MAX)
+            except BlockingIOError:
+                continue
+
+    def waiting(self) -> bytes | None:
+        """Return the bytes that wait, empty at the end, None if there are none."""
+        try:
+            return self._socket.recv(READ_BYTES_MAX)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """Close at once; a server that still sends gets a reset."""
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+
+
+async def connect(where: Address) -> Wire:
+    """Open a connection; raises the system's error if it cannot."""
+    stream = await trio.open_tcp_stream(where.host, where.port)
+    plain = socket.socket(fileno=stream.socket.detach())
+    plain.setblocking(False)
+    return Wire(plain)
 
 
 @define(eq=False)
@@ -51,7 +102,6 @@ class Pool:
 
     target: Target
     where: Address
-    opened: int = 0
     connecting: trio.Semaphore | None = None  # limits how many pools connect at once
     _idle: list[Connection] = field(factory=list)
 
@@ -67,7 +117,6 @@ class Pool:
 
     async def _connect(self) -> Connection:
         wire, dialogue = await connect(self.where), requests.dialogue(self.target, self.where)
-        self.opened += 1
         try:
             if hello := dialogue.hello():
                 await wire.send(hello)

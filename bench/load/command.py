@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,24 +14,84 @@ import msgspec
 import trio
 from attrs import asdict
 
-from bench.load import measure, options, report
-from bench.load.messages import Record
+from bench.load import measure, report, values
+from bench.load.messages import PATHS, Job, Record, Target
+from bench.load.plan import Pace, Workload
 from bench.load.process import Failed, Run, split_job
+from bench.load.requests import parse_url
 from bench.rig.result import write
 
-DESCRIPTION = options.DESCRIPTION
+DESCRIPTION = """\
+Send streaming requests to an OpenAI-compatible server, by Responses over a WebSocket or by server-sent events, and
+measure its answers. Each of --clients N sends its next request when its last answer has ended."""
 NOTHING_MEASURED = 1
 LINE_EVERY_S = 10.0
+PROCESSES_MAX = 256
+CLIENTS = 16
+REQUESTS = 100
 
-add = options.add
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add a load's arguments to a parser."""
+    server = parser.add_argument_group("server")
+    server.add_argument("--url", default="http://127.0.0.1:8000", help="the server's root, its /v1, or an endpoint")
+    server.add_argument("--api", choices=sorted(PATHS), default="chat", help="default: chat")
+    server.add_argument("--model", required=True)
+    server.add_argument("--key", help="bearer token; default: $OPENAI_API_KEY")
+    requests = parser.add_argument_group("requests")
+    for name, words in (("prompt", "roughly"), ("output", "at most")):
+        requests.add_argument(
+            f"--{name}-tokens", type=values.count, default=128, metavar="N", help=f"{words}; default: 128"
+        )
+    requests.add_argument("--ignore-eos", action="store_true", help="request answers of exactly that length")
+    requests.add_argument(
+        "--seed", type=int, default=0, help="a server that has seen the same seed has the prompts cached"
+    )
+    pace = parser.add_argument_group("pace")
+    pace.add_argument("--clients", type=values.count, default=CLIENTS, help=f"default: {CLIENTS}")
+    pace.add_argument("--requests", type=values.count, help=f"default: {REQUESTS}, unless there is a duration")
+    pace.add_argument(
+        "--duration", type=values.positive, metavar="S", help="send for this long, then wait for the running requests"
+    )
+    pace.add_argument(
+        "--warmup", type=values.whole, default=0, metavar="N", help="requests before the start, not counted"
+    )
+    output = parser.add_argument_group("processes and output")
+    output.add_argument("--processes", type=values.count, default=1, help="that share the load; default: 1")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write every figure as one document")
+    output.add_argument("--raw", type=Path, metavar="FILE", help="write every request and its times as a JSON line")
+    output.add_argument("--quiet", action="store_true", help="print nothing before the end")
+
+
+def read(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Job:
+    """Return the load of a parsed command line; a wrong one exits with 2."""
+    try:
+        parse_url(arguments.url, arguments.api)
+    except (ValueError, UnicodeError) as error:
+        parser.error(f"--url: {error}")
+    if arguments.processes > min(arguments.clients, PROCESSES_MAX):
+        parser.error(f"--processes must be at most {PROCESSES_MAX}, and no more than the {arguments.clients} clients")
+    requests = arguments.requests
+    if requests is None and arguments.duration is None:
+        requests = REQUESTS
+    return Job(
+        target=Target(
+            url=arguments.url,
+            api=arguments.api,
+            model=arguments.model,
+            key=arguments.key if arguments.key is not None else os.environ.get("OPENAI_API_KEY"),
+            ignore_eos=arguments.ignore_eos,
+        ),
+        workload=Workload(
+            seed=arguments.seed, prompt_tokens=arguments.prompt_tokens, output_tokens=arguments.output_tokens
+        ),
+        pace=Pace(clients=arguments.clients, requests=requests, duration_s=arguments.duration, warmup=arguments.warmup),
+    )
 
 
 def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a load; return 0, or 1 if no request completed or a worker died; a wrong command line exits with 2."""
-    try:
-        job = options.read(arguments)
-    except options.Mistake as mistake:
-        parser.error(str(mistake))
+    job = read(parser, arguments)
     begun = datetime.now(UTC)
     run = Run(split_job(job, arguments.processes))
     failed: BaseExceptionGroup[BaseException] | None = None
@@ -45,12 +106,9 @@ def main(parser: argparse.ArgumentParser, arguments: argparse.Namespace, words: 
         with arguments.raw.open("wb") as raw:
             raw.writelines(msgspec.json.encode(_plain(record)) + b"\n" for record in run.records)
     document = report.document(job, run, words, begun)
-    if arguments.json == Path("-"):
-        print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-    else:
-        if arguments.json is not None:
-            write(arguments.json, document)
-        print(report.text(document))
+    if arguments.json is not None:
+        write(arguments.json, document)
+    print(report.text(document))
     return 0 if measure.completed(run.records) else NOTHING_MEASURED
 
 

@@ -39,7 +39,6 @@ class Target:
     model: str
     key: str | None = None
     ignore_eos: bool = False
-    extra: str = "{}"  # a JSON object of more fields for every request's body
     timeout_s: float = 600.0  # of one request, from before it connects to its end
     reuse: bool = True  # a connection serves many requests
 
@@ -123,7 +122,6 @@ class Done:
 
     wall_s: float
     cpu_s: float
-    connections: int
     records: tuple[Record, ...]
 
 

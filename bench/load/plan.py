@@ -23,18 +23,6 @@ WORDS = (  # noqa: SIM905  # a word list reads best as text
 
 
 @frozen
-class Span:
-    """A number of tokens: fixed where both ends are equal, else drawn evenly from `least` to `most`, both included."""
-
-    least: int
-    most: int
-
-    def draw(self, chance: Random) -> int:
-        """Return one number of the span."""
-        return self.least if self.least == self.most else chance.randint(self.least, self.most)
-
-
-@frozen
 class PlannedRequest:
     """One planned request; `at_s` is when it is due after the start, None where a client sends it once it is free."""
 
@@ -46,11 +34,11 @@ class PlannedRequest:
 
 @frozen(kw_only=True)
 class Workload:
-    """The distribution of requests, or the requests themselves."""
+    """The size of random requests, or the requests themselves."""
 
     seed: int = 0
-    prompt_tokens: Span = Span(128, 128)
-    output_tokens: Span = Span(128, 128)
+    prompt_tokens: int = 128
+    output_tokens: int = 128
     requests: tuple[PlannedRequest, ...] = ()  # instead of random ones; the warm-up stays random
 
 
@@ -70,8 +58,8 @@ def planned_request(workload: Workload, number: int) -> PlannedRequest:
     if workload.requests and number >= 0:
         return workload.requests[number]
     chance = Random(f"{workload.seed}/{number}")  # seeded by text, since hashes differ between processes
-    length, output = workload.prompt_tokens.draw(chance), workload.output_tokens.draw(chance)
-    return PlannedRequest(number, " ".join(chance.choices(WORDS, k=length)), output)
+    prompt = " ".join(chance.choices(WORDS, k=workload.prompt_tokens))
+    return PlannedRequest(number, prompt, workload.output_tokens)
 
 
 def share(pace: Pace, workload: Workload, worker: int, workers: int) -> Iterator[PlannedRequest]:

@@ -34,27 +34,16 @@ def document(job: Job, run: Run, words: Sequence[str], begun: datetime) -> Docum
         "failed": len(records) - len(whole),
         "finishes": Counter(record.finish or "none" for record in whole),
     }
-    own = _client(run)
     key = job.target.key
     return {
         "schema": "espalier.bench.load/1",
         "title": f"{job.target.api} at {job.target.url}: {_pace_words(pace)}",
         **about(("load", *(SECRET if key and key in word else word for word in words)), begun),
-        "notes": _warnings(run, own, pace, tokens),
+        "notes": _warnings(run, pace, tokens),
         "figures": [_counts(requests, tokens, rates, errors), _latencies(times)],
         "requests": requests,
         "errors": [asdict(each) for each in errors],
-        "tokens": tokens,
-        "rates": {
-            "unit": "1/s",
-            "definition": "within the window: requests that completed; tokens that came; prompt tokens of the requests "
-            "that completed",
-            **rates,
-        },
-        "latencies": {
-            name: {"unit": "ms", "definition": DEFINITIONS[name], **asdict(summary)} for name, summary in times.items()
-        },
-        "client": own,
+        "latencies": {name: {"unit": "ms", **asdict(summary)} for name, summary in times.items()},
     }
 
 
@@ -64,17 +53,6 @@ def text(written: Document) -> str:
     assert isinstance(figures, list)
     assert isinstance(notes, list)
     return "\n".join([f"{written['title']}\n", tables_text(figures), "", *notes]).rstrip()
-
-
-def _client(run: Run) -> Document:
-    """Return the client's own load."""
-    shares = [done.cpu_s / done.wall_s for done in run.done if done.wall_s > 0]
-    return {
-        "processes": len(run.jobs),
-        "cpu_share_of_a_core": shares,
-        "saturated": max(shares, default=0.0) > CPU_SHARE_MAX,
-        "connections_opened": sum(done.connections for done in run.done),
-    }
 
 
 def _tokens(records: Sequence[Record]) -> dict[str, int]:
@@ -117,10 +95,10 @@ def _latencies(times: dict[str, measure.Summary]) -> Table:
     return Table(title="Times of completed requests", columns=columns, rows=rows, note=note)
 
 
-def _warnings(run: Run, own: Document, pace: Pace, tokens: dict[str, int]) -> list[str]:
+def _warnings(run: Run, pace: Pace, tokens: dict[str, int]) -> list[str]:
     """Return what a reader of the figures must know, most important first."""
     lines = []
-    if own["saturated"]:
+    if any(done.cpu_s > CPU_SHARE_MAX * done.wall_s for done in run.done):
         lines.append(f"SATURATED: a process of the load used over {CPU_SHARE_MAX:.0%} of a core; take more --processes")
     if run.warmup_faults:
         first = run.warmup_faults[0]

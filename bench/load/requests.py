@@ -74,4 +74,4 @@ def body(target: Target, request: PlannedRequest) -> bytes:
         fields |= {"stream_options": {"include_usage": True}}
     if target.ignore_eos:
         fields |= {"ignore_eos": True}
-    return msgspec.json.encode(fields | msgspec.json.decode(target.extra, type=dict[str, object]))
+    return msgspec.json.encode(fields)

@@ -13,9 +13,8 @@ import struct
 import h11
 from attrs import define, field
 
-from bench.load.http import Headers, http_fault
+from bench.load.http import Event, Headers, http_fault
 from bench.load.messages import RequestFailed
-from bench.load.sse import Event
 
 MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10

@@ -32,7 +32,6 @@ class Worker:
     job: Job
     clock: Callable[[], float] = time.perf_counter
     _where: Address = field(init=False)
-    _opened: int = 0
     _sending: trio.CancelScope = field(factory=trio.CancelScope)
     _ended: list[Record] = field(factory=list)
     _warm: list[Pool] = field(factory=list)  # of the warm-up, if its connections are kept
@@ -53,7 +52,6 @@ class Worker:
         await self._clients(requests, min(together, len(numbers)), keep=job.pace.warm_connections)
         faults = tuple(record.fault for record in self._ended if record.fault is not None)
         self._ended.clear()
-        self._opened = 0
         return faults
 
     async def run(self, start_at: float) -> Done:
@@ -70,7 +68,7 @@ class Worker:
                 duration_s = float("inf") if job.pace.duration_s is None else job.pace.duration_s
                 await self._clients(requests, count, start_at, start_at + duration_s)
         wall_s, cpu_s = self.clock() - start_at, time.process_time() - cpu_s
-        return Done(wall_s=wall_s, cpu_s=cpu_s, connections=self._opened, records=tuple(self._ended))
+        return Done(wall_s=wall_s, cpu_s=cpu_s, records=tuple(self._ended))
 
     async def _clients(
         self,
@@ -103,7 +101,8 @@ class Worker:
             if keep:
                 self._warm = pools
             else:
-                self._close(*pools)
+                for pool in pools:
+                    pool.close()
 
     async def _at_their_times(self, requests: Iterator[PlannedRequest], start_at: float) -> None:
         """Send each request when it is due, independently of the others."""
@@ -115,15 +114,10 @@ class Worker:
                     await trio.sleep(max(0.0, start_at + request.at_s - self.clock()))
                     running.start_soon(self._exchange, request, pool, start_at)
         finally:
-            self._close(pool)
+            pool.close()
 
     async def _exchange(self, request: PlannedRequest, pool: Pool, start_at: float) -> None:
         self._ended.append(await Exchange(request, pool, self.clock).run(start_at))
-
-    def _close(self, *pools: Pool) -> None:
-        for pool in pools:
-            self._opened += pool.opened
-            pool.close()
 
 
 async def main() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bench.peers import dynamo, dynamo_mocker, espalier, sglang_server, smg
+from bench.peers import dynamo, espalier, sglang_server
 from bench.peers.peer import Engine, Peer
 
-RIVALS: dict[str, Peer] = {each.PEER.name: each.PEER for each in (sglang_server, dynamo, dynamo_mocker, smg)}
+RIVALS: dict[str, Peer] = {peer.name: peer for peer in (*sglang_server.PEERS, *dynamo.PEERS)}
 OURS: dict[str, Peer] = {peer.name: peer for peer in espalier.PEERS}
 SERVERS: dict[str, Peer] = {**OURS, **RIVALS}
 

@@ -32,8 +32,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from bench.cost.accounts import take
-from bench.peers.dynamo import PLANES, front_end, variables
-from bench.peers.dynamo_mocker import ENVIRONMENT
+from bench.peers.dynamo import MOCKER, PLANES, front_end, variables
 from bench.peers.mock_model import mock_model
 from bench.peers.peer import ENVIRONMENTS, MODEL, PAGE_SIZE, Command, Peer, Setup
 from bench.peers.running import Running, started
@@ -51,7 +50,7 @@ ROUTER_GROUPS = {"node front", "frontend"}  # of processes
 
 def dynamos(mode: str, setup: Setup, *options: str) -> list[Command]:
     """Return the commands of the front end, of one process with all mockers, and of what records steps."""
-    front, python, added = front_end(setup, ENVIRONMENT), setup.python(ENVIRONMENT), variables(setup)
+    front, python, added = front_end(setup, MOCKER), setup.python(MOCKER), variables(setup)
     model = ("--model-path", str(mock_model(setup.folder / "model")), "--model-name", MODEL)
     engine = setup.folder / "engine.json"
     engine.write_text(json.dumps({"engine": mocked_engine(setup)}))
@@ -93,7 +92,7 @@ def dynamo(title: str, mode: str, *options: str) -> Peer:
         title=title,
         engine="simulated",
         commands=lambda setup: dynamos(mode, setup, *options),
-        environments=(ENVIRONMENT,),
+        environments=(MOCKER,),
         workers_max=ENGINES,
     )
 

@@ -19,8 +19,18 @@ from hypothesis import strategies as st
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from bench.calibration.fit import Bench, measure, tokens_between
-from bench.calibration.step_costs import COSTS, Timing, Unusable, first_token, fit, next_token, table
+from bench.calibration.fit import (
+    COSTS,
+    Bench,
+    Timing,
+    Unusable,
+    first_token,
+    fit,
+    measure,
+    next_token,
+    table,
+    tokens_between,
+)
 from bench.load.messages import Record, Target
 from protocol.messages import Generate, Sampling, Tokens
 from supervisor.engines.kinds import read_cluster
@@ -83,7 +93,7 @@ def test_a_fit_without_timings_raises_an_error() -> None:
 
 
 def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
-    text = table("tiny-0", fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002)))
+    text = table(fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))).replace("NAME", "tiny-0")
     before, _, _ = SIMULATED.read_text().partition("[engine.tiny-0.simulated.costs]")
     file = tmp_path / "cluster.toml"
     (tmp_path / "tiny").mkdir()

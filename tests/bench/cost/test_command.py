@@ -91,7 +91,7 @@ def test_a_peer_that_is_not_installed_is_reported(tmp_path: Path, capsys: pytest
 
 def test_a_load_has_answers_of_exactly_its_length() -> None:
     job = Load(output_tokens=16, clients=4, requests=32).job("http://127.0.0.1:1", "tiny", seed=3, warmup=4)
-    assert (job.target.ignore_eos, job.workload.output_tokens.least, job.workload.output_tokens.most) == (True, 16, 16)
+    assert (job.target.ignore_eos, job.workload.output_tokens) == (True, 16)
     assert (job.pace.clients, job.pace.requests, job.pace.warmup, job.workload.seed) == (4, 32, 4, 3)
 
 

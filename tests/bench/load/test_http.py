@@ -14,10 +14,9 @@ from wsproto import ConnectionType
 from wsproto.connection import Connection, ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
-from bench.load.http import Chunked, HttpDialogue
+from bench.load.http import Chunked, Event, EventStream, HttpDialogue
 from bench.load.messages import Fault, RequestFailed
 from bench.load.requests import parse_url
-from bench.load.sse import Event, EventStream
 from bench.load.websocket import CLOSE, PING, PONG, TEXT, Frames, SocketDialogue, frame
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -77,7 +76,7 @@ def test_the_last_event_may_lack_its_blank_line_but_half_a_line_is_dropped() -> 
 
 
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.load.sse.EVENT_BYTES_MAX", 100)
+    monkeypatch.setattr("bench.load.http.EVENT_BYTES_MAX", 100)
     assert failure(EventStream().feed, b"data: " + b"x" * 200).kind == "shape"
     assert failure(EventStream().feed, *[b"data: xxxxxxxxxx\n"] * 20).kind == "shape"
 
