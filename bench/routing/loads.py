@@ -1,4 +1,4 @@
-"""Loads whose prompts share their beginnings, and what came of them.
+"""Loads whose prompts share their beginnings.
 
 Each names the memory of an engine that makes it worth routing: engines together have the memory for all that is shared,
 and none has it alone.
@@ -6,21 +6,16 @@ and none has it alone.
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
-from bench.load import measure
-from bench.load.messages import Job, Record, Target
-from bench.load.plan import WORDS, Pace, PlannedRequest, Workload
-from bench.load.process import run_to_end
+from bench.load.plan import WORDS, PlannedRequest
 from bench.peers import espalier as espalier_server
 from bench.peers.mock_model import mock_model
-from bench.peers.peer import MODEL, MODEL_FOLDER, Command, Engine, Peer, Setup
+from bench.peers.peer import MODEL_FOLDER, Command, Engine, Peer, Setup
 
 PREFIX_WORDS = 1000  # some 1,950 tokens of the tiny model
 BLOCK_WORDS = 51  # of a trace, whose blocks are a tenth of those of a large model
@@ -124,47 +119,3 @@ def _conversations(seed: int, count: int) -> Iterator[PlannedRequest]:
 @lru_cache(maxsize=4096)
 def _words(seed: str, count: int) -> str:
     return " ".join(Random(seed).choices(WORDS, k=count))
-
-
-def send(url: str, load: Load, *, exact: bool = False, reuse: bool = True) -> list[Record]:
-    """Send a load once; raises `Failed` if a request fails. With `exact` every answer has its full length."""
-    target = Target(url=url, api="chat", model=MODEL, ignore_eos=exact, reuse=reuse)
-    workload = Workload(requests=load.requests)
-    return run_to_end([Job(target=target, workload=workload, pace=Pace(clients=load.clients))]).records
-
-
-@define
-class Figures:
-    """The figures of one policy or router, one value a round."""
-
-    hit_share: list[float] = field(factory=list)
-    ttft_p50_ms: list[float] = field(factory=list)
-    ttft_p99_ms: list[float] = field(factory=list)
-    tokens_s: list[float] = field(factory=list)
-
-    def add(self, records: Sequence[Record], cached: float, prompts: float) -> None:
-        """Add a round: its answers, and how many of the prompt tokens were found in a cache."""
-        first = measure.latencies(records)["ttft"]
-        self.hit_share.append(cached / prompts)
-        self.ttft_p50_ms.append(first.p50 or 0.0)
-        self.ttft_p99_ms.append(first.p99 or 0.0)
-        self.tokens_s.append(measure.rates(records, measure.window(records))["output_tokens_per_s"])
-
-    def cells(self) -> list[list[float]]:
-        """Return the cells of a row below `COLUMNS`."""
-        return [[100 * share for share in self.hit_share], self.ttft_p50_ms, self.ttft_p99_ms, self.tokens_s]
-
-    def words(self) -> str:
-        """Return the medians in a few words."""
-        share, p50, p99, rate = map(statistics.median, self.cells())
-        return f"{share:.1f} % cached, TTFT p50 {p50:.0f} ms, p99 {p99:.0f} ms, {rate:.0f} tokens/s"
-
-
-COLUMNS = ("cached, %", "TTFT p50, ms", "p99, ms", "tokens/s")
-
-
-def add_arguments(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Add the arguments that benches of routing share."""
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="a factor for the number of requests")
-    parser.add_argument("--loads", nargs="*", choices=NAMES, default=list(default))

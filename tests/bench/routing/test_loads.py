@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
-from bench.load.messages import Record
-from bench.routing.loads import BLOCK_WORDS, PREFIX_WORDS, REQUESTS, Figures, load
+from bench.routing.loads import BLOCK_WORDS, PREFIX_WORDS, REQUESTS, load
 
 
 def test_a_load_depends_on_its_seed_alone_and_its_size_on_the_scale() -> None:
@@ -37,11 +34,3 @@ def test_arrivals_have_the_asked_rate_and_no_client_waits() -> None:
     assert paced.clients is None
     assert times == sorted(times)
     assert times[-1] == pytest.approx(len(times) / 10, rel=0.2)
-
-
-def test_a_round_adds_a_value_to_each_figure() -> None:
-    figures = Figures()
-    stamps = array("d", [0.02, 0.03]).tobytes()
-    figures.add([Record(number=0, sent_s=0.0, ended_s=0.5, stamps=stamps, output_tokens=2)], cached=30, prompts=40)
-    assert figures.cells() == [[75.0], [20.0], [20.0], [4.0]]
-    assert figures.words() == "75.0 % cached, TTFT p50 20 ms, p99 20 ms, 4 tokens/s"
