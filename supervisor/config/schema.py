@@ -267,6 +267,11 @@ class EngineSection:
         """Whether a process of its own has its weights and KV memory in the memory of the host."""
         return False
 
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether it finds what it has computed of earlier prompts: not if its own settings switch that off."""
+        return True
+
     def publishes(self, cluster: Cluster) -> bool:
         """Whether it tells of the blocks in its prefix cache; a decode that takes KV caches has none."""
         if self.events.endpoints or self.leg in {"decode", "encode"}:

@@ -130,9 +130,9 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
 
 
 def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
-    """Whether routers know what is in an engine's prefix cache, so that prompts are held back for what is not."""
+    """Whether an engine has a prefix cache that routers know, so that prompts are held back for what is not in it."""
     by_prefix = context.cluster.model[section.model].policy == "kv" and section.leg == "both"
-    return by_prefix and section.publishes(context.cluster)
+    return by_prefix and section.has_prefix_cache and section.publishes(context.cluster)
 
 
 def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:

@@ -94,6 +94,11 @@ class SglangSection(EngineSection):
         return -(-tokens // self.page_size)
 
     @property
+    def has_prefix_cache(self) -> bool:
+        """Whether it finds what it has computed of earlier prompts."""
+        return self.settings.get("disable_radix_cache") is not True
+
+    @property
     def prefill_chunk_default(self) -> int:
         """The prompt tokens of one engine step where `prefill_chunk` is not given."""
         return PREFILL_CHUNK.get(self.device or "", 0)

@@ -63,6 +63,11 @@ class SimulatedSection(EngineSection):
     simulated: SimulatedKeys = SimulatedKeys()
 
     @property
+    def has_prefix_cache(self) -> bool:
+        """Whether it finds what it has computed of earlier prompts."""
+        return self.simulated.prefix_cache
+
+    @property
     def prefill_chunk_default(self) -> int:
         """The prompt tokens of one engine step where `prefill_chunk` is not given."""
         return self.simulated.prefill_chunk

@@ -20,7 +20,7 @@ from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.cluster import Leg
 from protocol.errors import BadRequest, StartFailed
 from protocol.media import Encode, Encoded, MediaForm
-from protocol.messages import EngineLoad, FlushCache, Generate, GetLoad
+from protocol.messages import EngineLoad, FlushCache, Generate, GetLoad, Sampling, Started
 from supervisor.cluster import engine_control
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster
@@ -88,6 +88,41 @@ def test_the_tree_has_an_encoder_beside_its_engine_and_its_limits(
     services = assembly.links.services.keys()
     assert {("eyes", Encode), ("eyes", GetLoad), ("eyes", FlushCache), ("one", Generate)} <= services
     assert not {("eyes", Generate), ("one", Encode)} & services
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "held"),
+    [
+        ("kv", "", True),
+        ("least_loaded", "", False),
+        ("kv", "simulated.prefix_cache = false", False),
+        ("kv", "events.publish = false", False),
+    ],
+)
+async def test_prompts_are_held_back_where_routers_know_what_is_cached(
+    policy: str, keys: str, held: bool, written: Callable[[str], Path], autojump_clock: MockClock
+) -> None:
+    engine = f'[engine.one]\nmodel = "tiny"\nkind = "simulated"\nkv_tokens_max = 4096\n{keys}\n'
+    assembly, _ = built_assembly(read_cluster(written(f'{MODEL}policy = "{policy}"\n{engine}')), "main")
+    tokens, begun_at = list(range(100, 500)), list[float]()
+
+    async def ask_for_one(number: int) -> None:
+        request = Generate(new_id(number), tokens, Sampling(1, ignore_eos=True))
+        async with assembly.directory.local["one"].ask(request, 1) as answer:
+            async for reply in answer:
+                if isinstance(reply, Started):
+                    begun_at.append(trio.current_time())
+
+    (one,) = (child for child in assembly.tree.children if child.name == "one")
+    tree = evolve(assembly.tree, children=(evolve(one, needs=()),))
+    async with trio.open_nursery() as nursery:
+        run = partial(supervise, tree, on_event=assembly.on_event, rng=random.Random(0))
+        await nursery.start(lambda task_status: run(task_status=task_status))
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask_for_one, 1)
+            asking.start_soon(ask_for_one, 2)
+        nursery.cancel_scope.cancel()
+    assert (begun_at[0] < begun_at[1]) is held, "else both are computed in one step"
 
 
 async def test_a_node_encodes_and_counts_what_it_does(
