@@ -52,7 +52,7 @@ class WorkerPool:
         await self.directory.wait_capacity(self.model)
 
     async def wait_members_changed(self) -> None:
-        """Wait until a worker, a node or a link has come or gone, or until the configuration is reloaded."""
+        """Wait until a worker, a node or a link has come or gone."""
         await self.directory.wait_changed()
 
     def wake(self) -> None:

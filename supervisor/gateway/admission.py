@@ -105,11 +105,6 @@ class AdmissionGate:
         finally:
             self._leave(waiter)
 
-    def change(self, requests_max: int, admit_s: float, waiting_max: int) -> None:
-        """Set other limits; requests that have places keep them, and those that wait go on waiting."""
-        self.requests_max, self.admit_s, self.waiting_max = requests_max, admit_s, waiting_max
-        self._admit()
-
     def drain(self) -> None:
         """Admit nothing from now on, and refuse the requests that wait."""
         self.draining = True

@@ -177,7 +177,8 @@ async def walked(keys: int) -> int:
         for number in range(keys):
             nursery.start_soon(stay, number)
         await wait_all_tasks_blocked()
-        work = instructions(lambda: gate.change(17, 60.0, 3000))  # one more is free, and fits nobody
+        gate.requests_max = 17  # so that one more is free, which fits nobody
+        work = instructions(gate._admit)  # noqa: SLF001
         assert gate.waiting == keys - 1
         nursery.cancel_scope.cancel()
     return work
