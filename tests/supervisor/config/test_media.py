@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.config.media import HostPattern, parse_host
+from supervisor.config.media import parse_host
 from supervisor.engines.kinds import read_cluster
 from tests.supervisor.config.test_load import GOOD, mistakes
 
@@ -15,7 +15,7 @@ Written = Callable[[str], Path]
 
 MATCHES = [
     ("a.example", "https", "a.example", 443, True),
-    ("a.example", "http", "a.example", 80, True),
+    ("a.example.", "https", "a.example", 443, True),
     ("A.Example", "https", "a.example", 443, True),
     ("a.example", "https", "b.a.example", 443, False),
     ("a.example", "https", "a.example", 8443, False),
@@ -23,7 +23,6 @@ MATCHES = [
     ("a.example:8443", "https", "a.example", 8443, True),
     ("a.example:8443", "https", "a.example", 443, False),
     ("*.a.example", "https", "b.a.example", 443, True),
-    ("*.a.example", "https", "c.b.a.example", 443, True),
     ("*.a.example", "https", "a.example", 443, False),
     ("*.a.example", "https", ".a.example", 443, False),
     ("*.a.example", "https", "evila.example", 443, False),
@@ -31,7 +30,6 @@ MATCHES = [
     ("*", "https", "anything.example", 8080, False),
     ("*:8080", "http", "anything.example", 8080, True),
     ("[2001:DB8::1]:8443", "https", "2001:db8::1", 8443, True),
-    ("10.0.0.1", "http", "10.0.0.1", 80, True),
 ]
 
 
@@ -49,10 +47,6 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
     assert parse_host(text) is None
 
 
-def test_a_name_may_end_in_a_dot() -> None:
-    assert parse_host("a.example.") == HostPattern("a.example")
-
-
 MISTAKES = [
     ('allowed_hosts = ["a.example", "https://b.example"]', "allowed_hosts[1]", "no scheme"),
     ('allowed_networks = ["10.0.0.1/8"]', "allowed_networks[0]", "must be like 10.0.0.0/8"),
@@ -61,8 +55,6 @@ MISTAKES = [
     ("bytes_max = 500_000_000", "bytes_max", "more than fetched_bytes_max"),
     ("items_max = 257", "items_max", "257 contents count 269484032 bytes at least, and fetched_bytes_max is 268435456"),
     ("prepare_s = 1", "prepare_s", "less than fetch_s (15)"),
-    ("decoders = 0", "decoders", "at least 1"),
-    ("items_max = 0", "items_max", "at least 1"),
 ]
 
 

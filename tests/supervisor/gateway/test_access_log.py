@@ -11,7 +11,6 @@ import trio
 from trio.testing import MockClock
 
 from protocol.dialects import chat as chat_dialect
-from protocol.dialects import completions as completions_dialect
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
@@ -111,14 +110,9 @@ async def test_a_route_and_what_was_expected_there_are_in_a_header_and_in_the_lo
     ("cls", "name", "ask"),
     [
         (ChoiceChunks, "finish", text(stream=True, echo=True)),
-        (completions_dialect.Chunks, "text", text(stream=True, echo=True)),
         (AnswerBuilder, "add", post(chat())),
         (AnswerBuilder, "whole", post(chat())),
-        (AnswerBuilder, "whole", text()),
-        (AnswerBuilder, "whole", response()),
         (chat_dialect.Chunks, "text", post(chat(stream=True))),
-        (ChoiceChunks, "finish", text(stream=True)),
-        (Events, "begin", response(stream=True)),
         (Events, "finish", response(stream=True)),
     ],
 )

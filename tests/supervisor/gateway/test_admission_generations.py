@@ -71,14 +71,6 @@ async def test_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: 
     assert (2.0, "c") in log, "each other owner has one turn before it, not all of its turns"
 
 
-async def test_the_error_names_the_limit_of_the_owner(autojump_clock: MockClock) -> None:
-    gate = make_gate(4, admit_s=3)
-    async with gate.admitted(owner="a", weight=2, owner_max=2):
-        with pytest.raises(Overloaded, match=r"^no place of the 2 that its key may have at once was free within 3 s$"):
-            async with gate.admitted(owner="a", owner_max=2):
-                pass
-
-
 async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
     mine = {"owner": "a", "owner_max": 3}

@@ -143,6 +143,19 @@ async def test_refused_messages_are_charged_to_the_rate_limit_and_cancels_are_no
         assert events[-1]["status"] == 429
 
 
+async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(
+    tmp_path: Path, rather_slow: MockClock
+) -> None:
+    async with locked(tmp_path, "priority = 3", requests_max=1) as rig:
+        clients = [await rig.client() for _ in range(4)]
+        for client, key, priority in zip(clients, ("bob", "bob", "alice", "alice"), (0, 9, -2, 9), strict=True):
+            await client.send(post(chat("n=2 s=0.5", priority=priority), **as_(key)))
+            await trio.sleep(0.1)
+        for client in clients:
+            assert (await client.reply()).status == 200
+        assert [request.priority for request in rig.worker.asked] == [0, 3, 0, -2]
+
+
 async def test_a_client_that_leaves_frees_its_place_in_the_concurrency_of_its_key(tmp_path: Path) -> None:
     async with locked(tmp_path, "concurrency_max = 1") as rig:
         slow = await rig.client()

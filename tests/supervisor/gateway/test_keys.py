@@ -5,20 +5,15 @@ from __future__ import annotations
 import hmac
 import io
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
-import trio.testing
-from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.dialects.http import error_body, error_headers
-from protocol.errors import ConcurrencyLimited, EngineLost, Forbidden, RateLimited, StartFailed, Unauthorized
-from protocol.text_messages import Respond
+from protocol.errors import ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from supervisor import command_line
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway import keys as module
@@ -27,7 +22,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.origins import Origins
-from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
+from supervisor.gateway.requests import RequestRunner
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.files import read_inline
 from tests.rig.keys import sha
@@ -363,39 +358,6 @@ def test_connections_without_a_key_are_not_limited_as_those_of_a_key() -> None:
 
 
 # Requests of a key -----------------------------------------------------------------------------
-
-
-async def test_a_request_waits_and_runs_with_the_priority_that_its_key_gives_it(autojump_clock: MockClock) -> None:
-    gateway, seen = make_gateway(), []
-    gateway.gate.requests_max = 1
-
-    class Model:
-        @asynccontextmanager
-        async def ask(self, request: Respond, _: int) -> AsyncIterator[None]:
-            seen.append((request.id, request.priority))
-            await trio.lowlevel.checkpoint()
-            if seen:
-                raise EngineLost("it is none")
-            yield
-
-    model: Any = Model()
-    served = ServedModel(UNUSED, model, lambda: 10)
-    keys = {
-        "low": Key("low", KeySection(sha256="", priority=-1)),
-        "high": Key("high", KeySection(sha256="", priority=3)),
-        "plain": Key("plain", KeySection(sha256="")),
-    }
-
-    async def ask(name: str, priority: int = 0) -> None:
-        counted = RequestRecord(name, "tiny", "chat", trio.current_time(), key=keys.get(name))
-        with pytest.raises(EngineLost):
-            await gateway.answer(evolve(Respond("r"), id=name, priority=priority), served, counted, UNUSED, UNUSED)
-
-    async with trio.open_nursery() as nursery, gateway.gate.admitted():
-        for name, priority in (("low", 9), ("plain", 9), ("none", 2), ("high", 9)):
-            nursery.start_soon(ask, name, priority)
-            await trio.testing.wait_all_tasks_blocked()
-    assert seen == [("high", 3), ("none", 2), ("plain", 0), ("low", -1)]
 
 
 # The command --------------------------------------------------------------------------------

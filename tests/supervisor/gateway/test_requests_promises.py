@@ -65,15 +65,6 @@ async def test_an_engine_that_leaves_during_admission_does_not_change_the_limit(
     assert offers.looks == 1
 
 
-async def test_a_streamed_response_has_the_limit_of_its_admission() -> None:
-    async with gateway_rig() as rig:
-        Offers(rig, BOTH, (LARGE,), at=2)
-        reply = await answered(rig, stream=True, stream_options={"include_usage": True})
-    assert reply.whole
-    assert reply.events[-1] == "[DONE]"
-    assert reply.chunks[-1]["usage"]["total_tokens"] == 64
-
-
 async def test_a_smaller_engine_that_joins_during_admission_lowers_the_limit() -> None:
     async with gateway_rig() as rig:
         Offers(rig, (LARGE,), BOTH)

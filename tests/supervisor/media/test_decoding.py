@@ -15,16 +15,14 @@ from typing import Any
 
 import pytest
 import trio
-from PIL import Image
 
 from actors.vision import jobs
-from actors.vision.jobs import EmbeddingFacts, ImageFacts, VideoFacts
+from actors.vision.jobs import ImageFacts, VideoFacts
 from actors.vision.planning import Plan, plan
 from protocol.errors import BadRequest, DeadlineExceeded, NotReady, RequestError, TooLarge, Unsupported
 from protocol.media import Media, Modality
 from protocol.tensors import Dtype
 from supervisor.media.contents import StoredContent, content_writer
-from supervisor.media.decoding import Decoders
 from supervisor.media.template import decoder_environment
 from tests.rig import media_samples as samples
 from tests.rig.media import decoders, limited, open_descriptors
@@ -61,11 +59,6 @@ def processes() -> list[int]:
     return processes()  # one ended while it was looked at
 
 
-async def planned(found: Decoders, content: StoredContent, media: Media = IMAGE) -> Plan:
-    inspected = await found.inspect(content, media.modality)
-    return plan(media, LAYOUT, inspected.digest, inspected.facts)
-
-
 async def test_an_image_is_inspected_and_decoded(tmp_path: Path) -> None:
     async with decoders(tmp_path) as found:
         with stored(samples.png()) as content:
@@ -77,16 +70,6 @@ async def test_an_image_is_inspected_and_decoded(tmp_path: Path) -> None:
     assert (tensor.dtype, tensor.shape) == (Dtype.UINT8, (1, HEIGHT, WIDTH, 3))
     assert bytes(tensor.data) == samples.picture().tobytes()
     assert tensor.data.readonly
-
-
-async def test_an_image_beyond_the_most_pixels_of_its_model_is_resized(tmp_path: Path) -> None:
-    async with decoders(tmp_path) as found:
-        with stored(samples.png(1600, 1200)) as content:
-            step = await planned(found, content)
-            tensor = await found.decode(content, step)
-    _, height, width, _ = tensor.shape
-    assert height * width <= LAYOUT.image.pixels_max
-    assert bytes(tensor.data) == samples.picture(1600, 1200).resize((width, height), Image.Resampling.BICUBIC).tobytes()
 
 
 async def test_a_large_image_is_mapped_and_its_memory_is_freed(tmp_path: Path) -> None:
@@ -134,15 +117,6 @@ async def test_the_frames_of_a_video_are_decoded(tmp_path: Path, container: str)
     brightness = [tensor.data[frame * size + size // 2] for frame in range(6)]
     assert brightness == sorted(brightness)
     assert brightness[-1] > 240
-
-
-async def test_embeddings_are_taken_as_they_are(tmp_path: Path) -> None:
-    async with decoders(tmp_path) as found:
-        with stored(samples.embeddings(dtype="BF16")) as content:
-            inspected = await found.inspect(content, Modality.IMAGE)
-            assert inspected.facts == EmbeddingFacts(4, 8, Dtype.BFLOAT16, (1, 4, 4))
-            tensor = await found.decode(content, plan(IMAGE, LAYOUT, inspected.digest, inspected.facts))
-    assert (tensor.dtype, tensor.shape, len(tensor.data)) == (Dtype.BFLOAT16, (4, 8), 64)
 
 
 REFUSED = [

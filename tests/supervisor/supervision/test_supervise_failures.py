@@ -175,15 +175,6 @@ async def test_a_child_that_ends_before_it_is_ready_has_failed_to_start(autojump
         await supervised(tree(Child(name="a", run=run, restart=TRANSIENT)))
 
 
-async def test_a_nested_tree_that_gives_up_before_it_is_up_has_failed_to_start(autojump_clock: MockClock) -> None:
-    inner = tree(fails_every(1), child("b", Life(ready_after_s=4)), name="inner", restarts_max=0)
-    with pytest.raises(StartFailed) as caught:
-        await supervised(tree(inner))
-    assert str(caught.value) == (
-        "t/inner could not start: too many failures (1 within 30 s), the last that of t/inner/a: ValueError: it broke"
-    )
-
-
 async def test_failed_starts_during_a_restart_are_retried_with_growing_waits(autojump_clock: MockClock) -> None:
     backoff = Backoff(min_s=1, max_s=5, jitter=0.5, reset_after_s=60)
     value = tree(restarting(*[FAILS_TO_START] * 4), restarts_max=5, backoff=backoff)
