@@ -15,21 +15,17 @@ from protocol.frames import (
     Cancel,
     Credit,
     End,
-    Ended,
     Fail,
     Frame,
     FrameReader,
     Hello,
     Item,
-    KeepAlive,
     Open,
     ReplyData,
     RequestData,
-    Step,
     WindowUpdate,
     encode,
 )
-from protocol.messages import FinishReason
 from protocol.peer import Peer, PeerStatistics
 
 LEFT = Fail(1, "left", "the asker left")
@@ -130,12 +126,6 @@ def test_a_request_and_a_reply_arrive_whole(pair: Pair, size: int) -> None:
     assert pair.at_rest()
 
 
-def test_several_buffers_are_one_attachment(pair: Pair) -> None:
-    parts = [bytes_of(PIECE_BYTES - 3), b"", b"ab", bytes_of(PIECE_BYTES, 7), b"c"]
-    pair.near.send(Open(1, b"", 1, attached=sum(map(len, parts))), views(*parts))
-    assert pair.settle()[1][0][1] == b"".join(parts)
-
-
 def test_small_buffers_are_sent_together(pair: Pair) -> None:
     pair.near.send(Open(1, b"", 1, attached=3000), views(*[b"abc"] * 1000))
     assert [type(frame) for frame in frames(pair.near.data_to_send())] == [Open, RequestData]
@@ -181,16 +171,6 @@ def test_a_message_has_at_most_one_piece_and_the_window_limits_the_bytes_in_flig
     assert frames(pair.near.data_to_send()) == [Announce(b"x")]
 
 
-def test_a_window_update_allows_that_many_more_bytes(pair: Pair) -> None:
-    pair.ask(bytes(2 * WINDOW_BYTES))
-    while pair.near.data_to_send():
-        pass
-    list(pair.near.receive_data(encode(WindowUpdate(5))))
-    assert pair.near.ready
-    assert frames(pair.near.data_to_send()) == [RequestData(1, bytes(5))]
-    assert pair.near.data_to_send() == b""
-
-
 def test_received_bytes_are_acknowledged_at_once_in_one_frame(pair: Pair) -> None:
     pair.ask(bytes(2 * WINDOW_BYTES))
     pair.to_far()
@@ -210,13 +190,6 @@ def test_streams_take_turns(pair: Pair) -> None:
         receive(pair.far, data)
         pair.to_near()
     assert turns == [1, 2, 3, 1, 2, 3]
-
-
-def test_a_short_body_passes_a_long_one(pair: Pair) -> None:
-    pair.ask(bytes(100 * 1024 * 1024))
-    pair.ask(b"short")
-    pair.to_far()
-    assert pair.to_far() == [(Open(2, b"ask", 9, attached=5), b"short")]
 
 
 # The order within a stream ----------------------------------------------------------------
@@ -255,14 +228,6 @@ def test_nothing_can_be_sent_after_an_end_that_waits(pair: Pair, frame: Item | E
         pair.far.send(frame)
     assert [type(frame) for frame, _ in pair.settle()[0]] == [Item, End]
     assert pair.at_rest()
-
-
-def test_a_step_before_the_end_of_an_attachment_is_refused(pair: Pair) -> None:
-    pair.open(credit=3)
-    pair.reply(bytes(2 * PIECE_BYTES))
-    with pytest.raises(LocalViolation, match="before 131072 bytes that were to come first"):
-        pair.far.send(Step([1], [1], [7], [], []))
-    assert pair.far.served.credit(1) == 2
 
 
 def test_waiting_frames_count_as_queued_bytes(pair: Pair) -> None:
@@ -439,28 +404,6 @@ def test_a_reply_without_room_is_held_with_what_follows_it_until_there_is_room()
     assert pair.at_rest()
 
 
-def test_the_receiver_never_sees_more_than_its_limit_however_much_waits() -> None:
-    pair = Pair(streams=9, attached_bytes_max=100)
-    for _ in range(9):
-        pair.open()
-    for stream in range(1, 10):
-        pair.far.send(Item(stream, b"reply", 1, 60 if stream % 2 else 100), views(bytes(60 if stream % 2 else 100)))
-        pair.far.send(End(stream, b""))
-    assert pair.far.statistics().waiting == 8
-    assert len(pair.settle()[0]) == 18  # the receiver would have raised PeerViolation
-    assert pair.at_rest()
-
-
-def test_nothing_small_overtakes_what_is_large_and_waits_for_room() -> None:
-    pair = Pair(attached_bytes_max=100)
-    for _ in range(3):
-        pair.open()
-    for stream, size in ((1, 60), (2, 100), (3, 1)):
-        pair.far.send(Item(stream, b"", 1, size), views(bytes(size)))
-    assert pair.far.statistics().waiting == 2
-    assert [frame.stream for frame, _ in pair.settle()[0]] == [1, 2, 3]
-
-
 def test_a_request_takes_its_turn_for_room_among_replies() -> None:
     pair, taken = Pair(attached_bytes_max=100), []
     pair.open()
@@ -477,23 +420,6 @@ def test_a_request_takes_its_turn_for_room_among_replies() -> None:
     share.give_back()  # its asker has left
     share.give_back()
     assert [frame.body for frame, _ in pair.settle()[0]] == [b"behind"]
-
-
-def test_a_share_is_the_room_of_the_request_that_is_sent_with_it() -> None:
-    pair = Pair(attached_bytes_max=100)
-    pair.ask(bytes(60))
-    share = pair.near.share(50, lambda: None)
-    pair.settle()
-    assert share.taken
-    with pytest.raises(Overloaded):
-        pair.ask(bytes(51))
-    pair.near.send(Open(2, b"ask", 9, attached=50), views(bytes(50)), share)
-    assert pair.near.statistics().sending_bytes == 50
-    assert len(pair.settle()[1]) == 1
-    pair.far.send(End(1, b""))
-    pair.far.send(End(2, b""))
-    pair.settle()
-    assert pair.at_rest()
 
 
 @pytest.mark.parametrize("early", [Fail(2, "internal", "x"), Cancel(2, "left")], ids=repr)
@@ -524,17 +450,6 @@ def test_the_tensors_of_a_reply_are_not_sent_once_its_asker_has_left(pair: Pair)
     assert [type(frame) for frame in frames(pair.far.data_to_send())] == [End]
 
 
-def test_tokens_of_other_streams_go_in_steps_beside_an_attachment(pair: Pair) -> None:
-    pair.open()
-    pair.open()
-    pair.reply(bytes(2 * WINDOW_BYTES))
-    assert [pair.far.takes_steps(stream) for stream in (1, 2)] == [False, True]
-    pair.far.send(Step([2], [1], [7], [], []))
-    assert pair.to_near()[0] == (Step([2], [1], [7], [], []), b"")
-    pair.settle()
-    assert pair.far.takes_steps(1)
-
-
 def test_tokens_do_not_overtake_a_reply_that_waits_for_room() -> None:
     pair = Pair(attached_bytes_max=100)
     pair.open()
@@ -556,25 +471,6 @@ def test_a_sender_keeps_to_the_limit_that_its_receiver_states() -> None:
     small.send(Open(1, b"", 1, attached=51), views(bytes(51)))
     with pytest.raises(PeerViolation, match="takes -1 attached bytes"):
         receive(Peer("here", serves_max=1), encode(Hello(VERSION, "there", 1, attached_bytes_max=-1)))
-
-
-@pytest.mark.parametrize(
-    ("frame", "data"),
-    [
-        (Open(1, b"", 1, attached=3), ()),
-        (Open(1, b"", 1, attached=3), (b"ab",)),
-        (Open(1, b"", 1), (b"ab",)),
-        (Open(1, b"", 1, attached=-1), ()),
-        (Announce(b""), (b"ab",)),
-    ],
-    ids=repr,
-)
-def test_an_attachment_of_another_size_than_announced_is_refused(
-    pair: Pair, frame: Open | Announce, data: tuple[bytes, ...]
-) -> None:
-    with pytest.raises(LocalViolation, match="attached"):
-        pair.near.send(frame, views(*data))
-    assert pair.near.data_to_send() == b""
 
 
 # Violations -------------------------------------------------------------------------
@@ -601,68 +497,9 @@ def test_more_bytes_in_flight_than_the_window_are_a_violation() -> None:
         facing(window[0], RequestData(1, bytes(WINDOW_BYTES + 1)))
 
 
-def test_bytes_for_a_closed_stream_count_toward_the_window() -> None:
-    peer, _ = facing(Open(1, b"", 0))
-    peer.send(Fail(1, "internal", "x"))
-    with pytest.raises(PeerViolation, match="on their way"):
-        list(peer.receive_data(encode(RequestData(1, bytes(PIECE_BYTES))) * 5))
-
-
-@pytest.mark.parametrize("size", [0, -1, 3, 2**63])
-def test_a_window_update_for_more_than_is_in_flight_is_a_violation(pair: Pair, size: int) -> None:
-    pair.ask(b"ab")
-    pair.near.data_to_send()
-    with pytest.raises(PeerViolation, match=f"room for {size} attached bytes, of 2 on their way"):
-        list(pair.near.receive_data(encode(WindowUpdate(size))))
-
-
-def test_a_repeated_window_update_is_a_violation(pair: Pair) -> None:
-    pair.ask(b"ab")
-    pair.to_far()
-    room = pair.far.data_to_send()
-    list(pair.near.receive_data(room))
-    with pytest.raises(PeerViolation, match="of 0 on their way"):
-        list(pair.near.receive_data(room))
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        (Item(1, b"", 1, 5), Item(1, b"", 1)),
-        (Item(1, b"", 1, 5), ReplyData(1, b"ab"), End(1, b"")),
-        (Item(1, b"", 1, 5), ReplyData(1, b"abcdef")),
-        (Item(1, b"", 1, 5), ReplyData(1, b"")),
-        (Item(1, b"", 1, 5), Step([1], [1], [7], [], [])),
-        (Item(1, b"", 1, 5), Step([], [], [], [], [Ended(1, FinishReason.STOP, 1, 1, 0)])),
-        (ReplyData(1, b"a"),),
-        (ReplyData(2, b"a"),),
-        (RequestData(1, b"a"),),
-    ],
-    ids=repr,
-)
-def test_pieces_that_do_not_fit_their_frame_are_a_violation(sent: tuple[Frame, ...]) -> None:
-    with pytest.raises(PeerViolation):
-        asking(*sent)
-
-
-def test_an_end_before_the_whole_request_is_sent_is_a_violation(pair: Pair) -> None:
-    pair.ask(bytes(2 * PIECE_BYTES))
-    pair.near.data_to_send()
-    with pytest.raises(PeerViolation, match="before 65536 bytes that were to come first"):
-        list(pair.near.receive_data(encode(End(1, b""))))
-
-
 def test_attachments_of_a_cancelled_stream_are_not_kept() -> None:
     peer, _ = asking()
     peer.send(Cancel(1, "left"))
     assert receive(peer, encode(Item(1, b"", 1, 1 << 29)) + encode(ReplyData(1, b"ab"))) == []
     assert peer.statistics().receiving_bytes == 0
     assert frames(peer.data_to_send())[-1] == WindowUpdate(2)
-
-
-def test_a_keep_alive_is_not_yielded() -> None:
-    assert facing(KeepAlive())[1] == []
-
-
-def test_an_announcement_is_yielded() -> None:
-    assert facing(Announce(b"x"))[1] == [(Announce(b"x"), b"")]

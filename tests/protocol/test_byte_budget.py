@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 
 from protocol.byte_budget import ByteBudget, ByteShare
@@ -28,30 +27,6 @@ def test_a_small_share_waits_behind_a_large_one() -> None:
     budget.share(1, lambda: taken.append("small"))
     first.give_back()
     assert (taken, budget.taken_bytes, budget.waiting) == (["large"], 10, 1)
-
-
-def test_one_that_stops_waiting_lets_those_behind_it_pass() -> None:
-    budget, taken = ByteBudget(10), list[str]()
-    budget.share(6, nothing)
-    large = budget.share(10, nothing)
-    budget.share(1, lambda: taken.append("small"))
-    large.give_back()
-    assert (taken, budget.taken_bytes) == (["small"], 7)
-
-
-def test_giving_back_twice_is_giving_back_once() -> None:
-    budget = ByteBudget(10)
-    first, second = budget.share(5, nothing), budget.share(5, nothing)
-    for _ in range(2):
-        first.give_back()
-    assert budget.taken_bytes == 5
-    second.give_back()
-    assert budget.taken_bytes == 0
-
-
-def test_a_share_that_could_never_be_taken_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="a share of 11 bytes would wait for ever"):
-        ByteBudget(10).share(11, nothing)
 
 
 @settings(max_examples=200, deadline=None)

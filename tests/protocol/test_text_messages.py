@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from protocol.media import Detail, Media, Modality
 from protocol.text_messages import Respond, Role, Turn
 
@@ -26,8 +24,3 @@ def test_a_request_has_the_media_of_all_turns_in_their_order() -> None:
     assert Respond("r", (PLAIN, MIXED, PLAIN, Turn(Role.USER, (DOG,)))).media == (CAT, DOG, DOG)
     assert Respond("r", (PLAIN,)).media == ()
     assert Respond("r", texts=("a",)).media == ()
-
-
-def test_turns_with_media_are_encoded_and_decoded() -> None:
-    request = Respond("r", (PLAIN, MIXED))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=Respond) == request

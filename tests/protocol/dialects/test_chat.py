@@ -1,19 +1,16 @@
 import json
 from typing import Any
 
-import attrs
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from openai.types.model import Model as OpenAIModel
 
 from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
-from protocol.errors import ERRORS_BY_CODE, BadRequest, InternalError, Overloaded, RequestError, Unsupported
+from protocol.errors import ERRORS_BY_CODE, BadRequest, InternalError, Overloaded, Unsupported
 from protocol.messages import Grammar, GrammarKind
 from protocol.text_messages import Respond, Role, Turn
-from tests.rig.dialects import check_answered_or_refused, check_refused, json_values
+from tests.rig.dialects import check_refused
 
 ID = "0123456789abcdef0123456789abcdef"
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
@@ -104,15 +101,12 @@ def test_to_respond_maps_every_field() -> None:
         ("best_of", {"best_of": 4}),
         ("tools", {"tools": [{"type": "function"}]}),
         ("tool_choice", {"tool_choice": {"type": "function"}}),
-        ("functions", {"functions": [{}]}),
         ("response_format.type", {"response_format": {"type": "grammar", "grammar": "x"}}),
         ("reasoning_effort", {"reasoning_effort": "high"}),
-        ("verbosity", {"verbosity": "low"}),
         ("store", {"store": True}),
         ("modalities", {"modalities": ["text", "audio"]}),
         ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
         ("messages[0].role", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}),
-        ("messages[0].role", {"messages": [{"role": "function", "content": "x", "name": "f"}]}),
         ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
         ("messages[0].name", {"messages": [{"role": "user", "content": "x", "name": "me"}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
@@ -127,33 +121,21 @@ def test_unsupported_fields_are_refused_by_name(param: str, fields: dict[str, An
     ("param", "fields"),
     [
         ("model", {"model": ...}),
-        ("model", {"model": 5}),
         ("messages", {"messages": ...}),
         ("messages", {"messages": []}),
-        ("messages", {"messages": "Hi"}),
         ("messages[0].role", {"messages": [{"content": "x"}]}),
-        ("messages[0].role", {"messages": [{"role": None, "content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         (
             "messages[1].content",
             {"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": None}]},
         ),
-        ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}),
-        ("stream", {"stream": 1}),
         ("stream", {"stream": "true"}),
-        ("stream_options.include_usage", {"stream_options": {"include_usage": 1}}),
         ("stream_options.usage", {"stream_options": {"usage": True}}),
-        ("max_tokens", {"max_tokens": 0}),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("min_tokens", {"max_tokens": 5, "min_tokens": 6}),
-        ("max_completion_tokens", {"max_completion_tokens": 1.5}),
-        ("stop[0]", {"stop": ["x" * 1025]}),
         ("max_output_tokens", {"max_output_tokens": 5}),
-        ("logprobs", {"logprobs": 0}),
-        ("top_logprobs", {"logprobs": True, "top_logprobs": -1}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
-        ("top_logprobs", {"top_logprobs": 5}),
         ("top_logprobs", {"logprobs": False, "top_logprobs": 5}),
     ],
 )
@@ -176,47 +158,11 @@ def test_several_mistakes_are_one_error() -> None:
         (b"\xff", "not JSON"),
         (b'{"model":"\xff"}', "UTF-8"),
         (b'{"model":"\xed\xa0\x80"}', "UTF-8"),
-        (b'{"model":"m","messages":[{"role":"user","content":"\\ud83d"}]}', "surrogate"),
-        (b'{"temperature":NaN}', "not JSON"),
         (b'{"messages":' + b"[" * 10_000, "nested too deeply"),
-        (b'{"messages":' + b"[" * 1_000_000, "more than 32768 lists"),
-        (b'{"a":' * 10_000, "nested too deeply"),
-        (b"\x00" * 100, "not JSON"),
-        (b'"model"', "expected a JSON object"),
     ],
 )
 def test_bodies_that_are_not_valid_json_are_refused(body: bytes, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
-        parse(body)
-
-
-NAMES = sorted({*ChatRequest.harmless, *(field.name for field in attrs.fields(ChatRequest))})
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "tool"]) | json_values},
-        optional={
-            "content": st.lists(
-                st.fixed_dictionaries({"type": st.sampled_from(["text"]) | json_values, "text": json_values}),
-                max_size=3,
-            )
-            | json_values,
-            "tool_calls": json_values,
-        },
-    ),
-    max_size=3,
-)
-
-
-@settings(deadline=None, max_examples=150)
-@given(json_values | st.dictionaries(st.sampled_from(NAMES), json_values | MESSAGES, max_size=6))
-def test_any_json_is_answered_or_refused(value: object) -> None:
-    check_answered_or_refused(value, BASE, parse, to_respond)
-
-
-@settings(deadline=None)
-@given(st.binary())
-def test_any_bytes_are_refused(body: bytes) -> None:
-    with pytest.raises(RequestError):
         parse(body)
 
 

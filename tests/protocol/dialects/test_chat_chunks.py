@@ -1,5 +1,4 @@
 import json
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -153,13 +152,6 @@ def test_a_failed_stream_never_looks_whole() -> None:
     }
 
 
-def test_a_stream_with_a_choice_that_did_not_end_cannot_be_finished() -> None:
-    chunks = chunks_of(stream=True, n=2)
-    chunks.choice_ended(ended(0))
-    with pytest.raises(AssertionError):
-        chunks.finish(WHOLE)
-
-
 def gathered(asked: ChatRequest, *replies: Started | Text | ChoiceEnded) -> bytes:
     return whole_body(Completion(asked, request_id=ID, created=1694268190), replies, WHOLE)
 
@@ -185,9 +177,3 @@ def test_several_choices_in_one_piece() -> None:
     assert [each["logprobs"]["content"] for each in answer.model_dump()["choices"]] == [LISTED, []]
     ids = gathered(request(n=2, return_token_ids=True), *replies)
     assert [each["token_ids"] for each in json.loads(ids)["choices"]] == [[7, 8, 9, 10], []]
-
-
-@pytest.mark.parametrize("replies", [[ended(0)], [ended(0), Text("x", 1, 1)], [ended(0), ended(1), ended(2)]])
-def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[Reply]) -> None:
-    with pytest.raises(AssertionError):
-        gathered(request(n=2), *replies)

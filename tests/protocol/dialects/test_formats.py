@@ -13,7 +13,6 @@ from protocol.dialects.formats import (
 )
 from protocol.dialects.request_body import read
 from protocol.errors import BadRequest, Unsupported
-from protocol.strict.mistakes import Mistake
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -44,10 +43,6 @@ def test_the_limit_of_nesting_is_exact(cls: type[JsonObject]) -> None:
     sentence = refused(deep(JSON_LEVELS_MAX + 1), cls, None)
     assert sentence == f"must be nested at most {JSON_LEVELS_MAX} levels deep, is {JSON_LEVELS_MAX + 1}"
     refused(deep(100_000), cls, None)
-
-
-def test_brackets_in_strings_do_not_nest() -> None:
-    read({"a": "[" * 1000, "b" + "{" * 1000 + '\\"[': 1}, JsonObject)
 
 
 def test_lists_count_as_nesting() -> None:
@@ -97,12 +92,6 @@ def test_a_schema_is_required_by_its_type_alone(
     assert [mistake.path for mistake in mistakes(cls, **fields)] == paths
 
 
-def test_missing_and_surplus_fields_have_their_own_sentences() -> None:
-    assert mistakes(TextFormat, type="json_schema", name="x") == [Mistake("f.schema", "is missing")]
-    [mistake] = mistakes(TextFormat, type="text", name="x")
-    assert mistake.message == 'belongs to the type "json_schema", and the type is "text"'
-
-
 @pytest.mark.parametrize(
     ("data", "param", "kind"),
     [
@@ -110,17 +99,9 @@ def test_missing_and_surplus_fields_have_their_own_sentences() -> None:
         ({"type": "xml"}, "type", Unsupported),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema.schema", BadRequest),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "json_schema.name", BadRequest),
-        ({"type": "json_schema", "json_schema": {"name": "", "schema": {}}}, "json_schema.name", BadRequest),
         ({"type": "json_schema", "json_schema": {"name": "x" * 65, "schema": {}}}, "json_schema.name", BadRequest),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": []}}, "json_schema.schema", BadRequest),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}}, "json_schema.schema", BadRequest),
-        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {}, "strict": 1}}, "json_schema.strict", BadRequest),
-        ({"type": "json_schema", "schema": {}}, "schema", BadRequest),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_format_name_their_field(data: dict[str, Any], param: str, kind: type[BadRequest]) -> None:
     refused(data, ResponseFormat, param, kind)
-
-
-def test_a_name_of_64_characters_is_accepted() -> None:
-    read({"type": "json_schema", "json_schema": {"name": "x" * 64, "schema": {}}}, ResponseFormat)

@@ -6,19 +6,12 @@ import pytest
 from attrs import frozen
 
 from protocol.dialects.media_parts import (
-    MEDIA_MAX,
     DetailName,
     MediaPart,
     content_of,
-    excess,
     image,
-    media_count,
-    misplaced,
-    video,
 )
 from protocol.media import Detail, Media, Modality
-from protocol.strict.mistakes import Mistake
-from protocol.text_messages import Role
 
 
 @frozen
@@ -57,25 +50,3 @@ def test_texts_images_and_videos_keep_their_order_and_the_names_of_their_fields(
 )
 def test_every_detail_of_openai_has_a_meaning(name: DetailName | None, detail: Detail) -> None:
     assert image("u", "p", name) == Media(Modality.IMAGE, "u", detail, "p")
-
-
-def test_a_video_has_no_detail() -> None:
-    assert video("u", "p") == Media(Modality.VIDEO, "u", Detail.AUTO, "p")
-
-
-def test_only_messages_of_the_user_can_have_images() -> None:
-    parts = (Words("a"), Picture(), Picture())
-    assert list(misplaced(Role.USER, parts, "content")) == []
-    assert list(misplaced(Role.ASSISTANT, (Words("a"),), "content")) == []
-    assert list(misplaced(Role.ASSISTANT, "a", "content")) == []
-    for role in (Role.SYSTEM, Role.DEVELOPER, Role.ASSISTANT):
-        sentence = f"only messages of the user can have images and videos, not one of {role.value}"
-        assert list(misplaced(role, parts, "content")) == [Mistake("content[1]", sentence)]
-
-
-def test_a_request_has_at_most_so_many_images() -> None:
-    assert media_count((Words("a"), Picture(), Picture())) == 2
-    assert media_count("a") == media_count(None) == 0
-    assert list(excess(MEDIA_MAX, "messages")) == []
-    sentence = "has 257 images and videos; a request can have at most 256"
-    assert list(excess(MEDIA_MAX + 1, "messages")) == [Mistake("messages", sentence)]

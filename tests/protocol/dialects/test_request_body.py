@@ -21,7 +21,7 @@ from protocol.dialects.request_body import (
 from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
-from supervisor.config.keyfile import KeyFile, KeySection
+from supervisor.config.keyfile import KeySection
 from supervisor.gateway.token_bucket import TokenBucket
 from tests.rig.dialects import check_refused
 
@@ -116,17 +116,6 @@ def test_the_slowest_rate_has_a_finite_wait() -> None:
     bucket = TokenBucket.full(rate, 1, 0.0)
     bucket.take(0.0)
     assert bucket.take(0.0) == pytest.approx(1e6)
-
-
-def test_a_misleading_hint_is_not_given() -> None:
-    with pytest.raises(Mistakes) as raised:
-        structure({"sha256": "0" * 64, "prioritise_it": 1}, KeySection)
-    assert "did you mean" not in str(raised.value)
-
-
-def test_the_error_for_a_keys_name_states_the_whole_rule() -> None:
-    with pytest.raises(Mistakes, match="a letter or a digit first"):
-        structure({"key": {"-a": {"sha256": "0" * 64}}}, KeyFile)
 
 
 # The time that a body takes ------------------------------------------------------------------------

@@ -121,8 +121,3 @@ def test_long_answers_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(sizes) <= 4 * 64 * 1024, "a character has at most four bytes"
     steps = -(-50_000 // tokens.IDS_A_STEP) + 2 * -(-250_000 // tokens.CHARACTERS_A_STEP)
     assert sum(size > 64 for size in sizes) == steps, "what stands between them is shorter"
-
-
-def test_the_model_is_optional() -> None:
-    assert parse_tokenize(b'{"prompt":"x"}').model is None
-    assert parse_detokenize(b'{"tokens":[1],"model":"m"}').model == "m"

@@ -32,16 +32,6 @@ class Drawing:
     first: str | Circle | Square | None = None
 
 
-@frozen
-class Untagged:
-    side: int
-
-
-@frozen
-class Other:
-    kind: Literal["other"] = attrs.field(metadata=tag())
-
-
 def mistakes(data: object) -> tuple[Mistake, ...]:
     with pytest.raises(Mistakes) as raised:
         structure(data, Drawing)
@@ -84,29 +74,3 @@ def test_the_mistakes_in_an_object_are_those_of_its_own_kind(shape: object, path
 
 def test_the_names_of_types_in_a_sentence_do_not_repeat() -> None:
     assert mistakes({"shapes": [], "first": 5}) == (Mistake("first", "expected a string or an object, got 5"),)
-
-
-@frozen
-class Ambiguous:
-    shape: Circle | Untagged
-
-
-@frozen
-class Mixed:
-    shape: Circle | Other
-
-
-@frozen
-class Twin:
-    type: Literal["disc"] = attrs.field(metadata=tag())
-
-
-@frozen
-class Twins:
-    shape: Circle | Twin
-
-
-@pytest.mark.parametrize("cls", [Ambiguous, Mixed, Twins])
-def test_classes_that_no_tag_tells_apart_are_a_bug(cls: type) -> None:
-    with pytest.raises(TypeError, match="look alike"):
-        structure({"shape": {"type": "circle", "radius": 1}}, cls)

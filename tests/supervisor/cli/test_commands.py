@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from io import StringIO
 from itertools import chain, pairwise
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,10 +18,10 @@ from trio.testing import MockClock
 
 import supervisor
 from protocol.cluster import ChildState, Drain, GateState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
-from protocol.errors import NotReady, PeerLost, PeerViolation, StartFailed
+from protocol.errors import NotReady, PeerLost, StartFailed
 from protocol.kind import Message
 from protocol.messages import Done
-from supervisor import __main__, command_line
+from supervisor import __main__
 from supervisor.cli import client, commands, drain
 from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cli.status_view import StatusOrError
@@ -164,40 +164,12 @@ async def test_a_node_that_refuses_to_reload_is_named_with_its_reason_and_the_ot
     assert printed(console) == ["one: [red]no[/]\\x1b[2J", "two: nothing has changed"]
 
 
-def test_a_reload_prints_the_mistakes_in_its_file_a_line_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def asks_nobody(*_: object) -> int:
-        await trio.lowlevel.checkpoint()
-        return 0
-
-    monkeypatch.setattr(commands, "reload_nodes", asks_nobody)
-    file = tmp_path / "cluster.toml"
-    file.write_text(FILE.replace('secret = "secret"\n', "") + "slots = 0\npages = 1\n")
-    assert commands.main([str(file), "reload"], {}, bytes) == 1
-    first, *rows = capsys.readouterr().out.splitlines()
-    assert first == f"{file} has {len(rows)} mistakes:"
-    assert [row.split(": ")[1].split(".")[-1] for row in rows] == ["slots", "pages"]
-
-
 async def test_a_node_that_cannot_be_asked_to_drain_is_named_with_its_reason_escaped(console: Console) -> None:
     away = Polled({"one": "[bold]\x1b]0;title\x07[/]"})
     assert await drain.drain_nodes(away, console, "one") == 1
     assert printed(console)[0].startswith("Node one cannot be asked: [bold]\\x1b]0;title\\x07[/]. If it runs,")
     assert await drain.drain_nodes(away, console, "[red]two") == 1
     assert printed(console)[1] == "There is no node [red]two; there is one."
-
-
-@pytest.mark.parametrize("impossible", [{"up_s": nan}, {"since_s": inf}, {"silent_s": nan}])
-def test_a_status_with_impossible_times_is_a_violation(impossible: dict[str, Any]) -> None:
-    assert client.validated_status(status("one")) == status("one")
-    with pytest.raises(PeerViolation, match="times that cannot be"):
-        client.validated_status(status("one", **impossible))
-
-
-def test_a_status_with_an_impossible_engine_is_a_violation() -> None:
-    with pytest.raises(PeerViolation):
-        client.validated_status(status("one", offers=(Offer("a", "m", Leg.BOTH, 4, True, None, 0, 0, 0, nan),)))
 
 
 # What a terminal shows --------------------------------------------------------------------
@@ -388,47 +360,6 @@ async def test_no_head_of_a_column_is_cut_and_columns_without_room_are_named(
 
 async def test_with_short_names_no_column_is_left_out_at_a_width_of_80() -> None:
     assert heads(await printed_status({"one": serving("one", "tiny-1", Leg.BOTH, "tiny")}, 80)) == HEADS
-
-
-@pytest.mark.parametrize("width", [60, 80])
-async def test_names_of_nodes_and_engines_are_whole_in_a_narrow_terminal(width: int) -> None:
-    lines = await printed_status(LARGE, width)
-    rows = [line.split()[:2] for line in lines]
-    assert ["llama-prefill-0", "prefill-host-one"] in rows
-    assert ["prefill-host-one", "gpu-node-17"] in rows
-    assert {"prefill-host-one", "decode-host-two", "gpu-node-17"} <= {line.partition("  ")[0] for line in lines}
-
-
-async def test_a_name_too_long_for_a_terminal_is_folded_between_the_lines_of_the_tree() -> None:
-    lines = await printed_status(LONGEST, 60)
-    for lead, others, letter in (("├─ ", "│  ", "e"), ("└─ router-", "   ", "m")):
-        first = next(at for at, line in enumerate(lines) if line.startswith(lead + letter))
-        folded = [line for line in lines[first + 1 : first + 6] if line.startswith(others + letter)]
-        assert lines[first].split()[1].count(letter) + sum(line.count(letter) for line in folded) == 128
-
-
-async def test_problems_come_first_and_are_indented_where_they_are_folded() -> None:
-    lines = await printed_status(LARGE, 60)
-    assert lines[1:8] == [
-        "  prefill-host-one/llama-prefill-0/engine starts again:",
-        f"    {LOST}",
-        "  decode-host-two/llama-decode-0/engine starts again: the",
-        f"    {LOST.removeprefix('the ')}",
-        "  node gpu-node-17 does not answer: 10.0.0.17:7401 cannot",
-        "    be reached",
-        "",
-    ]
-
-
-def test_an_error_of_a_command_is_printed_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def away(*_: object) -> NoReturn:
-        raise NotReady("node b is away")
-
-    monkeypatch.setattr(commands, "main", away)
-    assert command_line.run_operator_command(["cluster.toml", "drain", "b"]) == 1
-    assert capsys.readouterr().err == "espalier: node b is away\n"
 
 
 class Interrupted:

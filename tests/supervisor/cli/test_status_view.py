@@ -24,7 +24,6 @@ from protocol.cluster import (
 )
 from supervisor.cli import status_view
 from supervisor.cli.commands import as_json_object
-from supervisor.printable import TEXT_LENGTH_MAX, printable
 from supervisor.supervision.registration import OUT_OF_SERVICE
 
 TREE = (
@@ -46,12 +45,6 @@ def shown(what: ConsoleRenderable | RichCast | str, width: int = 110) -> list[An
     with console.capture() as captured:
         console.print(what)
     return [line.rstrip() for line in captured.get().splitlines()]
-
-
-def test_a_link_to_a_stopped_process_is_shown_as_standing_still() -> None:
-    one = evolve(ONE, links=(LinkState("two", True, 4.0, stalled=True),))
-    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
-    assert "one two stands still 4.0 s 0 0 0 B 0 B" in lines
 
 
 def test_every_node_engine_and_link_has_a_row() -> None:
@@ -104,19 +97,6 @@ def test_every_pool_has_a_row_and_waits_at_all_gateways() -> None:
     assert not [line for line in shown(status_view.render_status("pd", SEEN)) if line.startswith("pool ")]
 
 
-def test_an_encoder_has_no_kv_memory_to_show() -> None:
-    one = evolve(ONE, state=NodeState((evolve(OFFER, name="eyes", leg=Leg.ENCODE, kv_used=0.0),)))
-    lines = [" ".join(line.split()) for line in shown(status_view.render_status("pd", {"one": one}))]
-    assert "eyes one tiny encode up 3 2 16 12,345" in lines
-
-
-def test_in_a_narrow_terminal_only_the_description_of_a_child_is_cut() -> None:
-    lines = shown(status_view.render_status("pd", {"one": ONE, "two": "why " * 40}), width=60)
-    assert all(len(line) <= 60 for line in lines)
-    assert any("starts again" in line and "2 h" in line and "…" not in line.partition("node on")[0] for line in lines)
-    assert sum("why" in line for line in lines) > 3  # what went wrong is never cut
-
-
 def test_a_node_that_drains_is_shown_so_with_its_engines() -> None:
     draining = Status("one", "r", "1", 1.0, NodeState((OFFER,), draining=True), TREE[:1])
     lines = shown(status_view.render_status("pd", {"one": draining}))
@@ -132,11 +112,6 @@ def test_the_first_line_reports_that_all_is_up() -> None:
     linked = {"one": well("one", LinkState("two", True)), "two": well("two", LinkState("one", True))}
     assert shown(status_view.render_status("pd", linked))[:2] == ["cluster pd  2 of 2 nodes answer, all is up", ""]
     assert "all is up" not in shown(status_view.render_status("pd", {"one": "gone"}))[0]
-
-
-def test_not_all_is_up_if_a_node_has_no_link_to_one_that_was_not_asked() -> None:
-    lines = shown(status_view.render_status("pd", {"one": well("one", LinkState("two", up=False))}))
-    assert lines[:2] == ["cluster pd  1 of 1 nodes answer", "  node one has no link to node two"]
 
 
 def test_an_ejected_worker_is_among_the_problems() -> None:
@@ -186,15 +161,6 @@ def test_text_from_nodes_moves_no_cursor_and_changes_no_colour(control: str) -> 
     assert all(escaped in line for line in lines) or control == "a\nb"  # a reload's sentence may have lines
 
 
-def test_text_without_end_from_a_node_is_cut() -> None:
-    assert len(printable("x" * 1_000_000)) == TEXT_LENGTH_MAX + 3
-
-
-def test_an_impossible_tree_is_drawn_in_bounded_time() -> None:
-    tree = tuple(ChildState("/".join("x" * depth), "up", 0, 1.0) for depth in (40, 3, 700, 1, 2)) * 200
-    assert len(shown(status_view.render_status("pd", {"one": evolve(ONE, tree=tree)}))) >= len(tree)
-
-
 def test_json_has_the_same_statuses_as_plain_values() -> None:
     decoded = json.loads(json.dumps(as_json_object("pd", SEEN)))
     assert decoded["nodes"]["two"] == {"unreachable": "10.0.0.2:7401 cannot be reached"}
@@ -203,12 +169,3 @@ def test_json_has_the_same_statuses_as_plain_values() -> None:
     assert one["tree"][3]["why"] == "engine a ended: [red]killed[/]"
     assert one["links"][0]["bytes_received"] == 2_500_000
     assert one["gate"] == {"running": 3, "running_max": 8, "waiting": 1, "waiting_max": 4, "unready": ""}
-
-
-def test_the_result_of_a_reload_is_printed_a_sentence_a_line() -> None:
-    assert shown(status_view.render_reload("one", Reloaded(("a is 2 now",), ("b stays 3",)))) == [
-        "one:",
-        "  a is 2 now",
-        "  b stays 3",
-    ]
-    assert shown(status_view.render_reload("one", Reloaded())) == ["one: nothing has changed"]

@@ -21,9 +21,7 @@ from protocol.frames import VERSION, Bye, Cancel, FrameReader, Hello, KeepAlive,
 from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
-from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.pool import WorkerPool
-from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
 from supervisor.node import node as node_module
@@ -176,25 +174,6 @@ async def test_another_process_of_a_name_is_refused_with_the_reason_while_the_fi
     node = Node("a")
     await meet(node, "b", "b", "one")
     await check_refused(node, link_to_b(node), await meet(node, "b", "b", "two"))
-
-
-async def test_another_process_that_is_dialed_at_another_address_is_refused_with_the_reason(
-    meet: Meet, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    """The first has been dialed from here, too: a second link to that very one would be closed without a reason."""
-    node, (near, far) = Node("a", port=None), transports()
-    await meet(node, "b", "a", "one", beats=False)
-
-    async def dial(endpoint: Endpoint, tls: object, within_s: float, handler: Callable[..., Awaitable[None]]) -> None:
-        await handler(near)
-
-    async def greeted(*_: object) -> tuple[str, Incarnation]:
-        return "b", Incarnation("two", STARTED_AT)
-
-    node.links.dial, node.links.join = dial, (Endpoint("elsewhere", 7400),)
-    monkeypatch.setattr(Mesh, "greet", greeted)
-    nursery.start_soon(node.links.run)
-    await check_refused(node, link_to_b(node), far)
 
 
 async def test_a_process_that_is_silent_gives_way_to_a_newer_one(meet: Meet, autojump_clock: MockClock) -> None:

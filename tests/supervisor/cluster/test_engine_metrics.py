@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from actors.engines import port
 from protocol.errors import EngineLost, RequestError, Unsupported
 from protocol.messages import EngineLoad
-from protocol.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
+from protocol.operations import EngineMetrics, GetMetrics
 from supervisor.cluster import engine_metrics
 from supervisor.cluster.directory import Directory
 from supervisor.node import monitoring
@@ -95,12 +95,6 @@ async def test_an_engine_that_is_stuck_lost_or_cut_off_is_left_out_and_delays_no
         nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_is_down_has_no_series(autojump_clock: MockClock) -> None:
-    async with front(Engine(), a=None) as (directory, _):
-        directory.local["tiny-0"].engine.withdraw()
-        assert series(await monitoring.cluster_metrics_text(directory, Metrics())) == []
-
-
 async def test_an_engine_out_of_service_has_its_series(autojump_clock: MockClock) -> None:
     async with front(Engine()) as (directory, _):
         with directory.local["tiny-0"].engine.out_of_service("its weights are replaced"):
@@ -116,14 +110,6 @@ async def test_texts_that_find_no_room_are_counted(autojump_clock: MockClock) ->
         assert len((await engine_metrics.cluster_metrics(directory, 2 * len(long)))["a/tiny-0"].text) == len(long)
     engines = {"main/tiny-0": test_engine_control.registered(quick), "a/tiny-0": test_engine_control.registered(slow)}
     assert await engine_metrics.local_metrics(engines, 2 * len(long) - 1) == kept
-
-
-async def test_a_text_longer_than_a_message_may_have_is_dropped(autojump_clock: MockClock) -> None:
-    lying = Engine(text=TEXT + "#\n" * METRICS_BYTES_MAX, left_out=1)
-    async with front(Engine(), a=lying) as (directory, _):
-        reported = await engine_metrics.cluster_metrics(directory)
-        assert reported["main/tiny-0"] == EngineMetrics(TEXT)
-        assert reported["a/tiny-0"] == EngineMetrics("", 1 + 3 + METRICS_BYTES_MAX)
 
 
 async def test_few_scrapes_collect_metrics_at_a_time(autojump_clock: MockClock) -> None:

@@ -6,14 +6,13 @@ from itertools import permutations
 
 import pytest
 import trio
-from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.errors import LinkLost, LinkReplaced
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
-from tests.rig.nodes import LOOPBACK, QUICK, Node, Reasons, all_linked, link_by_hand, linked_nodes, linked_pair, until
+from tests.rig.nodes import LOOPBACK, Node, Reasons, all_linked, link_by_hand, linked_nodes, linked_pair, until
 
 
 async def break_off(link: Link | None) -> None:
@@ -55,13 +54,6 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name(rather_slow: 
         await all_linked(a, z)
         assert a.links.statistics().dialers["z"] == "z"
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
-
-
-async def test_a_node_that_listens_at_every_address_is_found_at_its_host(rather_slow: MockClock) -> None:
-    z = Node("z", host="0.0.0.0")
-    z.links.host = "box.example"
-    async with linked_nodes(z):
-        assert z.directory.address == f"box.example:{z.links.port}"
 
 
 async def test_a_node_that_listens_at_every_address_and_has_no_host_dials(rather_slow: MockClock) -> None:
@@ -126,24 +118,6 @@ async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_node
         assert set(a.links.traffic) == {"b"}
 
 
-async def test_a_node_that_comes_back_by_a_new_link_replaces_the_old_one(rather_slow: MockClock) -> None:
-    b = Node("b", section=evolve(QUICK, silent_s=60.0))
-    ended: list[int] = []
-
-    async def link_half_open(number: int) -> None:
-        await link_by_hand(b, "a")
-        ended.append(number)
-
-    async with linked_nodes(b) as nursery:
-        nursery.start_soon(link_half_open, 1)
-        await until(lambda: b.linked == {"a"})
-        first = b.directory.nodes["a"].link
-        nursery.start_soon(link_half_open, 2)
-        await until(lambda: b.directory.nodes["a"].link not in {None, first})
-        await until(lambda: ended)
-        assert (b.linked, ended) == ({"a"}, [1])
-
-
 async def test_a_greeting_alone_replaces_no_link(rather_slow: MockClock) -> None:
     async with linked_pair() as (a, b):
         link = b.link(a)
@@ -153,17 +127,6 @@ async def test_a_greeting_alone_replaces_no_link(rather_slow: MockClock) -> None
         assert link is not None
         assert not link.lost
         assert await a.ask(b) == [0, 1, 2]
-
-
-async def test_a_mesh_that_starts_again_dials_again(rather_slow: MockClock) -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b) as nursery:
-        await all_linked(a, b)
-        a.scope.cancel()
-        await until(lambda: b.linked == set())
-        assert a.linked == set()
-        await nursery.start(a.run)
-        await all_linked(a, b)
 
 
 async def test_a_node_that_leaves_sends_its_reason(reasons: Reasons, rather_slow: MockClock) -> None:

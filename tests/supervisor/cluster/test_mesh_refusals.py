@@ -10,13 +10,10 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol import greeting
-from protocol.frames import VERSION
 from protocol.greeting import Incarnation
-from supervisor.links import websocket
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
-from tests.rig.nodes import QUICK, SECRET, WITHIN_S, Node, Reasons, all_linked, dial, linked_nodes, until
+from tests.rig.nodes import QUICK, Node, Reasons, all_linked, linked_nodes, until
 
 
 @pytest.mark.parametrize(
@@ -37,26 +34,6 @@ async def test_a_node_that_does_not_belong_to_the_cluster_is_refused(
         await trio.sleep(0.5)
         assert a.linked == b.linked == set()
     assert [sentence in reason for reason in reasons()] == [True, True]
-
-
-async def test_two_nodes_of_one_name_refuse_each_other(reasons: Reasons, rather_slow: MockClock) -> None:
-    a = Node("a")
-    async with linked_nodes(a), trio.open_nursery() as nursery:
-        await nursery.start(Node("a", port=None, join=(a.address,)).run)
-        await until(lambda: len(reasons()) >= 2)
-        await trio.sleep(0.5)
-        nursery.cancel_scope.cancel()
-    assert ["has the same name" in reason for reason in reasons()] == [True, True]
-
-
-async def test_a_node_at_the_address_of_another_is_refused(reasons: Reasons, rather_slow: MockClock) -> None:
-    a, b = Node("a"), Node("b")
-    async with linked_nodes(a, b, know=False):
-        a.directory.configure("c", b.address)
-        a.directory.notify()
-        await until(lambda: len(reasons()) >= 2)
-        await trio.sleep(0.5)
-    assert ["node c was expected in its place" in reason for reason in reasons()] == [True, True]
 
 
 async def test_of_two_processes_of_one_name_one_answers_and_the_other_is_refused(
@@ -92,54 +69,6 @@ async def test_a_second_process_is_told_of_the_name_conflict_by_a_node_that_has_
         assert await ahead.ask(backs[0]) == [0, 1, 2]
         assert backs[1].linked == set()
     assert sum("two processes call themselves back" in reason for reason in reasons()) == 2, "one for each end"
-
-
-async def test_another_version_is_refused(reasons: Reasons, rather_slow: MockClock) -> None:
-    b = Node("b")
-
-    async def greet(transport: websocket.WebSocketTransport) -> None:
-        other = greeting.Greeting(VERSION, "grove", "a", bytes(32))
-        await transport.send_all(greeting.encode(evolve(other, version=VERSION + 1)))
-        await transport.receive_some()
-        refusal = greeting.decode(await transport.receive_some())
-        assert isinstance(refusal, greeting.Refusal)
-        assert "speaks version" in refusal.detail
-
-    async with linked_nodes(b):
-        await dial(b, greet)
-        await until(reasons)
-        assert b.linked == set()
-    (reason,) = reasons()
-    assert f"it speaks version {VERSION + 1} of the protocol, and node b version {VERSION}" in reason
-
-
-async def test_an_overheard_proof_proves_nothing(reasons: Reasons, rather_slow: MockClock) -> None:
-    b = Node("b")
-    overheard: list[bytes] = []
-
-    class Recording(websocket.WebSocketTransport):
-        async def send_all(self, data: bytes) -> None:
-            overheard.append(bytes(data))
-            await super().send_all(data)
-
-    async def greet(transport: websocket.WebSocketTransport) -> None:
-        greeter = greeting.Greeter("dials", "grove", "a", SECRET, bytes(32))
-        await websocket.greet(Recording(transport.socket, transport.stream), greeter, WITHIN_S)
-
-    async def replay(transport: websocket.WebSocketTransport) -> None:
-        for message in overheard:
-            await transport.send_all(message)
-        await transport.receive_some()
-        refusal = greeting.decode(await transport.receive_some())
-        assert isinstance(refusal, greeting.Refusal)
-        assert refusal.code == "secret"
-
-    async with linked_nodes(b):
-        await dial(b, greet)
-        assert len(overheard) == 2
-        await dial(b, replay)
-        await until(lambda: any("another secret" in reason for reason in reasons()))
-        assert b.linked == set()
 
 
 # TLS ---------------------------------------------------------------------------------------

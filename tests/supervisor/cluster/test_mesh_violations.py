@@ -15,10 +15,8 @@ from trio.testing import MockClock
 from protocol import frames
 from protocol.cluster import Leg, NodeState, Offer
 from protocol.codec import encode as body
-from protocol.errors import PeerLost, PeerRefused, PeerViolation
 from protocol.frames import VERSION, Announce, Credit, Hello, Open, encode
-from protocol.messages import EngineInfo, Tokens
-from protocol.text_messages import Text
+from protocol.messages import EngineInfo
 from supervisor.links import websocket
 from tests.rig.fake_engine import generate
 from tests.rig.nodes import (
@@ -47,21 +45,11 @@ def announced(offer: Offer) -> bytes:
 VIOLATIONS = {
     "bytes": b"\xff" * 20,
     "giant length": b"\x02\xff\xff\xff\xff",
-    "second hello": encode(Hello(VERSION, "x", 1)),
     "wrong hello": encode(Hello(VERSION + 1, "x", 1)),
     "credit for no stream": encode(Credit(7, 1)),
-    "reply for no stream": encode(frames.Item(1, body(Tokens((1,))), 1)),
-    "end of no stream": encode(frames.End(1, b"")),
-    "step of no stream": encode(frames.Step([1], [1], [1], [], [])),
     "credit abuse": encode(Open(1, REQUEST, 2**31 - 1, "a-0")) + encode(Credit(1, 2**31 - 1)),
-    "negative credit": encode(Open(1, REQUEST, -1, "a-0")),
-    "stream out of turn": encode(Open(2, REQUEST, 1, "a-0")),
     "no worker named": encode(Open(1, REQUEST, 1)),
-    "not a request": encode(Open(1, b"\xff\xff", 1, "a-0")),
-    "reply data of no stream": encode(frames.ReplyData(1, b"x")),
-    "request data of no stream": encode(frames.RequestData(1, b"x")),
     "too much attached": encode(Open(1, REQUEST, 1, "a-0", None, 2**40)),
-    "announcement of no state": encode(Announce(body(Text("x", 1)))),
     "announcement of an impossible load": announced(evolve(OFFER, running=-1)),
     "announcement of an impossible engine": announced(evolve(OFFER, engine=evolve(INFO, request_tokens_max=0))),
 }
@@ -93,26 +81,6 @@ async def test_frames_before_the_greeting_are_refused(reasons: Reasons, rather_s
         await until(reasons)
         assert a.asked == []
     assert len(reasons()) == 1
-
-
-@pytest.mark.parametrize("name", ["a b", "x\u00e9"])
-async def test_a_name_that_no_node_may_have_is_refused(name: str, rather_slow: MockClock) -> None:
-    a = Node("a")
-    async with linked_nodes(a):
-        with pytest.raises((PeerRefused, PeerLost, PeerViolation)):
-            await link_by_hand(a, name)
-            raise PeerRefused("closed")
-        assert name not in a.directory.nodes
-
-
-async def test_a_request_for_absurdly_many_tokens_leaves_the_announced_loads_possible(rather_slow: MockClock) -> None:
-    async with linked_pair(a_step_s=1.0) as (a, b):
-        link = b.link(a)
-        absurd = encode(Open(1, body(generate("absurd", tokens_max=2**62)), 1, "a-0"))
-        await link_by_hand(a, "x", absurd, close_after_s=0.3)
-        await trio.sleep(0.2)
-        assert b.link(a) is link
-        await until(lambda: a.directory.running == 0)
 
 
 # Any frames ---------------------------------------------------------------------------------

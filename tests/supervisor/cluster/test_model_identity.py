@@ -20,7 +20,7 @@ from rich.console import Console
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
-from protocol.errors import PeerViolation, StartFailed
+from protocol.errors import StartFailed
 from protocol.messages import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
@@ -217,12 +217,6 @@ def test_whatever_nodes_announce_the_weights_that_most_available_workers_have_ar
     trio.run(scenario)
 
 
-async def test_an_endless_digest_is_a_violation(directory: Directory) -> None:
-    with pytest.raises(PeerViolation, match="longer than any"):
-        directory.merge_state("far", NodeState((offer("one", evolve(INFO, digest=OWN * 100)),)))
-    assert directory.workers("oak") == []
-
-
 async def test_a_gateway_has_the_digests_of_its_models(tmp_path: Path) -> None:
     assembly, _ = built_assembly(cluster(tmp_path), "front")
     [(name, own)] = assembly.directory.models.digests.items()
@@ -245,16 +239,3 @@ async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Pa
     assembly, _ = built_assembly(cluster(tmp_path), "back")
     assert SimulatedEngine(SimulatedSpec(), Random(0), digest=OWN).info.digest == OWN
     assert assembly.directory.models.digests.keys() == {"tiny"}
-
-
-async def test_a_scrape_computes_once_why_workers_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, metrics, directory = [], Metrics(), Directory("front", models=ModelIdentities({"tiny": OWN}))
-    for number in range(20):
-        engine = evolve(INFO, digest=OTHER if number < 5 else OWN)
-        directory.merge_state(f"node-{number}", NodeState((Offer("tiny-0", "tiny", Leg.BOTH, 8, True, engine),)))
-    gauges.add_node_gauges(metrics.registry, directory)
-    whys = ModelIdentities.rejections.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(ModelIdentities, "rejections", property(lambda self: looks.append(1) or whys(self)))  # type: ignore[func-returns-value]
-    mismatches = [line for line in metrics.render({}).decode().splitlines() if "_mismatch{" in line]
-    assert sum(line.endswith(" 1.0") for line in mismatches) == 5
-    assert len(looks) == 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.cluster import NEIGHBOURS_MAX, Leg, Neighbour, NodeState, Offer, check_state
+from protocol.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from supervisor.cluster import node_records
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import (
@@ -17,12 +16,9 @@ from supervisor.cluster.node_records import (
     NODES_MAX,
     UNCONFIRMED_BY_NODE_MAX,
     UNCONFIRMED_MAX,
-    NodeRecord,
-    NodeRecords,
 )
 from tests.rig.links import idle_link
 from tests.rig.nodes import linked_directory
-from tests.rig.scheduler import counting
 
 
 def address(directory: Directory, name: str) -> str | None:
@@ -107,21 +103,6 @@ async def test_a_node_is_a_rumour_until_there_was_a_link_to_it() -> None:
     assert not directory.records.is_rumour("heard"), "it is dialed again at once"
 
 
-async def test_names_that_are_too_many_are_logged_once_for_each_link(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger=node_records.__name__)
-    directory, link = linked_directory()
-    state = NodeState(neighbours=tuple(Neighbour(f"n{n}", "h:2") for n in range(100)))
-    for _ in range(3):
-        directory.merge_state("far", state)
-    assert [(record.peer, record.reason) for record in caplog.records] == [  # type: ignore[attr-defined]
-        ("far", f"{100 - UNCONFIRMED_BY_NODE_MAX} of 100 have no link to here and are too many")
-    ]
-    directory.unlinked("far", link)
-    directory.linked("far", idle_link())
-    directory.merge_state("far", state)
-    assert len(caplog.records) == 2
-
-
 async def test_workers_of_all_nodes_together_are_limited(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,22 +127,6 @@ async def test_workers_of_all_nodes_together_are_limited(
     assert len(directory.offers_by_name()) == 4, "those of a lost node take no room"
 
 
-async def test_records_are_read_once_for_all_names_of_an_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, _ = linked_directory()
-    reads = 0
-
-    def count(records: NodeRecords) -> Iterator[NodeRecord]:
-        nonlocal reads
-        reads += 1
-        return iter([records["far"]])
-
-    state = NodeState(neighbours=tuple(Neighbour(f"n{n}", "h:2") for n in range(NEIGHBOURS_MAX)))
-    with monkeypatch.context() as patches:
-        patches.setattr(NodeRecords, "__iter__", count)
-        directory.records.merge_neighbours("far", state.neighbours)
-    assert reads == 1, "not once for each name, which would take 0.2 s"
-
-
 async def test_a_node_announces_only_neighbours_that_it_has_a_link_to() -> None:
     directory, link = linked_directory()
     directory.configure("filed", "h:1")
@@ -179,33 +144,6 @@ async def forgotten(directory: Directory, seconds: float) -> list[str]:
         await trio.sleep(60)
         names += await directory.records.forget()
     return sorted(names)
-
-
-async def test_the_names_of_each_link_are_read_in_a_turn_of_their_own_and_one_that_comes_meanwhile_counts(
-    autojump_clock: MockClock,
-) -> None:
-    directory, _ = linked_directory()
-    directory.linked("other", idle_link())
-    heard = NodeState(neighbours=(Neighbour("heard", "h:1"),))
-    directory.merge_state("far", heard)
-    directory.merge_state("far", NodeState())
-    await directory.records.forget()
-    await trio.sleep(FORGET_S)
-
-    class Names(tuple[Neighbour, ...]):
-        """What another node names; the first one names a node again just before these are read."""
-
-        __slots__ = ()
-
-        def __iter__(self) -> Iterator[Neighbour]:
-            directory.merge_state("far", heard)
-            return super().__iter__()
-
-    directory.records["other"].state = NodeState(neighbours=Names())
-    with counting() as steps:
-        assert await directory.records.forget() == []
-    assert steps.taken >= 3
-    assert "heard" in directory.nodes
 
 
 async def test_a_node_that_is_named_no_more_is_forgotten_after_a_while_and_can_come_back(

@@ -10,10 +10,9 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import Leg, NodeState, Offer, check_state
-from protocol.errors import EngineDied, PeerViolation, StartFailed
+from protocol.cluster import NodeState
+from protocol.errors import EngineDied, StartFailed
 from supervisor.cluster import readiness
-from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import monitoring
@@ -74,15 +73,6 @@ async def test_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) ->
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
 
 
-async def test_an_announced_failure_is_limited_in_length(assemblies: Assemblies) -> None:
-    _, assembly = assemblies(("a", "main"))
-    fails(assembly, "a", error=EngineDied("x" * 10_000))
-    state = assembly.directory.state()
-    assert len(check_state(state).offers[0].why) < 600
-    with pytest.raises(PeerViolation, match="has more than 600 characters"):
-        check_state(NodeState((evolve(state.offers[0], why="x" * 601),)))
-
-
 async def test_a_node_ends_once_all_its_engines_have_failed_their_first_start(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"), ("b", "main"))
     fails(assembly, "a")
@@ -133,15 +123,3 @@ async def test_an_engine_fails_with_a_zygote_that_cannot_start_and_waits_for_one
             assert killed.failure is None
             await trio.sleep(1)
     assert outcomes[1:] == ["another"]
-
-
-def test_the_reason_why_a_model_is_not_ready_names_an_engine_on_a_node_that_drains() -> None:
-    directory, offer = Directory("front"), Offer("tiny-1", "tiny", Leg.BOTH, 4, up=True)
-    directory.configure("one", None, [offer])
-    directory.merge_state("one", NodeState((offer,)))
-    assert readiness.unready(directory, ["tiny"]) is None
-    directory.merge_state("one", NodeState((offer,), draining=True))
-    assert readiness.unready(directory, ["tiny"]) == "engine tiny-1 is on a node that drains"
-    directory.configure("two", None)
-    directory.merge_state("two", NodeState((Offer("tiny-2", "tiny", Leg.BOTH, 4, up=True),)))
-    assert readiness.unready(directory, ["tiny"]) is None

@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import Leg, NodeState, Offer, OfferLoad, check_state
+from protocol.cluster import Leg, NodeState, Offer, check_state
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import ActorLost, BadRequest, NotReady
 from protocol.messages import EngineInfo, Generate
@@ -242,18 +242,3 @@ async def test_prompts_of_all_nodes_are_queued_until_they_are_computed_but_for_w
         assert (worker.load.queued, worker.load_without("far").queued) == (12, 6)
     assert worker.load.queued == 0
     assert worker.queued_by == {}
-
-
-async def test_a_request_that_claims_to_be_cached_beyond_its_prompt_is_queued_all_the_same() -> None:
-    worker = add_worker(Directory("here"))
-    for cached in (10**9, -(10**9)):
-        async with worker.ask_for("far", evolve(generate(), cached_tokens=cached), 9):
-            assert 1 <= worker.load.queued <= len(generate().tokens)
-
-
-def test_what_others_have_queued_is_as_their_node_announced_it_last() -> None:
-    worker = RemoteWorker("far", ONE, Directory("here"))
-    worker.merge_load(OfferLoad("one", 2, 20, 7))
-    assert (worker.load.queued, worker.load.busy) == (7, 2)
-    worker.merge_load(OfferLoad("one", 0, 0))
-    assert worker.load.queued == 0

@@ -15,14 +15,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.encoder import encoder
 from actors.engines.encoder_limits import EncoderLimits
 from actors.kit.offload import run_inline
-from protocol import codec
-from protocol.cluster import COUNT_MAX, Leg, NodeState, Offer, OfferLoad
+from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, BadRequest, NotReady, PeerViolation, RequestError
-from protocol.media import Encode, MediaForm, MediaInfo
+from protocol.media import Encode, MediaForm
 from protocol.messages import EngineInfo, Grammar, GrammarKind, encoder_info
 from protocol.peer import Peer
 from supervisor.cluster import models, readiness
-from supervisor.cluster.announcements import Announcer, state_for
+from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
@@ -124,14 +123,6 @@ async def test_leaving_at_any_moment_leaves_no_count_behind(halves: int, autojum
         assert (remote.busy, remote.load.pending, far.running, far.local["eyes"].offer.tokens) == (0, 0, 0, 0)
 
 
-async def test_an_item_with_impossible_tokens_leaves_a_possible_load(autojump_clock: MockClock) -> None:
-    worker = add_encoder(Directory("far"))
-    async with worker.ask(encode(evolve(image(), tokens=-5)), 0):
-        assert worker.offer.tokens == 0
-        async with worker.ask(encode(evolve(image(), tokens=2**62), new_id(2)), 0):
-            assert worker.offer.tokens == COUNT_MAX
-
-
 @asynccontextmanager
 async def encoding_node() -> AsyncIterator[tuple[RemoteWorker, Link]]:
     """An encoder that runs on node `far`, as node `here` has it over a link, and that link."""
@@ -188,35 +179,13 @@ async def test_a_node_that_leaves_leaves_nothing_of_its_items_behind(autojump_cl
 # What could harm others ---------------------------------------------------------------------
 
 
-async def test_an_item_of_another_node_needs_an_id_of_its_own_and_no_credit(autojump_clock: MockClock) -> None:
-    directory = Directory("far")
-    worker = GuardedWorker(add_encoder(directory)).for_node("here")
-    with pytest.raises(BadRequest, match="32 hexadecimal digits"):
-        async with worker.ask(encode("a", "r"), 0):
-            pytest.fail("it may not ask")
-    async with worker.ask(encode("a", new_id(1)), 0):
-        assert directory.running == 1
-        with pytest.raises(BadRequest, match="is being answered already"):
-            async with worker.ask(encode("b", new_id(1)), 0):
-                pytest.fail("it may not ask")
-    assert directory.running == 0
-
-
 @pytest.mark.parametrize(
     "engine",
     [
         evolve(EYES, running_max=0),
-        evolve(EYES, ranks=COUNT_MAX + 1),
-        evolve(EYES, kv_tokens_max=5),
-        evolve(EYES, context_max=-1),
         evolve(EYES, media=None),
         evolve(EYES, media=evolve(MEDIA, form=MediaForm.PIXELS)),
         evolve(EYES, media=evolve(MEDIA, width=0)),
-        evolve(EYES, media=evolve(MEDIA, merge=0)),
-        evolve(EYES, media=evolve(MEDIA, width=COUNT_MAX + 1)),
-        evolve(EYES, media=evolve(MEDIA, image_token=-1)),
-        evolve(EYES, media=evolve(MEDIA, video_token=COUNT_MAX + 1)),
-        evolve(EYES, kind="x" * 129),
     ],
 )
 async def test_an_encoder_that_cannot_be_is_a_violation(engine: EngineInfo) -> None:
@@ -225,16 +194,6 @@ async def test_an_encoder_that_cannot_be_is_a_violation(engine: EngineInfo) -> N
     with pytest.raises(PeerViolation, match="offer eyes has an engine"):
         directory.merge_state("far", NodeState((evolve(ENCODER, engine=engine),)))
     assert [worker.offer for worker in directory.workers("oak")] == [ENCODER], "nothing of it is merged"
-
-
-@pytest.mark.parametrize("media", [evolve(MEDIA, merge=0), evolve(MEDIA, width=-1), evolve(MEDIA, image_token=-2)])
-async def test_an_engine_whose_images_cannot_be_is_a_violation(media: MediaInfo) -> None:
-    directory, _ = linked_directory()
-    directory.merge_state("far", NodeState((evolve(ENGINE, engine=evolve(TEXT, media=MEDIA)),)))
-    with pytest.raises(PeerViolation, match="takes images or videos which cannot be"):
-        directory.merge_state("far", NodeState((evolve(ENGINE, engine=evolve(TEXT, media=media)),)))
-    with pytest.raises(PeerViolation, match="has an engine that cannot be"):
-        directory.merge_state("far", NodeState((evolve(ENGINE, engine=EYES),)))  # it computes nothing
 
 
 # Whom nodes hear of ---------------------------------------------------------------------------
@@ -256,48 +215,6 @@ async def test_an_encoder_is_offered_only_to_nodes_that_take_encoders() -> None:
     assert state_for(Directory("other"), "any").takes_encoders
     assert directory.state().takes_encoders
     assert [offer.leg for offer in directory.state().offers] == [Leg.ENCODE], "an operator sees all"
-
-
-def test_a_node_of_an_older_version_takes_no_encoders() -> None:
-    state = NodeState(routes=True, takes_encoders=True)
-    older = codec.encode(state).replace(b"\xaetakes_encoders\xc3", b"").replace(b"\x89", b"\x88", 1)
-    decoded = codec.decode(older)
-    assert decoded == evolve(state, takes_encoders=False)
-
-
-async def test_an_encoder_is_announced_as_soon_as_the_other_end_takes_it_and_its_load_no_earlier(
-    autojump_clock: MockClock,
-) -> None:
-    announced: list[Any] = []
-
-    class Ear:
-        def announce(self, state: NodeState) -> None:
-            announced.append(state)
-
-        def announce_encoded(self, body: bytes) -> None:
-            announced.append(codec.decode(body))
-
-        lost = stalled = False
-
-    directory, link = Directory("back", routes=False), cast("Link", Ear())
-    worker = add_encoder(directory)
-    announcer = Announcer(directory)
-    directory.linked("front", link)
-    directory.merge_state("front", NodeState(routes=True))
-    announcer.add("front", link)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(announcer.run, lambda: 0.1)
-        await trio.sleep(1)
-        async with worker.ask_for("third", encode("a", new_id(1)), 0):
-            await trio.sleep(1)
-            assert [state.offers for state in announced] == [()]
-            directory.merge_state("front", NodeState(routes=True, takes_encoders=True))
-            await trio.sleep(1)
-            state = [each for each in announced if isinstance(each, NodeState)][-1]
-            assert [offer.name for offer in state.offers] == ["eyes"]
-        await trio.sleep(1)
-        assert announced[-1].loads == (OfferLoad("eyes", 0, 0),)
-        nursery.cancel_scope.cancel()
 
 
 # Where they stand in the directory --------------------------------------------------------------
@@ -336,17 +253,6 @@ async def test_only_an_encoder_can_do_the_work_of_an_encoder(autojump_clock: Moc
         nursery.start_soon(ask_here)
         await wait_all_tasks_blocked()
         assert failed == [ActorLost, NotReady]
-
-
-async def test_an_encoder_that_is_down_learns_whether_another_can_do_its_work() -> None:
-    directory = Directory("front")
-    for node in ("one", "two"):
-        directory.linked(node, idle_link())
-    directory.merge_state("one", NodeState((evolve(ENCODER, up=False),)))
-    directory.merge_state("two", NodeState((ENGINE,)))
-    assert state_for(directory, "one").elsewhere == ()
-    directory.merge_state("two", NodeState((ENGINE, ENCODER)))
-    assert state_for(directory, "one").elsewhere == ("eyes",)
 
 
 async def test_an_encoder_sets_no_limit_of_prompts() -> None:

@@ -7,30 +7,26 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-import pytest
 import trio
 from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.cluster import (
-    RANKS_MAX,
     Leg,
     LoadUpdate,
     NodeState,
     Offer,
     check_loads,
     check_state,
-    engine_and_rank,
     rank_name,
 )
-from protocol.errors import PeerViolation
 from protocol.messages import EngineLoad, Generate, RankCounts
 from protocol.peer import Peer
 from supervisor.cluster import engine_control
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
-from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
 from supervisor.links.serving import Service, Services
@@ -153,38 +149,6 @@ async def test_ranks_are_offered_only_to_nodes_that_take_them() -> None:
     assert offered == {"takes False": [], "takes True": ["e#0", "e#1"]}
     assert directory.state().takes_ranks
     assert state_for(Directory("other"), "any").takes_ranks
-
-
-@pytest.mark.parametrize("name", ["e#", "e#01", "e#-1", "e#0#1", "#0", "e#12345", "e# 1"])
-def test_a_name_that_is_of_no_rank_is_a_violation(name: str) -> None:
-    with pytest.raises(PeerViolation, match="the name or the model of an offer"):
-        check_state(NodeState((Offer(name, "oak", Leg.BOTH, 2, up=True),)))
-
-
-async def test_a_rank_that_the_engine_does_not_have_is_a_violation() -> None:
-    directory = Directory("here")
-    directory.linked("far", idle_link())
-    directory.merge_state("far", NodeState((Offer("e#1", "oak", Leg.BOTH, 2, up=True, engine=TWO),)))
-    with pytest.raises(PeerViolation, match="offer e#2 is a rank of an engine with 2"):
-        directory.merge_state("far", NodeState((Offer("e#2", "oak", Leg.BOTH, 2, up=True, engine=TWO),)))
-    for impossible in (0, RANKS_MAX + 1):
-        engine = evolve(TWO, data_parallel=impossible)
-        with pytest.raises(PeerViolation, match="has an engine that cannot be"):
-            directory.merge_state("far", NodeState((Offer("e#0", "oak", Leg.BOTH, 2, up=True, engine=engine),)))
-
-
-@pytest.mark.parametrize("name", ["e", "e#0", "e#17", "a/b-c.d#3"])
-def test_a_name_tells_the_engine_and_the_rank(name: str) -> None:
-    engine, rank = engine_and_rank(name)
-    assert rank_name(engine, rank, 32 if "#" in name else 1) == name
-
-
-def test_a_worker_knows_among_how_many_ranks_it_is_once_its_engine_has_been_up() -> None:
-    offer = Offer("e#1", "oak", Leg.PREFILL, 2, up=False)
-    assert RemoteWorker("far", offer, Directory("here")).ranks == 1
-    assert RemoteWorker("far", evolve(offer, up=True, engine=TWO), Directory("here")).ranks == 2
-    spanning = evolve(offer, name="e", up=True, engine=evolve(INFO, ranks=8))
-    assert RemoteWorker("far", spanning, Directory("here")).ranks == 1
 
 
 def test_the_ranks_of_one_engine_are_no_siblings_of_each_other() -> None:

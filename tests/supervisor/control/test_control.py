@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, overload
@@ -20,15 +20,13 @@ from protocol.cluster import (
     GetStatus,
     Leg,
     LinkState,
-    Neighbour,
     NodeState,
     Offer,
     Reload,
     Reloaded,
     Status,
-    check_state,
 )
-from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused, PeerViolation
+from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused
 from protocol.kind import Message
 from protocol.messages import Done, EngineLoad, FlushCache
 from protocol.peer import Peer
@@ -159,20 +157,6 @@ async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojum
     assert status.state.neighbours == (), "it has no link to the other"
 
 
-@pytest.mark.parametrize("used", [-5, 10**9])
-async def test_a_wrong_count_of_kv_memory_is_reported_as_a_fraction_from_0_to_1(
-    used: int, autojump_clock: MockClock
-) -> None:
-    one = Node("one", loads={"tiny-0": EngineLoad(1, 0, used)})
-    registration: Registration[Any] = Registration(one.directory.notify)
-    offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = worker(one, offered, registration)
-    with registration.publish(SimpleNamespace(info=INFO)):
-        status = await ask(one, GetStatus("one"))
-    assert status.state.offers[0].kv_used == (used > 0)
-    assert check_state(status.state) is status.state
-
-
 async def test_a_drain_and_a_reload_are_passed_to_the_node(autojump_clock: MockClock) -> None:
     one = Node("one")
     assert await ask(one, Drain()) == Done()
@@ -275,22 +259,6 @@ async def test_o_a_node_that_never_answers_is_named_before_the_caller_gives_up(
         assert within_s - deadlines.WAY_S <= trio.current_time() - began < within_s - deadlines.HOP_MARGIN_S
 
 
-async def test_a_request_without_a_deadline_fails_as_soon_as_the_link_is_lost(autojump_clock: MockClock) -> None:
-    one, front = Node("one"), Node("front")
-    front.controls.reload = trio.sleep_forever
-    async with joined(one, front) as wire, trio.open_nursery() as nursery:
-        nursery.start_soon(after, 3, wire.cut)
-        began = trio.current_time()
-        with pytest.raises(LinkLost):
-            await ask(one, Reload("front"))
-        assert trio.current_time() - began == pytest.approx(3, abs=0.5)
-
-
-async def after(seconds: int, then: Callable[[], None]) -> None:
-    await trio.sleep(seconds)
-    then()
-
-
 # Operators ------------------------------------------------------------------------------------
 
 
@@ -366,10 +334,3 @@ async def test_operators_beyond_the_limit_are_refused(autojump_clock: MockClock)
         await link.wait_lost()
         assert [str(error) for error in ended] == [f"{OPERATORS_MAX} operators are here already"]
     assert links.statistics().operators == OPERATORS_MAX
-
-
-def test_a_neighbour_with_an_operators_name_is_a_violation() -> None:
-    with pytest.raises(PeerViolation, match="operator"):
-        check_state(NodeState(neighbours=(Neighbour("operator-0a", "127.0.0.1:1"),)))
-    fine = NodeState(neighbours=(Neighbour("operations", None),))
-    assert check_state(fine) is fine

@@ -176,21 +176,6 @@ async def test_o_a_request_in_progress_survives_when_the_socket_is_made_again(
     assert answers == [Done()]
 
 
-async def test_an_intact_run_folder_is_left_as_it_is(base: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with served(base) as node:
-        inodes = {path.name: path.stat().st_ino for path in node.folder.path.iterdir()}
-        looks, is_intact = [], unix_socket.ControlSocket.is_intact
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                unix_socket.ControlSocket,
-                "is_intact",
-                lambda place: looks.append(place) or is_intact(place),  # type: ignore[func-returns-value]
-            )
-            await until(lambda: len(looks) > 3)
-        assert {path.name: path.stat().st_ino for path in node.folder.path.iterdir()} == inodes
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), RuntimeError("can't start new thread")])
 async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
     base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failure: OSError | RuntimeError
@@ -209,24 +194,6 @@ async def test_a_check_that_fails_does_not_count_as_a_missing_socket(
         await until(lambda: len(failed) > 3)
         await node.is_found_and_answers()
     assert caplog.messages == []
-
-
-async def test_a_missing_thread_for_the_socket_is_logged_and_does_not_end_the_node(
-    base: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_sync = trio.to_thread.run_sync
-    failed: list[object] = []
-
-    async def once(function: Callable[[], T], **given: Any) -> T:
-        if not failed:
-            failed.append(function)
-            raise RuntimeError("can't start new thread")
-        return await run_sync(function, **given)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", once)
-    async with served(base) as node:
-        await node.is_found_and_answers()
-    assert caplog.messages == ["operators cannot ask this node by its socket"]
 
 
 def test_the_address_of_a_socket_is_short_however_deep_its_folder(base: Path) -> None:

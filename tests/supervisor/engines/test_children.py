@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 import trio
@@ -191,16 +190,3 @@ def test_an_encoder_of_a_model_without_images_cannot_start(written: Callable[[st
     text = FILE.replace(MEDIA_KEYS, "")
     with pytest.raises(StartFailed, match="engine eyes has nothing to encode: tiny takes no images and no videos"):
         built_assembly(read_cluster(written(text)), "main")
-
-
-def test_the_engines_of_a_model_with_an_encoder_compute_with_embeddings(
-    built: Callable[..., tuple[Assembly, Metrics]], written: Callable[[str], Path]
-) -> None:
-    assembly, _ = built()
-    without = FILE[: FILE.index("[engine.eyes]")]
-    forms = []
-    for each in (assembly, built_assembly(read_cluster(written(without)), "main")[0]):
-        (engine,) = (child for child in each.tree.children if child.name == "one")
-        make, chance, _ = cast("Any", engine).children[0].args
-        forms.append(make(chance()).info.media_form)
-    assert forms == [MediaForm.EMBEDDINGS, MediaForm.PIXELS]

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from actors.canary import CanaryLimits
 from actors.engines.simulated.engine import SimulatedEngine
-from protocol.errors import NotReady, StartFailed
+from protocol.errors import StartFailed
 from protocol.messages import EngineLoad, FlushCache, Generate, Tokens
 from supervisor.cluster import readiness
 from supervisor.cluster.workers import LocalWorker
@@ -182,61 +182,3 @@ async def test_an_engine_out_of_service_lives_is_not_chosen_says_why_and_has_no_
         await trio.sleep(20)
         assert count(metrics, ANSWERED) == 1
         assert simulated(assembly) is engine, "nobody restarts it"
-
-
-async def test_requests_that_wait_for_an_engine_out_of_service_go_to_a_sibling(
-    written: Callable[[str], Path], autojump_clock: MockClock
-) -> None:
-    text = FILE.replace("kv_tokens_max", "slots = 1\nsimulated.costs.fixed_s = 1.0\nkv_tokens_max")
-    two = text[text.index("[engine.one]") :].replace("engine.one", "engine.two")
-    assembly, _ = built_assembly(read_cluster(written(text + two)), "main")
-    members = tuple(evolve(child, needs=()) for child in assembly.tree.children if child.name in {"one", "two"})
-    run = partial(supervise, evolve(assembly.tree, children=members), on_event=assembly.on_event, rng=random.Random(0))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: run(task_status=task_status))
-        worker, ended = assembly.directory.local["one"], list[str]()
-
-        async def wait(name: str) -> None:
-            try:
-                await ask(worker, wanted(name))
-            except NotReady as error:
-                ended.append(f"{name}: {error}")
-            else:
-                ended.append(name)
-
-        for name in ("runs", "waits"):
-            nursery.start_soon(wait, name)
-            await trio.sleep(0.1)
-        with assembly.engines["one"].out_of_service("its weights are replaced"):
-            await trio.sleep(20)
-        assert ended == ["waits: engine one is out of service: its weights are replaced", "runs"]
-        nursery.cancel_scope.cancel()
-
-
-async def test_an_engine_is_in_service_again_when_the_last_reason_is_gone(
-    built: Built, autojump_clock: MockClock
-) -> None:
-    assembly, _ = built()
-    async with running(assembly):
-        registration = assembly.engines["one"]
-        with registration.out_of_service("first"):
-            with registration.out_of_service("second"):
-                assert registration.unavailable_reason == "is out of service: first"
-            assert (registration.current, registration.in_service) == (None, False)
-        assert registration.current is simulated(assembly)
-        assert registration.unavailable_reason == ""
-
-
-async def test_the_failure_of_an_engine_out_of_service_is_said_as_that(built: Built, autojump_clock: MockClock) -> None:
-    assembly, _ = built()
-    async with running(assembly):
-        registration = assembly.engines["one"]
-        with registration.out_of_service("x" * 10_000):
-            assert len(registration.status_text) < 600
-            simulated(assembly).crash()
-            await trio.sleep(0.01)
-            assert registration.status_text.startswith("failed: ")
-            await trio.sleep(5)
-            assert isinstance(registration.live, SimulatedEngine)
-            assert registration.current is None
-        assert simulated(assembly) is registration.current

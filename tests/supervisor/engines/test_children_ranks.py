@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.engines.simulated.engine import SimulatedEngine
-from protocol.errors import BadRequest
 from protocol.messages import Generate, Sampling
 from protocol.text_messages import Respond, Role, Turn
 from supervisor.cluster.engine_control import local_loads
@@ -25,7 +23,6 @@ from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
-from tests.rig.pools import one_cell, pool
 from tests.rig.tasks import append_result
 from tests.supervisor.config.test_load import ROOT, Written
 
@@ -123,17 +120,6 @@ async def test_a_rank_that_stands_still_while_idle_is_found_and_the_engine_repla
         assert 'espalier_canaries_total{engine="main/e",outcome="late",rank="1"} 1.0' in text
 
 
-async def test_a_request_for_a_rank_that_there_is_not_is_refused(written: Written, autojump_clock: MockClock) -> None:
-    async with running(written) as (assembly, _):
-        first, *others = assembly.directory.local.values()
-        guarded = GuardedWorker(first, "other", tuple(others))
-        for rank in (-1, 2):
-            with pytest.raises(BadRequest, match=r"rank must be from 0 to 1"):
-                await ask(guarded, evolve(generate(1), rank=rank))
-        await ask(guarded, evolve(generate(2), rank=1))
-        assert [reader.rank for reader in engine_of(assembly)._blocks._tail] == [1]  # noqa: SLF001
-
-
 async def test_status_and_metrics_show_each_rank(written: Written, autojump_clock: MockClock) -> None:
     async with running(written) as (assembly, metrics):
         status: Any = await assembly.controls._status()  # noqa: SLF001  # what an operator gets over a socket
@@ -174,26 +160,6 @@ async def test_requests_are_spread_over_the_ranks_and_equal_prompts_go_where_the
         first = await answer(assembly, 10, text=text)
         await trio.sleep(1)
         assert {await answer(assembly, number, text=text) for number in range(11, 16)} == {first}
-
-
-async def test_what_waits_for_the_memory_of_a_rank_moves_to_one_that_has_some(
-    written: Written, autojump_clock: MockClock
-) -> None:
-    text = FILE.replace("slots = 2", "slots = 8").replace('policy = "kv"', 'policy = "least_loaded"')
-    async with running(written, text) as (assembly, _), trio.open_nursery() as clients:
-        first, second = assembly.directory.local.values()
-        clients.start_soon(ask, first, generate(1, tokens_max=400))
-        clients.start_soon(ask, second, generate(2, tokens_max=300))
-        await wait_all_tasks_blocked()
-        went: list[str] = []
-        async with trio.open_nursery() as waiting:
-            for number in (10, 11):  # neither fits beside what runs
-                waiting.start_soon(append_result, went, answer, assembly, number, 150)
-            await trio.sleep(1)
-            assert [worker.load.busy for worker in (first, second)] == [2, 2]
-        assert went == ["main/e#1", "main/e#1"]
-        assert trio.current_time() < 60  # the long answer of the first rank takes 40 s, and 15 s more each
-        clients.cancel_scope.cancel()
 
 
 async def test_no_memory_is_promised_twice_by_nodes_that_route_by_themselves(
@@ -248,16 +214,6 @@ async def test_each_rank_of_a_prefill_meets_each_rank_of_a_decode(written: Writt
         assert set(went) == ranks
         load = [worker.load for worker in assembly.directory.local.values()]
         assert [(each.busy, each.pending) for each in load] == [(0, 0)] * 5
-
-
-async def test_a_pool_has_all_ranks_of_its_engines(written: Written, autojump_clock: MockClock) -> None:
-    async with running(written, FILE + pool("all", "e") + one_cell("all")) as (assembly, _):
-        status: Any = await assembly.controls._status()  # noqa: SLF001
-        assert [(pool.engines, pool.up, pool.slots) for pool in status.pools] == [(2, 2, 4)]
-        assert assembly.gateway is not None
-        document: Any = assembly.gateway.pools()
-        assert [engine["name"] for engine in document["pools"][0]["engines"]] == ["main/e#0", "main/e#1"]
-        assert await answer(assembly, 1) in {"main/e#0", "main/e#1"}
 
 
 async def test_a_crash_costs_all_ranks_a_restart_and_then_they_are_asked_again(

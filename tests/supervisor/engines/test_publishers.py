@@ -22,10 +22,6 @@ def test_each_engine_has_a_publisher_that_other_nodes_may_ask() -> None:
     assert {(name, kind) for name in engines for kind in (WatchBlocks, WatchLoad)} <= assembly.links.services.keys()
 
 
-def test_a_node_without_engines_has_none() -> None:
-    assert publisher_children(built_runtime(), {}) == ((), {})
-
-
 def test_two_engines_are_published_under_lives_of_their_own() -> None:
     (tree,), served = publisher_children(built_runtime(), {"a": Registration(), "b": Registration()})
     lives = {child.args[2].blocks.life for child in tree.children}  # type: ignore[union-attr]

@@ -21,7 +21,7 @@ from trio.testing import MockClock
 
 from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
-from supervisor.engines.kinds import load_cluster, read_cluster
+from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import launcher, node_process, preflight
 from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode
@@ -190,18 +190,6 @@ async def test_a_node_that_is_new_in_the_file_is_started_once(
     assert await following(FILE + THREE) == []
 
 
-async def test_the_address_is_announced_again_when_the_gateway_has_returned_beside_new_nodes(
-    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
-) -> None:
-    await following(FILE + THREE)
-    for name in ("front", "one", "two", "three"):
-        one.on_up(name)
-    for _ in range(2):
-        one.announce("front", "Ready: http://127.0.0.1:8000")
-    one.terminal.flush()
-    assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
-
-
 async def test_an_address_that_several_gateways_serve_is_announced_once(
     written: Callable[[str], Path], autojump_clock: MockClock
 ) -> None:
@@ -221,22 +209,6 @@ async def test_an_address_that_several_gateways_serve_is_announced_once(
     one.announce("front-1", "Ready: http://127.0.0.1:8000")
     one.terminal.flush()
     assert one.terminal.out.getvalue().count("Ready: http://127.0.0.1:8000") == 2  # type: ignore[attr-defined]
-
-
-async def test_where_there_is_no_gateway_a_new_node_is_announced_with_the_others(
-    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
-) -> None:
-    one.names = ("one", "two")
-    del one.nodes["front"]
-    await following(FILE + THREE)
-    for name in ("one", "two", "three"):
-        one.on_up(name)
-    one.terminal.flush()
-    lines = [line for line in one.terminal.out.getvalue().splitlines() if "Ready" in line]  # type: ignore[attr-defined]
-    assert [line.partition("Ready: ")[2].partition("  (")[0] for line in lines] == [
-        "nodes one, two",
-        "nodes one, two, three",
-    ]
 
 
 async def test_a_node_of_another_host_is_not_started(
@@ -269,22 +241,6 @@ async def test_a_node_that_was_removed_from_the_file_is_logged_once_and_not_rest
     assert one.nodes["three"].removed
     assert await following(FILE + THREE) == []  # it runs
     assert not one.nodes["three"].removed
-
-
-async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(
-    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
-) -> None:
-    await following(FILE + THREE)
-    await following(FILE)
-    assert one.nodes["three"].scope.cancel_called
-
-
-def test_the_time_limits_of_a_node_include_its_engines_and_their_ranks() -> None:
-    cluster = read_cluster(TINY.parent / "spanning.toml")
-    (first_s, first), (second_s, second) = (node_process.time_limits(cluster, name) for name in ("first", "second"))
-    assert second_s == node_process.START_S + cluster.engine["tiny-0"].imports_s
-    assert first_s == second_s + 2 * cluster.engine["tiny-0"].start_within_s
-    assert first.term_s == second.term_s > cluster.node["second"].drain_s + process.Ladder().total_s
 
 
 async def test_a_node_that_was_starting_when_the_file_changed_reads_it_again_once_it_is_up(

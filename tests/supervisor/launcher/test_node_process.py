@@ -23,8 +23,6 @@ from supervisor.launcher.launcher import Launcher
 from supervisor.launcher.node_process import KeptNode, NodeDied
 from supervisor.launcher.parent_pipe import HEARTBEAT, LineReader
 from supervisor.processes import process
-from supervisor.supervision.status import EarlierFailures, TreeStatus
-from supervisor.supervision.tree import Child, Tree
 from supervisor.telemetry.logs import Terminal
 from tests.rig.launched import SIMULATED
 from tests.rig.log_records import log_records
@@ -41,16 +39,6 @@ def stuck_in_here():
 pipe.send("up")
 pipe.heartbeat()
 stuck_in_here()
-"""
-HANGS_LATE = """
-import sys, time
-from supervisor.launcher.parent_pipe import ParentPipe
-pipe = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
-begun = time.monotonic()
-while time.monotonic() < begun + 3:
-    pipe.heartbeat()
-    time.sleep(0.05)
-time.sleep(60)
 """
 
 
@@ -206,37 +194,6 @@ async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_n
     assert [number for number, *_ in watched.signals] == [signal.SIGQUIT, signal.SIGKILL]
 
 
-@pytest.mark.realtime
-@pytest.mark.nightly
-async def test_a_node_that_hangs_before_it_is_up_is_started_again(one: Launcher, tmp_path: Path) -> None:
-    again = f"""
-from pathlib import Path
-from supervisor.launcher.parent_pipe import ParentPipe
-mark = Path({str(tmp_path / "was here")!r})
-pipe = ParentPipe(int(sys.argv[sys.argv.index("--launched") + 1]))
-pipe.heartbeat()
-if not mark.exists():
-    mark.touch()
-    os.kill(os.getpid(), signal.SIGSTOP)
-pipe.send("up")
-pipe.send("done")
-"""
-    one.command = (sys.executable, "-c", f"import os, signal, sys\n{again}")
-    node = _node(4.0)  # in its next life a busy machine may let it stand still
-    with trio.fail_after(90):
-        await _run_alone(node, one)
-    assert (node.failures, node.last_failure) == (1, "its event loop did not turn for 4 s")
-
-
-@pytest.mark.parametrize("reason", ["--check", "a zero \0 byte", "half a character \ud800"])
-def test_whatever_the_reason_of_an_end_a_process_can_get_it_as_an_argument(reason: str) -> None:
-    node = _node(1.0)
-    node.record_failure(reason)
-    *_, argument = node.arguments()
-    assert argument.isprintable(), "which no zero byte is, and no half of a character"
-    assert argument.startswith("--ended-by="), "so that it is no option by itself"
-
-
 async def test_a_node_that_is_restarted_before_it_is_up_has_as_long_to_start_again(
     one: Launcher, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
@@ -279,19 +236,6 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
 
 
 @pytest.mark.realtime
-@pytest.mark.nightly
-async def test_a_node_that_is_not_up_in_time_and_hangs_while_it_is_stopped_did_not_start(
-    one: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_process, "STACK_S", 0.1)
-    one.command = (sys.executable, "-c", f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{HANGS_LATE}")
-    node = KeptNode("two", process.Ladder(term_s=60.0), 1.0)
-    with trio.fail_after(45), pytest.raises(StartFailed, match=r"did not start: it was not up within 2 s"):
-        await _run_alone(node, one, start_s=2.0)
-    assert node.failures == 1
-
-
-@pytest.mark.realtime
 async def test_a_node_that_is_not_up_in_time_did_not_start(one: Launcher) -> None:
     one.command = (sys.executable, "-c", "import time; time.sleep(60)")
     node = KeptNode("two", process.Ladder(term_s=0.1), 30.0)
@@ -310,12 +254,3 @@ async def _run_alone(node: KeptNode, keeper: Launcher, start_s: float = 60.0) ->
         await node_process.run(node, keeper, start_s)
     except ExceptionGroup as group:
         raise first_leaf(group) from None
-
-
-async def test_the_status_of_a_node_has_the_reason_of_its_last_restart() -> None:
-    async def nothing(*, task_status: trio.TaskStatus[None]) -> None:
-        task_status.started()
-
-    tree = Tree(name="one", children=(Child(name="a", run=nothing),))
-    root, _ = TreeStatus(tree, EarlierFailures(2, "its event loop did not turn for 30 s")).members()
-    assert (root.restarts, root.last_error) == (2, "its event loop did not turn for 30 s")

@@ -9,7 +9,6 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
-from tests.rig.cluster_files import MODEL, engine
 from tests.supervisor.config.test_load import GOOD, ROOT, Written
 from tests.supervisor.config.test_placement import several
 
@@ -50,18 +49,6 @@ def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None
         with pytest.raises(StartFailed, match=r"port \d+ of 127\.0\.0\.1 cannot be had: .* as node\.main\.listen"):
             preflight.check_can_start(cluster, "a", "main")
         preflight.check_can_start(cluster, "a")
-
-
-@pytest.mark.parametrize("key", ["listen", "replay"])
-def test_a_port_for_events_in_use_is_refused_in_one_sentence(written: Written, key: str) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        addresses = {"listen": 0, "replay": 0} | {key: taken.getsockname()[1]}
-        events = ", ".join(f'{name} = "127.0.0.1:{port or 1025}"' for name, port in addresses.items())
-        text = f"[gateway]\nport = 0\n{MODEL}{engine('one')}events = {{ {events} }}\n"
-        with pytest.raises(StartFailed, match=rf"name another as engine\.one\.events\.{key}"):
-            preflight.check_can_start(read_cluster(written(text)), "main")
 
 
 def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,14 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.errors import ActorLost, InternalError, LinkLost, LocalViolation, Overloaded, TooLarge
+from protocol.errors import Overloaded, TooLarge
 from protocol.frames import Cancel, Fail, Open
 from protocol.messages import Done, FlushCache, Generate, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.fake_engine import generate
-from tests.rig.links import ask, bugs_logged, count_to_three, hand_written, held_for, linked, never_answer
+from tests.rig.links import ask, count_to_three, hand_written, held_for, linked, never_answer
 from tests.system.simulator import simulate
 
 
@@ -226,34 +226,3 @@ async def test_a_deadline_that_the_first_reply_may_move_stays_here(autojump_cloc
 
 
 # Errors -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("code", "error"), [("left", ActorLost), ("from_the_future", InternalError)])
-async def test_a_code_that_cannot_be_meant_becomes_an_error_that_can(
-    code: str, error: type[Exception], autojump_clock: MockClock
-) -> None:
-    async with hand_written() as other:
-        _, answer = other.link.open(FlushCache(), 5)
-        await other.send(Fail(1, code, "x"))
-        with pytest.raises(error):
-            await answer.result()
-
-
-async def test_a_request_that_fits_no_frame_fails_alone(autojump_clock: MockClock) -> None:
-    async with linked(count_to_three) as ends:
-        with pytest.raises(TooLarge):
-            ends.asker.open(fits_no_frame(), 1)
-        assert (await ask(ends.asker))[1] == Done()
-        ends.check_at_rest()
-
-
-async def test_an_asker_whose_frame_breaks_the_rules_gets_the_error_of_a_lost_link(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with hand_written() as other:
-        for answer in (other.link.open(FlushCache(), 1)[1], other.link.open(FlushCache(), -1)[1]):
-            with pytest.raises(LinkLost):
-                await answer.result()
-        await wait_all_tasks_blocked()
-        assert isinstance(other.ended, LocalViolation)
-        assert len(bugs_logged(caplog)) == 1

@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 
-from actors.engines.block_log import BlockLog, BlockReader
 from protocol import codec
-from protocol.cluster import RANKS_MAX
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
-from protocol.frames import Fail, Item
+from protocol.frames import Fail
 from protocol.kind import Message
-from protocol.kv_events import REPLY_BYTES_MAX, BlockChange, BlockEvent, WatchBlocks
 from protocol.media import Encode
-from protocol.messages import Done, Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
-from protocol.operations import CheckGrammar, GrammarChecked
+from protocol.messages import Finished, FinishReason, Generate, Started, Usage
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,
@@ -43,11 +39,8 @@ listen = "{}"
 ONE_HOST = {
     ("0.0.0.0:7401", "one", "0.0.0.0:7401"): True,
     ("0.0.0.0:7401", "one", "[::]:7401"): True,
-    ("10.0.0.1:7401", "one", "0.0.0.0:7401"): True,
-    ("10.0.0.1:7401", "two", "10.0.0.1:7401"): True,
     ("0.0.0.0:7401", "two", "0.0.0.0:7401"): False,
     ("0.0.0.0:7401", "one", "0.0.0.0:7402"): False,
-    ("10.0.0.1:7401", "one", "10.0.0.2:7401"): False,
 }
 
 
@@ -100,15 +93,6 @@ def test_a_link_has_streams_for_what_engines_tell_of_their_blocks(streams: int, 
 # What may cross -----------------------------------------------------------------------------
 
 
-def test_a_message_without_a_row_or_a_result_is_no_request() -> None:
-    class Unlisted(Message):
-        pass
-
-    for message in (Unlisted(), Done()):
-        with pytest.raises(TypeError, match=f"a {type(message).__name__} has no row with a result"):
-            reply_rules(message)
-
-
 @pytest.mark.parametrize("row", [row for row in codec.ROWS.values() if row.result is not None], ids=str)
 def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) -> None:
     made: dict[type[Message], Message] = {Generate: generate(), Encode: Encode("a", pixels())}
@@ -158,13 +142,9 @@ def test_what_only_a_gateway_may_say_comes_from_no_other_node(code: str) -> None
     [
         (Finished(FinishReason.LENGTH, Usage(3, 4)), None),
         (Finished(FinishReason.LENGTH, Usage(3, 5)), "a usage"),
-        (Finished(FinishReason.LENGTH, Usage(3, 2**50)), "a usage"),
-        (Finished(FinishReason.LENGTH, Usage(3, 4, -1)), "a usage"),
         (Finished(FinishReason.STOP, Usage(3, 4), "x" * MATCHED_CHARACTERS_MAX), None),
         (Finished(FinishReason.STOP, Usage(3, 4), "x" * (MATCHED_CHARACTERS_MAX + 1)), "a text of 257 characters"),
-        (Finished(FinishReason.STOP, Usage(3, 4), TOKEN_IDS - 1), None),
         (Finished(FinishReason.STOP, Usage(3, 4), TOKEN_IDS), "a token id"),
-        (Finished(FinishReason.STOP, Usage(3, 4), -1), "a token id"),
     ],
     ids=repr,
 )
@@ -176,27 +156,3 @@ def test_a_result_says_nothing_that_cannot_be_of_its_request(result: Finished, w
     else:
         with pytest.raises(PeerViolation, match=wrong):
             rules.end(result)
-
-
-def test_a_refusal_of_a_grammar_has_a_limited_length() -> None:
-    rules = reply_rules(CheckGrammar(Grammar(GrammarKind.REGEX, "a")))
-    rules.end(GrammarChecked("x" * DETAIL_CHARACTERS_MAX))
-    with pytest.raises(PeerViolation, match="refused in 4097 characters"):
-        rules.end(GrammarChecked("x" * (DETAIL_CHARACTERS_MAX + 1)))
-
-
-def test_of_block_events_a_reply_has_a_limited_size_and_an_honest_one_is_far_below() -> None:
-    rules, log = reply_rules(WatchBlocks()), BlockLog("life")
-    reader = BlockReader(log)
-    reader.read()
-    log.apply(
-        [BlockEvent(BlockChange.STORED, RANKS_MAX - 1, (number,), 2**63, lora="x" * 250) for number in range(2000)]
-    )
-    while (events := reader.read()) is not None:
-        body = codec.encode(events)
-        assert len(body) < REPLY_BYTES_MAX / 4
-        rules.check_size(Item(1, body, 1))
-    rules.check_size(Item(1, b" " * REPLY_BYTES_MAX, 1))
-    with pytest.raises(PeerViolation, match="a reply of 524289 bytes; the limit is 524288"):
-        rules.check_size(Item(1, b" " * (REPLY_BYTES_MAX + 1), 1))
-    reply_rules(generate()).check_size(Item(1, b" " * (REPLY_BYTES_MAX + 1), 1))

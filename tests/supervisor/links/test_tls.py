@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
-from protocol.greeting import Greeter, names_node, shown_names
+from protocol.greeting import Greeter
 from supervisor.cluster import link_credentials
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.config import placement
@@ -163,13 +163,6 @@ def test_an_end_that_listens_is_no_operator() -> None:
     own = Greeter("dials", "grove", "elm", b"s", b"1" * 32, certified=frozenset())
     with pytest.raises(PeerRefused, match="its certificate must name it"):
         own.receive(*Greeter("listens", "grove", "operator-1", b"s", b"2" * 32).start())
-
-
-def test_the_names_of_a_certificate_are_shortened_to_fit_a_refusal() -> None:
-    names = frozenset({"URI:\n", "DNS:\u00e9", *(f"DNS:{number:03}" for number in range(200))})
-    assert names_node(frozenset({"DNS:OAK.grove"}), "oak", "grove")
-    assert shown_names(names).startswith("DNS:000, DNS:001, ")
-    assert len(shown_names(names)) < greeting.DETAIL_LENGTH_MAX / 2
 
 
 # The file ------------------------------------------------------------------------------------------------

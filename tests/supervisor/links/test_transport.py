@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -41,23 +40,6 @@ async def test_what_has_come_and_what_comes_later_is_received_up_to_the_end() ->
         assert received == [b"late"]
         far.close()
         assert await near.receive_some() == b""
-
-
-async def test_a_wake_without_bytes_goes_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, wakes = os.read, list[int]()
-
-    def read_later(descriptor: int, size: int) -> bytes:
-        wakes.append(descriptor)
-        if len(wakes) == 1:
-            raise BlockingIOError
-        return read(descriptor, size)
-
-    async with transport() as (near, far):
-        far.send(b"bytes")
-        with monkeypatch.context() as patches:
-            patches.setattr(os, "read", read_later)
-            assert await near.receive_some() == b"bytes"
-    assert len(wakes) == 2
 
 
 async def test_a_reset_is_a_broken_transport() -> None:

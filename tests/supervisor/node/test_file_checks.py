@@ -17,7 +17,6 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.rig.node import free_port
 from protocol.errors import StartFailed
 from supervisor import command_line
 from supervisor.cluster import link_credentials
@@ -99,19 +98,13 @@ def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Written) -> No
     ("lines", "message"),
     [
         ('[engine.tiny-0.environment]\n"A=B" = "c"', "is no name of a variable"),
-        ('[engine.tiny-0.environment]\n"" = "c"', "is no name of a variable"),
         ('[engine.tiny-0.environment]\nZ = "x\\u0000y"', "has a character that cannot be printed"),
         ("[engine.tiny-0.deadlines]\ngap_s = 700", "can never pass before total_s, 600"),
         ('[gateway]\nhost = "[::1]"', "an address without brackets"),
-        ('[gateway]\nhost = ""', "an empty host is every address"),
         ('[gateway]\nallowed_hosts = ["a:8000"]', "allowed_hosts[0]: must be a host without scheme or port"),
-        ('[gateway]\nallowed_hosts = ["a", ""]', "allowed_hosts[1]: must be a host without scheme or port"),
-        ('[gateway]\nallowed_hosts = ["https://b"]', "must be a host without scheme or port"),
-        ('[gateway]\nallowed_hosts = ["a b"]', "must be a host without scheme or port"),
         ("[gateway]\nfirst_token_s = 100\ntotal_s = 1", "can never pass before total_s, 1"),
         ("[gateway]\nadmit_s = 1e-320", "which no clock tells from nothing"),
         ('[model."a\\u0007\\u001b[31m"]\npath = "."', "the name has a character"),
-        ('[model.none]\npath = "~nosuchuser/x"', "is no folder"),
         ('[node.main]\nlogs = "/etc/passwd"', "is no folder"),
         ('[node.main]\nlisten = "10.0.0.1:7400"\n[cluster]\njoin = ["10.0.0.1:7400"]', "is where node main of this"),
         (
@@ -123,17 +116,12 @@ def test_a_mere_consequence_of_a_mistake_is_not_reported(written: Written) -> No
             "node.main.metrics: is where the gateway is",
         ),
         ('[cluster]\nsecret = "."', "is a folder, not a file"),
-        ('[cluster]\nsecret = "/dev/null"', "is a device, not a file"),
     ],
 )
 def test_a_value_that_would_only_fail_later_is_a_mistake(written: Written, lines: str, message: str) -> None:
     report = refused(written(f"{GOOD}{lines}\n"))
     assert message in report
     assert report.replace("\n", "").isprintable()
-
-
-def test_an_ipv4_and_an_ipv6_address_with_one_port_do_not_collide(written: Written) -> None:
-    read_cluster(written(f'{GOOD}[gateway]\nhost = "::1"\nport = 23400\n[node.main]\nlisten = "127.0.0.1:23400"\n'))
 
 
 def test_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning(
@@ -164,13 +152,10 @@ def test_an_expired_certificate_is_a_mistake_and_one_that_expires_soon_a_warning
         GOOD.replace(str(TINY), "a\\u0000b"),
         GOOD.replace(str(TINY), "~nosuchuser/x"),
         b"\xff\xfe",
-        b"\0",
-        "[model]\n",
         "model = 3\nengine = []\n",
-        "[[engine]]\n[[model]]\n",
         "a" * 70_000,
     ],
-    ids=range(9),
+    ids=range(6),
 )
 def test_a_file_of_any_content_is_refused_without_a_traceback(
     written: Callable[[str | bytes], Path], text: str | bytes
@@ -260,13 +245,6 @@ def test_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_
 NO_MODEL = "the model's folder has no tokenizer.json and no config.json"
 
 
-def test_a_folder_without_a_model_is_a_mistake_at_the_line_of_its_path(written: Written, tmp_path: Path) -> None:
-    file = written(GOOD.replace(str(TINY), str(tmp_path)))
-    with pytest.raises(StartFailed) as caught:
-        command_line.check_report(file, (), None)
-    assert str(caught.value) == f"{file}, line 3: model.tiny.path: model tiny in {tmp_path}: {NO_MODEL}"
-
-
 def test_every_folder_without_a_model_is_a_mistake(written: Written, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -311,10 +289,6 @@ def test_a_closed_output_ends_status_without_a_traceback(
     done = run_shell(written, tmp_path, f"SUPERVISOR status --watch {option} | head -n 2")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (141, "", 2)
     assert done.stdout.startswith(beginning)
-
-
-def test_an_operator_may_name_the_process_behind_a_command(written: Written, tmp_path: Path) -> None:
-    assert run_shell(written, tmp_path, "SUPERVISOR status --pid 5").stderr == ""
 
 
 HASH_KEY = f"echo {SECRET} | {sys.executable} -m supervisor hash-key"
@@ -370,19 +344,3 @@ def test_a_file_is_read_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
     assert reading.read(file, 5) == b"12345"
     with pytest.raises(OSError, match="longer than 4 bytes"):
         reading.read(file, 4)
-
-
-def test_modules_are_not_traversed_by_garbage_collections(written: Written) -> None:
-    script = """
-import gc, sys
-from supervisor import command_line as main
-async def run():
-    print(gc.get_freeze_count() > len(gc.get_objects()))
-    return 0
-main._run_function = lambda *_: run
-sys.argv[1:] = [sys.argv[1], "--node", "main"]
-sys.exit(main.main())
-"""
-    command = [sys.executable, "-c", script, str(written(f"{GOOD}[gateway]\nport = {free_port()}\n"))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, "True" in done.stdout) == (0, True), done.stdout + done.stderr

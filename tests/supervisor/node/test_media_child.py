@@ -15,16 +15,14 @@ import pytest
 import trio
 from attrs import evolve
 
-from protocol.errors import BadRequest, StartFailed
+from protocol.errors import StartFailed
 from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
-from supervisor.node import descriptor_needs
 from supervisor.node.media_child import MediaChildren, media_children, tls_context
 from supervisor.node.text_models import load_text_models
 from supervisor.supervision.supervise import supervise
-from supervisor.supervision.tree import Tree, render
 from tests.rig import media_samples as samples
 from tests.rig.assembly import built_assembly, built_runtime
 from tests.supervisor.media.test_decoding import processes
@@ -85,27 +83,6 @@ async def test_a_gateway_of_models_of_text_has_none(written: Written) -> None:
     assert 'espalier_media_running{kind="decodes"} 0' in text
 
 
-def test_every_limit_is_printed(seeing: Callable[[str], Cluster]) -> None:
-    assembly, _ = built_assembly(seeing('[gateway.media]\nallowed_hosts = ["a.example"]\nitems_max = 3'), "front")
-    (tree,) = (child for child in assembly.tree.children if child.name == "media")
-    assert isinstance(tree, Tree)
-    text = " ".join(render(tree).split())
-    assert "images and videos for seeing" in text
-    assert "fetches from a.example; files: none" in text
-    for limit in (
-        *("items 3", "tokens 65,536", "bytes 16,777,216", "pixels 50,000,000", "seconds 600", "fetch s 15"),
-        *("prepare s 60", "fetched bytes 268,435,456", "prepared bytes 1,073,741,824"),
-        *("embedded bytes 1,073,741,824", "processes 2"),
-    ):
-        assert limit in text, limit
-    assert "never gives up" in text
-
-
-def test_its_failures_are_noted_where_requests_wait_for_it(seeing: Callable[[str], Cluster]) -> None:
-    assembly, _ = built_assembly(seeing(""), "front")
-    assert "media" in assembly.published
-
-
 def test_a_file_of_authorities_that_is_none_is_a_reason_not_to_start(tmp_path: Path) -> None:
     file = tmp_path / "authority.pem"
     file.write_text("no certificate")
@@ -158,24 +135,3 @@ async def test_decoders_that_die_are_started_again(seeing: Callable[[str], Clust
             await trio.sleep(0.1)
         with trio.fail_after(60):  # it waits for the next one
             await prepared(media, samples.image_of(samples.png()))
-
-
-@pytest.mark.realtime
-async def test_a_file_below_the_root_is_read(seeing: Callable[[str], Cluster], tmp_path: Path) -> None:
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "a.png").write_bytes(samples.png())
-    async with running(seeing(f'[gateway.media]\nfile_root = "{tmp_path}/pictures"')) as media:
-        with trio.fail_after(60):
-            (item,) = await prepared(media, Media(Modality.IMAGE, f"file://{tmp_path}/pictures/a.png"))
-            assert bytes(item.data.data) == samples.picture().tobytes()
-            with pytest.raises(BadRequest, match="no such file"):
-                await prepared(media, Media(Modality.IMAGE, f"file://{tmp_path}/cluster.toml"))
-
-
-def test_its_descriptors_are_counted_where_a_model_takes_media(
-    seeing: Callable[[str], Cluster], written: Written
-) -> None:
-    needed = descriptor_needs.needed(seeing("[gateway.media]\ndecoders = 3"), "front")
-    assert needed["media"] == 256 + 2 * 512 + 16 + 3 * 4 + 64
-    assert "media" not in descriptor_needs.needed(seeing(""), "back")
-    assert "media" not in descriptor_needs.needed(read_cluster(written(FILE.format(folder=TINY, media=""))), "front")

@@ -6,7 +6,6 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ from protocol.errors import StartFailed
 from supervisor.cluster.directory import Directory
 from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
-from supervisor.links.endpoint import Endpoint
 from supervisor.node import monitoring, preview
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
-from supervisor.supervision.tree import Child
 from tests.rig.assembly import built_assembly
 from tests.rig.fake_engine import Costs, FakeEngine
 from tests.rig.links import idle_link
@@ -113,38 +109,6 @@ def test_a_monitoring_endpoint_beyond_loopback_requires_an_admin_key(tmp_path: P
         preview.describe_node(configuration, "back", {})
     assert client_keys.metrics_keys(configuration, "back", {ADMIN: "quetzalcoatl"}).names(admin=True) == ["admin"]
     assert client_keys.metrics_keys(configuration, "front", {}).names(admin=True) == []
-
-
-def test_a_monitoring_endpoint_must_not_collide_with_another_listener_of_its_host(tmp_path: Path) -> None:
-    with pytest.raises(StartFailed, match=r"line 5: node.back.metrics: is where node back listens"):
-        cluster(tmp_path, "127.0.0.1:1")
-    with pytest.raises(StartFailed, match=r"node.back.metrics: is where the gateway is"):
-        cluster(tmp_path, "127.0.0.1:8000")
-
-
-def test_the_monitoring_endpoint_starts_first_and_stops_last(tmp_path: Path) -> None:
-    assembly, _ = built_assembly(cluster(tmp_path), "back")
-    first = assembly.tree.children[0]
-    assert isinstance(first, Child)
-    assert first.name == "metrics"
-    assert isinstance(routes := first.args[1], RouteTable)
-    assert {operation.path for operation in routes.operations} == {"/health", "/ready", "/metrics"}
-    assert built_assembly(cluster(tmp_path), "front")[0].monitoring is None
-
-
-async def test_the_monitoring_endpoint_of_a_gateway_is_not_ready_while_its_node_drains(tmp_path: Path) -> None:
-    configuration = cluster(tmp_path)
-    node = evolve(configuration.node["front"], metrics=Endpoint("127.0.0.1", 7500))
-    configuration = evolve(configuration, node={**configuration.node, "front": node})
-    assembly, _ = built_assembly(configuration, "front")
-    assert assembly.monitoring is not None
-    assert assembly.gateway is not None
-    assembly.gateway.unready = lambda: None
-    await trio.lowlevel.checkpoint()
-    unready = partial(monitoring.gateway_unready, assembly.directory, assembly.gateway)
-    assert unready() is None
-    assembly.directory.drain()
-    assert assembly.monitoring.unready() == unready() == "the node drains"
 
 
 async def test_a_worker_is_ready_while_any_gateway_is_linked(tmp_path: Path) -> None:

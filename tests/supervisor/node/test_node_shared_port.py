@@ -214,33 +214,3 @@ async def test_a_client_whose_answer_began_before_the_drain_may_send_one_more_re
         nursery.start_soon(ask)
         await drained()
         assert replies == [(True, False, 200, True, "close")]
-
-
-async def test_a_client_that_sends_no_more_after_its_answer_delays_the_end_by_a_second_or_so(
-    rather_slow: MockClock,
-) -> None:
-    async with ending_node() as (rig, drained):
-        client = await rig.client()
-        await client.send(LONG_ANSWER)
-        await trio.sleep(0.5)
-        assert ENDS_S - 0.5 <= await drained() < ENDS_S + LAST_REQUEST_S + ON_ITS_WAY_S
-        assert (await client.reply()).whole
-        assert await client.closed()
-
-
-async def test_the_end_of_a_drain_is_not_delayed_by_a_last_request_that_may_come(rather_slow: MockClock) -> None:
-    async with ending_node(drain_s=3.0) as (rig, drained), trio.open_nursery() as nursery:
-        client, closed_at = await rig.client(), list[float]()
-        await client.send(LONG_ANSWER)
-        await trio.sleep(0.5)
-
-        async def wait() -> None:
-            assert (await client.reply()).whole
-            assert await client.closed()
-            closed_at.append(trio.current_time())
-            await client.stream.aclose()
-
-        nursery.start_soon(wait)
-        began = trio.current_time()
-        await drained()
-        assert 3.0 <= closed_at[0] - began < 3.0 + JUST

@@ -5,7 +5,6 @@ from __future__ import annotations
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import preview
 from supervisor.node.pool_preview import pool_lines
-from tests.rig.cluster_files import MODEL, engine
 from tests.rig.pools import PAIRS, WHOLES
 from tests.supervisor.config.test_load import Written
 
@@ -25,7 +24,3 @@ def test_an_engine_that_no_pool_has_is_named(written: Written) -> None:
     cluster = read_cluster(written(WHOLES))
     assert pool_lines(cluster)[0].endswith("cheap of priority 0 with w1; in no pool: w2")
     assert "\n" + "\n".join(pool_lines(cluster)) + "\n" in preview.describe_node(cluster, "main", {})
-
-
-def test_without_grids_there_is_nothing_to_show(written: Written) -> None:
-    assert pool_lines(read_cluster(written(MODEL + engine("a")))) == []

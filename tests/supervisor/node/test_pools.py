@@ -23,7 +23,7 @@ from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.pools import PAIRS, WHOLES
-from tests.supervisor.config.test_load import ROOT, Written
+from tests.supervisor.config.test_load import Written
 
 SLOTS = "slots = 1\nsimulated.costs.fixed_s = 0.1\n"
 
@@ -155,41 +155,3 @@ async def test_a_pool_whose_engine_is_not_up_says_so(written: Written) -> None:
     document: Any = assembly.gateway.pools()
     assert document["pools"][0]["engines"] == [{"name": "main/w0", "up": False, "busy": 0, "slots": 0}]
     assert (document["pools"][0]["up"], document["pools"][0]["slots"]) == (0, 0)
-
-
-async def test_a_worker_of_another_leg_than_its_pool_is_in_none(written: Written, autojump_clock: MockClock) -> None:
-    async with running(written, PAIRS) as (assembly, _):
-        assert assembly.gateway is not None
-        worker = assembly.directory.local["d0"]
-        worker.idle_offer = evolve(worker.idle_offer, leg=Leg.PREFILL)  # as a node with another file may offer it
-        assembly.directory.notify()
-        document: Any = assembly.gateway.pools()
-        assert {pool["name"]: pool["up"] for pool in document["pools"]} == {
-            "quick": 2,
-            "cheap": 1,
-            "short": 0,
-            "long": 1,
-        }
-
-
-def test_a_pool_is_ranked_by_the_loads_of_this_moment(written: Written) -> None:
-    async def main() -> None:
-        async with running(written, PAIRS) as (assembly, _):
-            names = frozenset({"main/p0", "main/p1"})
-            ranked = assembly.directory.ranked("tiny", Leg.PREFILL, names)
-            assert [worker.full_name for worker in ranked] == ["main/p0", "main/p1"]
-            first = assembly.directory.local["p0"]
-            first.busy = 1
-            assembly.directory.load_changed(first, None)
-            assert [worker.full_name for worker in ranked] == ["main/p1", "main/p0"]
-            assert ranked.get("main/p2") is None
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-
-
-async def test_a_cluster_without_pools_shows_none() -> None:
-    await trio.lowlevel.checkpoint()
-    assembly, metrics = built_assembly(read_cluster(ROOT / "examples" / "quickstart.toml"), "main")
-    assert assembly.gateway is not None
-    assert assembly.gateway.pools() == {"pools": [], "grids": []}
-    assert not [name for name in samples(metrics) if "{" in name]

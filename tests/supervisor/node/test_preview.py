@@ -17,7 +17,7 @@ from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.rig.launched import run_supervisor
-from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
+from tests.supervisor.config.test_load import GOOD, ROOT, Written
 from tests.supervisor.gateway.test_client_keys import gateway
 
 
@@ -43,20 +43,6 @@ def test_a_preview_shows_the_tree_and_its_limits() -> None:
         "permanent · starts within 120 s",
     ):
         assert wanted in " ".join(text.split()), wanted
-
-
-def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
-    text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
-    assert "qwen3-32b on cuda" in text
-    assert "zygote" not in text
-    assert "KV tokens 400,000 · slots 256" in text
-
-
-def test_a_model_folder_without_a_tokenizer_is_refused_in_one_sentence(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    cluster = read_cluster(written(GOOD.replace(str(TINY), "empty")))
-    with pytest.raises(StartFailed, match=r"model tiny in .*/empty: .*no tokenizer.json and no config.json"):
-        preview.describe_node(cluster, "main", {})
 
 
 def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None:

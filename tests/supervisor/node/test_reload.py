@@ -28,7 +28,6 @@ from tests.rig import certificate
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, TINY, engine
 from tests.rig.files import read_inline
-from tests.rig.pools import one_cell, pool
 
 FILE = f"""
 [node.front]
@@ -161,16 +160,6 @@ async def test_allowed_hosts_origins_and_the_time_of_a_drain_change_at_once(
     )
 
 
-async def test_a_changed_value_returns_with_the_file(front: Front, autojump_clock: MockClock) -> None:
-    node = front()
-    for drain_s in (12, 13, 30):
-        assert await node.reload(("drain_s = 30", f"drain_s = {drain_s}")) == Reloaded(
-            (f"node.front.drain_s is {drain_s} now",)
-        )
-        assert node.drain_s == drain_s
-    assert await node.reload() == Reloaded()
-
-
 NEW = f"""
 [node.two]
 listen = "127.0.0.1:7403"
@@ -295,16 +284,6 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
     assert node.gateway.keys.names(admin=False) == ["carol"]
 
 
-async def test_a_node_that_was_removed_from_the_file_and_added_again_is_new(
-    front: Front, autojump_clock: MockClock
-) -> None:
-    node = front(ask_launcher=lambda: None)
-    without = FILE.replace('[node.one]\nlisten = "127.0.0.1:7402"\n', "")
-    without = without.replace('node = "one"', 'node = "front"')
-    assert (await node.reload(text=without)).starts == ()
-    assert (await node.reload()).starts == ("one",)
-
-
 # What takes a restart ----------------------------------------------------------------------------
 
 
@@ -356,22 +335,6 @@ async def test_a_node_without_links_names_each_new_node_until_it_is_restarted(
 async def test_a_node_that_is_to_have_a_gateway_needs_a_restart(tmp_path: Path, autojump_clock: MockClock) -> None:
     reloaded = await Node(tmp_path, "one").reload(('node = "front"\n', 'node = "one"\n'))
     assert reloaded == Reloaded((), (restart("gateway", "one"),))
-
-
-async def test_pools_grids_and_the_gateway_concern_no_node_without_a_gateway(
-    front: Front, tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    pools = FILE.replace("requests_max = 8", "requests_max = 2") + pool("all", "tiny-1", priority=5) + one_cell("all")
-    assert (await front().reload(text=pools)).not_changed == (restart("gateway, model.tiny"),)
-    assert (await Node(tmp_path, "one").reload(text=pools)).not_changed == (restart("model.tiny", "one"),)
-
-
-async def test_a_node_that_is_no_longer_in_the_file_reports_that(
-    front: Front, tmp_path: Path, autojump_clock: MockClock
-) -> None:
-    one = Node(tmp_path, "one")
-    reloaded = await one.reload(("[node.one]", "[node.uno]"), ('node = "one"', 'node = "uno"'))
-    assert reloaded.not_changed[0].startswith("the file changes nothing: there is no node one in ")
 
 
 async def test_another_secret_takes_a_restart(front: Front, autojump_clock: MockClock) -> None:

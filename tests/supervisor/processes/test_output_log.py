@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import trio
@@ -97,31 +97,6 @@ def test_a_writer_for_which_there_is_no_thread_tries_again_with_what_comes_next(
     assert b"".join(written) == b"123"
 
 
-def test_a_writer_goes_on_after_a_bug_in_its_notice_or_in_what_is_told_of_a_failure(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    written: list[bytes] = []
-    failing, begun = [OSError("full")], threading.Event()
-
-    def sink(data: bytes) -> None:
-        begun.wait(5.0)
-        if failing:
-            raise failing.pop()
-        written.append(data)
-
-    def bug(*_: object) -> NoReturn:
-        raise ZeroDivisionError
-
-    log = QueuedWriter(sink, items_max=1, notice=bug, on_failure=bug)
-    log.put(b"1\n")
-    begun.set()
-    assert log.flush(5.0)
-    assert log.put(b"2\n")
-    assert log.flush(5.0)
-    assert (written, log.failing, log.lost_items, log.queued_bytes) == ([b"1 log line was lost\n2\n"], False, 1, 0)
-    assert [record.exc_info is not None for record in caplog.records] == [True, True]
-
-
 def after_its_first_line(pause_s: float) -> tuple[QueuedWriter, list[bytes]]:
     """Return a writer that sleeps between writes, and what it has written."""
     written: list[bytes] = []
@@ -139,15 +114,6 @@ def test_lines_that_come_in_the_pause_of_a_writer_are_written_together_and_a_flu
     log.put(b"3")
     assert log.flush(5.0)
     assert written == [b"1", b"23"]
-
-
-def test_the_pause_of_a_writer_ends_by_itself() -> None:
-    log, written = after_its_first_line(pause_s=0.01)
-    log.put(b"2")
-    deadline = time.perf_counter() + 5.0
-    while not log.idle and time.perf_counter() < deadline:
-        threading.Event().wait(0.001)
-    assert written == [b"1", b"2"]
 
 
 async def test_a_failing_folder_is_logged_once_and_again_when_it_works(

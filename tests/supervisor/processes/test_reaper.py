@@ -132,17 +132,3 @@ async def test_a_host_that_cannot_be_watched_is_one_failed_start_and_not_left_be
         with no_descriptors(), pytest.raises(OSError, match="no descriptor is left to watch a host by"):
             await fork()
         await (await fork()).stop(LADDER, GracePeriods())
-
-
-async def test_a_wait_for_a_zygote_that_cannot_start_fails_with_the_reason() -> None:
-    registration: Registration[spawn.Zygote] = Registration()
-    fork = spawn.fork_starter(registration)
-    async with trio.open_nursery() as nursery:
-
-        async def waits() -> None:
-            with pytest.raises(StartFailed, match=r"^the zygote could not import SGLang: no torch$"):
-                await fork(BootMessage("e", "", {}, {}), spawn.Descriptors(0, 0, 0, 0))
-
-        nursery.start_soon(waits)
-        await trio.testing.wait_all_tasks_blocked()
-        registration.note_failure("the zygote could not import SGLang: no torch", 1.0)

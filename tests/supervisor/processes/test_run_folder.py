@@ -105,14 +105,6 @@ def test_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) 
     assert (shared / "psm_hers").exists()
 
 
-def test_a_lock_that_is_a_link_is_none(base: Path, shared: Path, tmp_path: Path) -> None:
-    folder = left(base)
-    (folder / "lock").unlink()
-    (tmp_path / "other").touch()
-    (folder / "lock").symlink_to(tmp_path / "other")
-    assert run_folder.remove_stale(base, shared_memory.remove) == []
-
-
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
 def test_a_folder_that_others_may_enter_is_none_of_ours(base: Path, shared: Path, mode: int) -> None:
     folder = left(base, mode=mode)
@@ -198,10 +190,3 @@ def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base: Path) -> 
         folder.restore()
         assert (was_intact, folder.is_intact) == (False, True)
         assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
-
-
-def test_a_folder_that_is_there_is_left_as_it_is(base: Path) -> None:
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
-        before = (folder.path / "lock").stat().st_ino
-        folder.restore()
-        assert (folder.path / "lock").stat().st_ino == before == os.fstat(folder.lock).st_ino

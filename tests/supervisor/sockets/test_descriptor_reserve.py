@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -149,18 +149,3 @@ async def test_overlapping_loans_of_the_reserve_end_in_any_order(
     with kept.lend():
         pass
     assert len(await accepted(guard(Listener(machine), kept), 1)) == 5
-
-
-async def test_another_error_of_a_listener_is_raised(
-    monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
-) -> None:
-    machine = Full(monkeypatch, 9)
-
-    async def accept() -> NoReturn:
-        await trio.lowlevel.checkpoint()
-        raise OSError(errno.EBADF, "it is closed")
-
-    listener = Listener(machine)
-    monkeypatch.setattr(listener, "accept", accept)
-    with pytest.raises(OSError, match="it is closed"):
-        await guard(listener, Reserve(4)).accept()

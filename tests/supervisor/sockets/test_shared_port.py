@@ -15,7 +15,6 @@ from supervisor.sockets.descriptor_reserve import Reserve
 from supervisor.sockets.shared_port import EmptiedListener, bound_sockets
 
 CONNECTIONS = 60
-MIGRATES = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 
 async def opened(port: int) -> trio.SocketListener:
@@ -46,16 +45,6 @@ async def accepted(listener: trio.abc.Listener[trio.SocketStream]) -> list[trio.
 async def close(*resources: trio.abc.AsyncResource) -> None:
     for each in resources:
         await trio.aclose_forcefully(each)
-
-
-async def test_the_kernel_divides_connections_between_the_listeners_of_a_port() -> None:
-    first = await opened(0)
-    second = await opened(port_of(first))
-    clients = await connected(port_of(first), CONNECTIONS)
-    streams = [await accepted(listener) for listener in (first, second)]
-    assert sum(map(len, streams)) == len(clients) == CONNECTIONS
-    assert all(streams)
-    await close(first, second, *clients, *streams[0], *streams[1])
 
 
 async def test_connections_that_wait_at_a_listener_are_taken_when_it_is_closed() -> None:
@@ -114,25 +103,6 @@ def _fill_gaps(left: int) -> list[int]:
     return held
 
 
-@pytest.mark.skipif(MIGRATES.read_text().strip() == "1", reason="this kernel moves connections to another listener")
-async def test_a_listener_that_does_not_empty_its_queue_resets_the_connections_in_it() -> None:
-    first = await opened(0)
-    second = await opened(port_of(first))
-    clients = await connected(port_of(first), CONNECTIONS)
-    streams = await accepted(second)
-    waiting = CONNECTIONS - len(streams)
-    await first.aclose()
-    resets = 0
-    for client in clients:
-        with trio.move_on_after(0.01):
-            try:
-                await client.receive_some(1)
-            except trio.BrokenResourceError:
-                resets += 1
-    assert resets == waiting > 0
-    await close(second, *clients, *streams)
-
-
 async def test_a_port_that_another_has_for_itself_is_refused_and_leaves_nothing_open() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -147,13 +117,3 @@ async def test_a_host_with_several_addresses_has_a_listener_at_each(host: str) -
     assert len(sockets) == len({bound.family for bound in sockets}) >= 1
     for bound in sockets:
         bound.close()
-
-
-async def test_a_socket_that_does_not_listen_yet_gets_no_connection() -> None:
-    first = await opened(0)
-    (bound,) = await bound_sockets(port_of(first), "127.0.0.1")
-    clients = await connected(port_of(first), CONNECTIONS)
-    streams = await accepted(first)
-    assert len(streams) == CONNECTIONS
-    bound.close()
-    await close(first, *clients, *streams)

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.engines.sglang.host.link_messages import HostStatistics, LinkMessages
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, open_tensors
 from protocol import codec
-from protocol.errors import BadRequest, DeadlineExceeded, EngineLost, InternalError, PeerViolation
+from protocol.errors import BadRequest, DeadlineExceeded, EngineLost, PeerViolation
 from protocol.frames import End
 from protocol.kind import Message
 from protocol.media import Encode, Encoded, MediaItem
@@ -319,14 +319,6 @@ async def test_a_result_that_is_not_there_is_an_error_of_its_call_alone(autojump
         await near.check_nothing_held()
 
 
-async def test_an_engine_may_share_its_own_memory_alone(autojump_clock: MockClock) -> None:
-    async with near_host(encode_all, process=1) as near:
-        with pytest.raises(InternalError, match="in the memory of another process"):
-            await ask(near.link, Encode("a", pixels(LARGE)))
-        await trio.sleep(1)
-        await near.check_nothing_held()
-
-
 async def test_another_node_may_not_share_memory(autojump_clock: MockClock) -> None:
     async with near_host(never) as near, near.memory.copied([embeddings(pixels(), LARGE).data]) as copied:
         (described,) = copied.tensors
@@ -340,21 +332,3 @@ async def test_another_node_may_not_share_memory(autojump_clock: MockClock) -> N
             codec.decode(codec.encode(result))
         _, (mapping,) = open_tensors(codec.decode(codec.encode(result), shared=True).tensors)
         os.close(mapping.descriptor)
-
-
-async def test_a_region_of_another_size_than_its_tensor_ends_the_link(autojump_clock: MockClock) -> None:
-    region_of = LinkMessages._shared  # noqa: SLF001  # a fault that no engine of ours has
-
-    class Liar(LinkMessages):
-        def _shared(self, stream: int, result: Message) -> Message:
-            shared = region_of(self, stream, result)
-            (data,) = shared.tensors
-            assert data.shared is not None
-            return shared.with_tensors([evolve(data, shared=evolve(data.shared, size=5))])
-
-    async with near_host(encode_all) as near:
-        near.host.messages = Liar(near.host.peer, near.host.messages.call_later)
-        with pytest.raises(EngineLost):
-            await ask(near.link, Encode("a", pixels(LARGE)))
-        assert isinstance(near.link.ended, PeerViolation)
-        near.host.messages.taken(1)

@@ -98,10 +98,6 @@ async def test_heavy_work_leaves_a_thread_to_light_work(autojump_clock: MockCloc
     assert trio.current_time() == 50
 
 
-async def test_the_only_thread_does_heavy_work_too(autojump_clock: MockClock) -> None:
-    assert await together(TextThreads(TextLimits(threads=1)), ("a", HEAVY_CHARACTERS_MIN), ("a", LIGHT)) == ["a", "a"]
-
-
 async def test_queues_are_bounded_by_owner_and_in_total(autojump_clock: MockClock) -> None:
     pool = TextThreads(TextLimits(threads=1, waiting_max=5, key_waiting_max=3))
     async with trio.open_nursery() as nursery:

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 from openai.types.responses import Response as OpenAIResponse
 from openai.types.responses import responses_server_event
-from openai.types.responses.response import IncompleteDetails, Response
+from openai.types.responses.response import Response
 
 from protocol.dialects.responses import LOGPROBS, Completion, Events, error_event, parse_http, response_id
 from protocol.dialects.responses.events import LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
@@ -88,12 +88,6 @@ def test_a_complete_response_has_its_events_in_order() -> None:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": 48,
     }
-
-
-def test_events_have_no_stream_id_unless_the_request_has_one() -> None:
-    frames = whole_stream(events_of(), "x")
-    assert all("stream_id" not in check(frame) for frame in frames)
-    assert "stream_id" not in json.loads(error_event(Overloaded("full")))
 
 
 def test_an_answer_that_reached_its_limit_is_incomplete() -> None:
@@ -229,12 +223,6 @@ def test_text_with_many_log_probabilities_is_sent_in_several_deltas() -> None:
     assert [token for each in sent for token in each["token_ids"]] == [*range(1024)]
 
 
-@pytest.mark.parametrize("size", [0, 1, LOGPROBS_A_DELTA_MAX])
-def test_text_with_few_log_probabilities_is_one_delta(size: int) -> None:
-    text = Text("x", size, 0, SCORED[0].logprobs[:1] * size)
-    assert begun(include=[LOGPROBS]).deltas(text) == (begun(include=[LOGPROBS]).delta(text),)
-
-
 @pytest.mark.parametrize("size", [1, LOGPROBS_A_DELTA_MAX + 1])
 def test_the_first_text_brings_the_events_that_open_its_item(size: int) -> None:
     text = Text("x" * size, size, 0, SCORED[0].logprobs[:1] * size)
@@ -243,13 +231,6 @@ def test_the_first_text_brings_the_events_that_open_its_item(size: int) -> None:
     begin = first.begin()
     assert [*events.begin(), *events.deltas(text)] == [*begin, *first.open(), *opened.deltas(text)]
     assert events.deltas(again) == opened.deltas(again)
-
-
-def test_a_warm_up_opens_no_item() -> None:
-    events = events_of(generate=False)
-    events.begin()
-    [only] = events.deltas(Text("x", 1))
-    assert json.loads(only)["sequence_number"] == 2
 
 
 @pytest.mark.parametrize(
@@ -359,20 +340,8 @@ def test_an_answer_in_one_piece_is_the_response_of_the_last_event() -> None:
     assert json.loads(posted(Text("Hello", 2), ChoiceEnded(FinishReason.STOP))) == json.loads(last)["response"]
 
 
-def test_an_answer_in_one_piece_that_reached_its_limit_is_incomplete() -> None:
-    response = check_response(posted(Text("He", 1), ChoiceEnded(FinishReason.LENGTH)))
-    details = IncompleteDetails(reason="max_output_tokens")
-    assert (response.status, response.incomplete_details) == ("incomplete", details)
-    assert response.model_dump()["output"][0]["status"] == "incomplete"
-
-
 def test_an_answer_in_one_piece_has_all_its_log_probabilities_and_token_ids() -> None:
     response = check_response(posted(*SCORED, ChoiceEnded(FinishReason.STOP), include=[LOGPROBS]))
     assert response.model_dump()["output"][0]["content"][0]["logprobs"] == LISTED
     body = json.loads(posted(*SCORED, ChoiceEnded(FinishReason.STOP), return_token_ids=True))
     assert body["output"][0]["content"][0]["token_ids"] == [7, 8, 9, 10]
-
-
-def test_an_answer_in_one_piece_must_have_ended() -> None:
-    with pytest.raises(AssertionError):
-        posted(Text("He", 1))

@@ -53,29 +53,6 @@ def test_images_and_videos_keep_their_order_among_texts() -> None:
     assert create(user(TEXT, IMAGE, video, TEXT)).turns() == (Turn(Role.USER, content),)
 
 
-@pytest.mark.parametrize(
-    ("fields", "detail"),
-    [
-        ({}, Detail.AUTO),
-        ({"detail": None}, Detail.AUTO),
-        ({"detail": "low", "file_id": None}, Detail.LOW),
-        ({"detail": "high"}, Detail.HIGH),
-        ({"detail": "original"}, Detail.HIGH),
-    ],
-)
-def test_an_image_has_a_detail(fields: dict[str, Any], detail: Detail) -> None:
-    [turn] = turns(user({"type": "input_image", "image_url": WEB, **fields}))
-    assert turn.media == (Media(Modality.IMAGE, WEB, detail, "input[0].content[0].image_url"),)
-
-
-def test_texts_alone_are_one_string() -> None:
-    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "an oak", "annotations": []}]}
-    assert turns(user(TEXT, TEXT), answer) == (
-        Turn(Role.USER, "what is this?what is this?"),
-        Turn(Role.ASSISTANT, "an oak"),
-    )
-
-
 @pytest.mark.parametrize("kind", ["input_audio", "input_file", "image_url", "refusal", "computer_screenshot"])
 def test_audio_files_and_other_parts_are_refused_by_their_name(kind: str) -> None:
     supported = '"input_text", "output_text", "input_image" or "input_video"'
@@ -112,11 +89,6 @@ def test_only_the_user_can_send_images(role: str) -> None:
     sentence = f"input[1].content[1]: only messages of the user can have images and videos, not one of {role}"
     item = {"role": role, "content": [TEXT, IMAGE]}
     refused(BadRequest, "input[1].content[1]", user(TEXT), item, sentence=sentence)
-
-
-def test_more_images_than_any_model_takes_are_refused() -> None:
-    sentence = "input: has 257 images and videos; a request can have at most 256"
-    refused(BadRequest, "input", user(*[IMAGE] * 257), sentence=sentence)
 
 
 def test_a_conversation_that_is_continued_counts_and_its_images_have_the_name_of_its_field() -> None:

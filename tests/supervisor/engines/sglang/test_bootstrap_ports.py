@@ -6,10 +6,8 @@ import socket
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
-from typing import NoReturn
 
 import pytest
-import trio
 from attrs import evolve
 
 from actors.engines.sglang.boot_message import build
@@ -61,17 +59,6 @@ async def test_a_taken_port_is_skipped_and_a_start_without_a_free_one_fails(take
         await lives.next_port()
 
 
-async def test_an_engine_that_spans_nodes_has_as_many_ports_as_any() -> None:
-    lives = BootstrapPorts(evolve(PREFILL, nodes=2, dist_init_address="127.0.0.1:1"), lambda: 5.0)
-    assert [await lives.next_port(), await lives.next_port()] == [20_405, 20_406]
-
-
-async def test_an_engine_without_a_bootstrap_port_gets_none() -> None:
-    decode = evolve(PREFILL, leg=Leg.DECODE, bootstrap_port=None)
-    assert await BootstrapPorts(decode, lambda: 5.0).next_port() is None
-    assert ports(decode) == (None,)
-
-
 @pytest.mark.parametrize(("host", "listens_at"), [("10.0.0.5", "10.0.0.5"), ("::1", "::1"), ("host-5", "")])
 def test_a_leg_listens_where_others_find_it_and_at_no_name(host: str, listens_at: str) -> None:
     leg = build(evolve(PREFILL, host=host), "/tmp/x")
@@ -91,17 +78,3 @@ async def test_the_name_of_a_host_is_resolved_outside_of_the_event_loop(monkeypa
     lives = BootstrapPorts(evolve(PREFILL, host="localhost"), lambda: 0.0)
     assert await lives.next_port() == tried[0][1]
     assert [at[0] for at in tried] == ["127.0.0.1"]
-
-
-async def test_a_host_that_cannot_be_found_fails_the_start_with_a_sentence_about_it() -> None:
-    class Unknown(trio.abc.HostnameResolver):
-        async def getaddrinfo(self, *_: object) -> NoReturn:
-            await trio.lowlevel.checkpoint()
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-        async def getnameinfo(self, *_: object) -> NoReturn:
-            raise NotImplementedError
-
-    trio.socket.set_custom_hostname_resolver(Unknown())
-    with pytest.raises(StartFailed, match=r"^engine p: its host nowhere cannot be found: Name or service not known$"):
-        await BootstrapPorts(evolve(PREFILL, host="nowhere"), lambda: 0.0).next_port()

@@ -8,18 +8,16 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-import msgspec
 import pytest
 import trio
 from attrs import Factory, define, field
 from trio.testing import MockClock
 
 from actors.kit.calls import Address, mailbox
-from protocol import codec
 from protocol.cluster import Leg, NodeState, Offer
-from protocol.errors import BadRequest, Draining, EngineDied, PeerLost, PeerViolation, StartFailed
+from protocol.errors import BadRequest, EngineDied, PeerLost, StartFailed
 from protocol.messages import Done
 from protocol.operations import RankStarted, RunRank
 from protocol.peer import Peer
@@ -33,7 +31,7 @@ from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Tree
 from tests.rig.scheduler import sweep
-from tests.system.simulator import SimTransport, counting, sim_pair, tasks
+from tests.system.simulator import SimTransport, counting, sim_pair
 
 LOAD_S, LADDER_S = 2.0, 1.0  # of a host: until it is ready once all have met, and from its end's beginning to its end
 LINKED_WITHIN_S = 60.0
@@ -247,53 +245,6 @@ async def test_each_life_of_a_prefill_has_one_port_which_all_ranks_get(autojump_
             group.hosts.kill(life)
 
 
-async def test_a_life_that_waits_for_its_nodes_takes_no_port_yet(autojump_clock: MockClock) -> None:
-    taken = []
-    async with running_group("b", another=lambda: taken.append(trio.current_time())) as group:
-        await trio.sleep(40)
-        group.link("c")
-        await group.until_ready()
-        assert taken == [40]
-
-
-async def test_a_prefill_for_which_no_port_is_free_starts_no_rank(autojump_clock: MockClock) -> None:
-    def another() -> NoReturn:
-        raise StartFailed("none of the ports is free")
-
-    async with running_group("b", "c", another=another) as group:
-        await group.over.wait()
-        assert str(group.failed) == "none of the ports is free"
-        assert group.hosts.log == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"another": lambda: 9032}, "does not allow it bootstrap port 9032"),
-        ({"agreed": {**AGREED, "slots": "17"}}, "disagrees about slots"),
-    ],
-    ids=["another port", "other slots"],
-)
-async def test_what_another_nodes_file_does_not_say_of_the_engine_is_refused_there(
-    fields: dict[str, Any], reason: str, autojump_clock: MockClock
-) -> None:
-    async with running_group("b", "c", **fields) as group:
-        with trio.fail_after(1):
-            await group.over.wait()
-        assert str(group.failed) == f"rank 1 of engine big on node b: the file of node b {reason}"
-        assert group.hosts.log == []
-
-
-async def test_a_rank_that_ends_before_the_engine_is_ready_ends_the_start(autojump_clock: MockClock) -> None:
-    async with running_group("b", "c") as group:
-        await trio.sleep(LOAD_S / 2)
-        group.hosts.kill(2)
-        await group.over.wait()
-        assert str(group.failed) == "a/engine could not start: rank 2 of engine big on node c: host 2 was killed"
-        assert group.hosts.alive == {}
-        assert group.ready == []
-
-
 async def test_a_lost_link_ends_every_rank_and_the_engine_waits_for_another_link(autojump_clock: MockClock) -> None:
     async with running_group("b", "c") as group:
         await group.until_ready()
@@ -322,16 +273,6 @@ async def test_a_rank_that_is_asked_for_again_waits_until_the_last_one_is_gone(a
         starts = [at for at, what in group.hosts.log if what in {"1 starts", "2 starts", "0 starts"} and at > 5]
         assert min(starts) >= 17
         assert set(group.hosts.met) == {0, 1, 2}
-
-
-async def test_the_end_of_rank_0s_node_ends_every_rank(autojump_clock: MockClock) -> None:
-    async with running_group("b", "c") as group:
-        await group.until_ready()
-        group.scope.cancel()
-        await group.over.wait()
-        await trio.sleep(LADDER_S)
-        assert group.hosts.alive == {}
-        assert [name for name in tasks() if name.startswith("rank")] == ["rank 1", "rank 2"]
 
 
 async def test_an_engine_that_is_left_while_a_rank_of_it_waits_starts_nothing_there(autojump_clock: MockClock) -> None:
@@ -405,16 +346,6 @@ async def test_the_requests_of_a_draining_gateway_are_served_before_the_engine_e
         assert group.why == ["engine big gave way: node c drains"]
 
 
-async def test_an_engine_that_is_not_ready_ends_at_once_when_a_node_drains(autojump_clock: MockClock) -> None:
-    async with running_group("b", "c") as group:
-        await trio.sleep(LOAD_S / 2)
-        group.here.busy = 1
-        group.directory.merge_state("c", NodeState(draining=True))
-        await group.over.wait()
-        assert str(group.failed) == "a/engine could not start: engine big gave way: node c drains"
-        assert trio.current_time() == LOAD_S / 2 + LADDER_S
-
-
 async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autojump_clock: MockClock) -> None:
     async with running_group("b", "c") as group:
         await group.until_ready()
@@ -424,16 +355,6 @@ async def test_an_engine_whose_own_node_drains_is_left_to_that_nodes_plan(autoju
         assert group.registration.current is not None
         assert group.why == []
         assert group.nodes["b"].follower_ranks == group.nodes["c"].follower_ranks == 1
-
-
-async def test_a_lost_link_is_not_used_while_it_is_still_recorded(autojump_clock: MockClock) -> None:
-    async with running_group("b") as group:
-        link = Link(sim_pair()[0], Peer("a", serves_max=4))
-        link.abort(PeerLost("cut"))
-        group.directory.linked("c", link)
-        await trio.sleep(1)
-        assert group.registration.blocked_by == "there is no link to node c"
-        assert group.failed is None
 
 
 @pytest.mark.parametrize(
@@ -469,30 +390,6 @@ def test_a_rank_accepts_only_the_ports_of_its_own_file(
     with pytest.raises(BadRequest) as caught:
         own.validate(RunRank(dict(AGREED), port))
     assert str(caught.value) == f"the file of node b does not allow it {wanted}"
-
-
-@pytest.mark.parametrize("port", [True, 9000.5, "9000", b"9000", [9000]])
-def test_a_port_that_is_no_whole_number_breaks_the_protocol(port: object) -> None:
-    message = codec.encode(RunRank({}, 9000))[:1] + msgspec.msgpack.encode({"agreed": {}, "bootstrap_port": port})
-    with pytest.raises(PeerViolation, match="a RunRank that cannot be read"):
-        codec.decode(message)
-
-
-def test_a_node_that_drains_begins_no_rank() -> None:
-    own = LocalRank(Directory("b"), AGREED)
-    own.directory.drain()
-    with pytest.raises(Draining, match="node b drains"):
-        own.validate(RunRank(dict(AGREED)))
-
-
-async def test_a_node_whose_file_has_no_such_engine_is_named(autojump_clock: MockClock) -> None:
-    async with running_group("b") as group:
-        group.link("c", serves={})
-        with trio.fail_after(1):
-            await group.over.wait()
-        assert str(group.failed) == "rank 2 of engine big on node c: there is no big here"
-        await trio.sleep(2 * LADDER_S)
-        assert group.hosts.alive == {}
 
 
 async def test_a_rank_that_is_asked_for_twice_runs_once_at_a_time(autojump_clock: MockClock) -> None:
