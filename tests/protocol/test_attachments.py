@@ -219,17 +219,6 @@ def test_a_reply_that_waits_has_spent_its_credit_already(pair: Pair) -> None:
     assert pair.near.asked.credit(1) == 0
 
 
-@pytest.mark.parametrize("frame", [Item(1, b"", 0), End(1, b""), Fail(1, "internal", "x")], ids=repr)
-def test_nothing_can_be_sent_after_an_end_that_waits(pair: Pair, frame: Item | End | Fail) -> None:
-    pair.open()
-    pair.reply(bytes(2 * PIECE_BYTES))
-    pair.far.send(End(1, b""))
-    with pytest.raises(LocalViolation, match="on stream 1, which has ended"):
-        pair.far.send(frame)
-    assert [type(frame) for frame, _ in pair.settle()[0]] == [Item, End]
-    assert pair.at_rest()
-
-
 def test_waiting_frames_count_as_queued_bytes(pair: Pair) -> None:
     pair.open()
     pair.reply(bytes(2 * WINDOW_BYTES))
@@ -402,24 +391,6 @@ def test_a_reply_without_room_is_held_with_what_follows_it_until_there_is_room()
         (2, b"done", b""),
     ]
     assert pair.at_rest()
-
-
-def test_a_request_takes_its_turn_for_room_among_replies() -> None:
-    pair, taken = Pair(attached_bytes_max=100), []
-    pair.open()
-    pair.reply(bytes(60))
-    with pytest.raises(TooLarge, match="101 bytes are attached; the limit of a link is 100"):
-        pair.far.share(101, lambda: None)
-    share = pair.far.share(100, lambda: taken.append(True))
-    pair.far.send(Item(1, b"behind", 1, 1), views(b"x"))
-    assert not share.taken
-    pair.to_near()
-    assert taken == [True]
-    held = pair.far.statistics()
-    assert (held.sending_bytes, held.in_flight_bytes, held.waiting) == (100, 60, 1)
-    share.give_back()  # its asker has left
-    share.give_back()
-    assert [frame.body for frame, _ in pair.settle()[0]] == [b"behind"]
 
 
 @pytest.mark.parametrize("early", [Fail(2, "internal", "x"), Cancel(2, "left")], ids=repr)

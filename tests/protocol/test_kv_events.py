@@ -29,11 +29,8 @@ def test_possible_events_are_accepted(message: BlockEvents) -> None:
     "message",
     [
         BlockEvents("", 7, (stored(1),)),
-        BlockEvents("l" * 65, 7, (stored(1),)),
         BlockEvents("life", -1, (stored(1),)),
         BlockEvents("life", 7, (stored(*range(HASHES_MAX)), stored(1))),
-        BlockEvents("life", 7, (BlockEvent(BlockChange.CLEARED),) * (HASHES_MAX + 1)),
-        BlockEvents("life", 7, (stored(1, rank=-1),)),
         BlockEvents("life", 7, (stored(1, rank=RANKS_MAX),)),
     ],
 )

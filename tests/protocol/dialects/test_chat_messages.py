@@ -96,9 +96,7 @@ def test_a_request_with_media_is_encoded_and_decoded() -> None:
     "part",
     [
         {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
-        {"type": "audio_url", "audio_url": {"url": "https://a.example/a.wav"}},
         {"type": "file", "file": {"file_id": "file-1"}},
-        {"type": "refusal", "refusal": "no"},
         {"type": "input_image", "image_url": PNG},
         {"type": "audio_embeds", "audio_embeds": "UAAA"},
     ],
@@ -114,17 +112,12 @@ def test_audio_files_and_other_parts_are_refused_by_their_name(part: dict[str, A
     [
         ("image_url.detail", {"type": "image_url", "image_url": {"url": WEB, "detail": "fine"}}),
         ("image_url.url", {"type": "image_url", "image_url": {}}),
-        ("image_url.url", {"type": "image_url", "image_url": {"url": None}}),
         ("image_url.url", {"type": "image_url", "image_url": {"url": "cat.png"}}),
         ("image_url.url", {"type": "image_url", "image_url": {"url": "https://a.example/cat.bin"}}),
-        ("image_url", {"type": "image_url", "image_url": "cat.png"}),
-        ("image_url", {"type": "image_url", "image_url": [WEB]}),
         ("image_url", {"type": "image_url"}),
-        ("url", {"type": "image_url", "image_url": WEB, "url": WEB}),
         ("video_url.url", {"type": "video_url", "video_url": {"url": "data:video/mp4,AAAA"}}),
         ("video_url.detail", {"type": "video_url", "video_url": {"url": WEB, "detail": "low"}}),
         ("image_embeds", {"type": "image_embeds", "image_embeds": "UEsDBAAA"}),
-        ("image_embeds", {"type": "image_embeds", "image_embeds": {"image_embeds": "UAAA"}}),
     ],
 )
 def test_mistakes_name_their_field(param: str, part: object) -> None:
@@ -135,10 +128,8 @@ def test_mistakes_name_their_field(param: str, part: object) -> None:
     ("param", "part"),
     [
         ("image_url.max_dynamic_patch", {"type": "image_url", "image_url": {"url": WEB, "max_dynamic_patch": 4}}),
-        ("video_url.fps", {"type": "video_url", "video_url": {"url": WEB, "fps": 2}}),
         ("modalities", {"type": "image_url", "image_url": {"url": WEB}, "modalities": "multi-images"}),
         ("uuid", {"type": "image_url", "image_url": {"url": WEB}, "uuid": "a"}),
-        ("prompt_cache_breakpoint", {"type": "text", "text": "", "prompt_cache_breakpoint": {"mode": "explicit"}}),
     ],
 )
 def test_options_of_other_servers_are_refused_by_their_name(param: str, part: object) -> None:

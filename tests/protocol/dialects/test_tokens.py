@@ -58,15 +58,10 @@ def test_a_text_or_a_conversation_is_tokenized(fields: dict[str, Any], expected:
     ("kind", "param", "fields"),
     [
         (BadRequest, "prompt", {}),
-        (BadRequest, "prompt", {"prompt": None, "messages": None}),
         (BadRequest, "messages", {"prompt": "x", "messages": [USER]}),
         (BadRequest, "prompt", {"prompt": ["a", "b"]}),
-        (BadRequest, "prompt", {"prompt": [1]}),
         (BadRequest, "messages", {"messages": []}),
-        (BadRequest, "messages[0].content", {"messages": [{"role": "user"}]}),
         (BadRequest, "model", {"model": "", "prompt": "x"}),
-        (BadRequest, "add_special_tokens", {"prompt": "x", "add_special_tokens": 1}),
-        (BadRequest, "promt", {"promt": "x", "prompt": "y"}),
         (Unsupported, "add_special_tokens", {"messages": [USER], "add_special_tokens": True}),
         (Unsupported, "add_generation_prompt", {"messages": [USER], "add_generation_prompt": False}),
         (Unsupported, "tools", {"messages": [USER], "tools": [{}]}),
@@ -85,11 +80,8 @@ def test_an_invalid_tokenize_request_is_refused_by_its_field(
     [
         (BadRequest, "tokens", {}),
         (BadRequest, "tokens", {"tokens": []}),
-        (BadRequest, "tokens", {"tokens": "1"}),
         (BadRequest, "tokens[0]", {"tokens": [-1]}),
-        (BadRequest, "tokens[0]", {"tokens": [2**31]}),
         (BadRequest, "tokens[1]", {"tokens": [1, True]}),
-        (BadRequest, "tokens[0]", {"tokens": [[1], [2]]}),
         (Unsupported, "skip_special_tokens", {"tokens": [1], "skip_special_tokens": True}),
     ],
 )

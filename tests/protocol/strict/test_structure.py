@@ -272,10 +272,3 @@ def test_a_choice_is_one_of_its_values_by_type_too(value: object) -> None:
     assert (path, message.partition(", got ")[0]) == ("number", 'expected 1 or "one"')
     [(path, _)] = mistakes({"number": 1, "colour": value}, Chosen)
     assert path == "colour"
-
-
-@pytest.mark.parametrize("value", [1, "one"])
-def test_a_choice_is_read_as_its_value(value: object) -> None:
-    chosen = structure({"number": value, "colour": "blue"}, Chosen)
-    assert (chosen.number, type(chosen.number)) == (value, type(value))
-    assert chosen.colour is Colour.BLUE

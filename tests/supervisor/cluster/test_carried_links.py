@@ -17,7 +17,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 from protocol import codec
 from protocol.cluster import GetStatus, Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkReplaced, PeerLost, PeerRefused
-from protocol.frames import VERSION, Bye, Cancel, FrameReader, Hello, KeepAlive, Open, encode
+from protocol.frames import VERSION, Bye, Cancel, Hello, KeepAlive, Open, encode
 from protocol.greeting import Incarnation
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
@@ -156,24 +156,6 @@ async def test_a_lost_link_is_gone_at_once_though_a_call_over_it_still_releases_
 
 
 # Two processes of one name ------------------------------------------------------------------
-
-
-async def check_refused(node: Node, first: Link, far: trio.abc.Stream) -> None:
-    """Check that the process at the other end is refused with the reason, and that the first link is kept."""
-    (bye,) = FrameReader().feed(bytes(await far.receive_some()))
-    assert isinstance(bye, Bye)
-    assert bye.code == NAME_CONFLICT
-    assert "one, started Tue, 14 Nov 2023 22:13:20 GMT is linked to a, so two, started" in bye.detail
-    assert link_to_b(node) is first
-    assert not first.lost
-
-
-async def test_another_process_of_a_name_is_refused_with_the_reason_while_the_first_is_alive(
-    meet: Meet, autojump_clock: MockClock
-) -> None:
-    node = Node("a")
-    await meet(node, "b", "b", "one")
-    await check_refused(node, link_to_b(node), await meet(node, "b", "b", "two"))
 
 
 async def test_a_process_that_is_silent_gives_way_to_a_newer_one(meet: Meet, autojump_clock: MockClock) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import cast
 
 import pytest
-import trio
 from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from protocol.errors import LinkLost, PeerLost, PeerViolation
-from protocol.messages import EngineInfo
+from protocol.messages import EngineInfo, encoder_info
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker
+from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link
 from tests.rig.nodes import linked_directory
@@ -74,30 +73,6 @@ async def test_two_nodes_may_have_workers_of_one_name() -> None:
     assert WorkerPool(directory, "oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
-async def test_each_change_wakes_those_who_wait_for_one(autojump_clock: MockClock) -> None:
-    directory, link = linked_directory()
-    changes = []
-
-    async def watch() -> None:
-        while True:
-            await directory.wait_changed()
-            changes.append(trio.current_time())
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(watch)
-        for change in (
-            partial(directory.merge_state, "far", NodeState((ONE,))),
-            partial(directory.linked, "other", link),
-            partial(directory.unlinked, "far", link),
-            directory.drain,
-        ):
-            await trio.sleep(1)
-            change()
-        await trio.sleep(1)
-        nursery.cancel_scope.cancel()
-    assert changes == [1, 2, 3, 4]
-
-
 # A link that is lost ----------------------------------------------------------------------
 
 
@@ -116,16 +91,6 @@ async def test_a_lost_link_takes_down_announced_workers_and_leaves_those_of_the_
     assert workers(directory) == []
     directory.merge_state("far", NodeState((ONE, TWO)))
     assert names(worker.offer for worker in workers(directory)) == ["one", "two"]
-
-
-async def test_a_worker_of_the_file_that_is_not_announced_is_listed_again_when_its_node_is_gone() -> None:
-    directory, link = Directory("here"), idle_link()
-    directory.configure("far", "h:1", (Offer("one", "oak", Leg.BOTH, 4, up=False),))
-    directory.linked("far", link)
-    directory.merge_state("far", NodeState((TWO,)))
-    assert names(directory.offers()) == ["two"]
-    directory.unlinked("far", link)
-    assert names(directory.offers()) == ["one"]
 
 
 async def test_the_end_of_an_older_link_changes_nothing() -> None:
@@ -167,6 +132,7 @@ IMPOSSIBLE = [
     NodeState(tuple(evolve(ONE, name=f"w{n}") for n in range(1025))),
     NodeState(neighbours=tuple(Neighbour(f"n{n}", None) for n in range(4097))),
     NodeState(neighbours=(Neighbour("x", "nowhere"),)),
+    NodeState((evolve(ONE, leg=Leg.ENCODE, engine=encoder_info("x", "1", evolve(MEDIA, width=0), 8)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, request_tokens_max=0)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=("h", 70000))),)),
 ]

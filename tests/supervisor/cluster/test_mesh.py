@@ -101,23 +101,6 @@ async def test_after_a_cut_the_link_comes_back_and_its_streams_have_ended(rather
         assert await a.ask(b) == [0, 1, 2]
 
 
-async def test_traffic_is_counted_for_linked_nodes_alone_and_goes_on_with_a_nodes_next_link(
-    rather_slow: MockClock,
-) -> None:
-    async with linked_pair() as (a, b):
-        first = a.link(b)
-        assert first is not None
-        await break_off(first)
-        await until(lambda: a.link(b) not in {None, first})
-        second = a.link(b)
-        assert second is not None
-        assert second.traffic is first.traffic is a.links.traffic["b"]
-        assert a.links.traffic["b"].messages_received > 2
-        for name in "xyz":
-            await link_by_hand(a, name, hello=False, close_after_s=0)
-        assert set(a.links.traffic) == {"b"}
-
-
 async def test_a_greeting_alone_replaces_no_link(rather_slow: MockClock) -> None:
     async with linked_pair() as (a, b):
         link = b.link(a)

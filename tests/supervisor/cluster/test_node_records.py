@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
-import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.cluster import Leg, Neighbour, NodeState, Offer, check_state
-from supervisor.cluster import node_records
+from protocol.cluster import Neighbour, NodeState, check_state
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import (
     FORGET_S,
@@ -101,30 +97,6 @@ async def test_a_node_is_a_rumour_until_there_was_a_link_to_it() -> None:
     directory.linked("heard", link := idle_link())
     directory.unlinked("heard", link)
     assert not directory.records.is_rumour("heard"), "it is dialed again at once"
-
-
-async def test_workers_of_all_nodes_together_are_limited(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(node_records, "WORKERS_MAX", 5)
-    caplog.set_level(logging.WARNING, logger=node_records.__name__)
-    directory, _ = linked_directory()
-    state = NodeState(tuple(Offer(f"e{number}", "tiny", Leg.BOTH, 1, up=True) for number in range(4)))
-    directory.merge_state("far", NodeState(state.offers[:3]))
-    directory.merge_state("far", state)  # it has one more now
-    directory.linked("other", link := idle_link())
-    for _ in range(3):
-        directory.merge_state("other", state)
-    directory.merge_state("far", state)
-    assert sorted(directory.offers_by_name()) == ["far/e0", "far/e1", "far/e2", "far/e3", "other/e0"]
-    reason = "3 of 4 are beyond 5 of all nodes"
-    assert [(record.peer, record.reason) for record in caplog.records] == [("other", reason)]  # type: ignore[attr-defined]
-    directory.merge_state("far", NodeState())
-    directory.merge_state("other", state)
-    assert sorted(directory.offers_by_name()) == ["other/e0", "other/e1", "other/e2", "other/e3"]
-    directory.unlinked("other", link)
-    directory.merge_state("far", state)
-    assert len(directory.offers_by_name()) == 4, "those of a lost node take no room"
 
 
 async def test_a_node_announces_only_neighbours_that_it_has_a_link_to() -> None:

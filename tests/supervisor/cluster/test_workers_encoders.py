@@ -16,8 +16,8 @@ from actors.encoder import encoder
 from actors.engines.encoder_limits import EncoderLimits
 from actors.kit.offload import run_inline
 from protocol.cluster import Leg, NodeState, Offer
-from protocol.errors import ActorLost, BadRequest, NotReady, PeerViolation, RequestError
-from protocol.media import Encode, MediaForm
+from protocol.errors import ActorLost, NotReady, RequestError
+from protocol.media import Encode
 from protocol.messages import EngineInfo, Grammar, GrammarKind, encoder_info
 from protocol.peer import Peer
 from supervisor.cluster import models, readiness
@@ -35,7 +35,6 @@ from tests.rig.calls import AnyAnswer, AnyCall
 from tests.rig.encoders import (
     MEDIA,
     EncoderByHand,
-    embedded,
     encode,
     image,
     new_id,
@@ -145,27 +144,6 @@ async def encoding_node() -> AsyncIterator[tuple[RemoteWorker, Link]]:
         nursery.cancel_scope.cancel()
 
 
-async def test_pixels_and_embeddings_cross_a_link_as_they_are(autojump_clock: MockClock) -> None:
-    async with encoding_node() as (remote, _):
-        assert remote.offer.engine is not None
-        assert remote.offer.engine.media == MEDIA
-        big = image("big", 64, 64)  # in several pieces
-        for number, item in enumerate((image("a"), big, video("v"))):
-            async with remote.ask(encode(item, new_id(number)), 0) as answer:
-                result = await answer.result()
-            assert result is not None
-            expected = await embedded(item)
-            assert result.item == evolve(expected, data=result.item.data)
-            assert bytes(result.item.data.data) == bytes(expected.data.data)
-        async with remote.ask(encode("a", new_id(9)), 0) as answer:
-            again = await answer.result()
-        assert again is not None
-        assert again.cached
-        with pytest.raises(BadRequest, match="says that it has 7 tokens"):
-            async with remote.ask(encode(evolve(image("b"), tokens=7), new_id(10)), 0) as answer:
-                await answer.result()
-
-
 async def test_a_node_that_leaves_leaves_nothing_of_its_items_behind(autojump_clock: MockClock) -> None:
     async with encoding_node() as (remote, link):
         for tenths in range(0, 20, 2):
@@ -177,23 +155,6 @@ async def test_a_node_that_leaves_leaves_nothing_of_its_items_behind(autojump_cl
 
 
 # What could harm others ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "engine",
-    [
-        evolve(EYES, running_max=0),
-        evolve(EYES, media=None),
-        evolve(EYES, media=evolve(MEDIA, form=MediaForm.PIXELS)),
-        evolve(EYES, media=evolve(MEDIA, width=0)),
-    ],
-)
-async def test_an_encoder_that_cannot_be_is_a_violation(engine: EngineInfo) -> None:
-    directory, _ = linked_directory()
-    directory.merge_state("far", NodeState((ENCODER,)))
-    with pytest.raises(PeerViolation, match="offer eyes has an engine"):
-        directory.merge_state("far", NodeState((evolve(ENCODER, engine=engine),)))
-    assert [worker.offer for worker in directory.workers("oak")] == [ENCODER], "nothing of it is merged"
 
 
 # Whom nodes hear of ---------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -13,17 +11,13 @@ from trio.testing import MockClock
 
 from protocol.cluster import (
     Leg,
-    LoadUpdate,
     NodeState,
     Offer,
-    check_loads,
-    check_state,
     rank_name,
 )
 from protocol.messages import EngineLoad, Generate, RankCounts
 from protocol.peer import Peer
-from supervisor.cluster import engine_control
-from supervisor.cluster.announcements import Announcer, state_for
+from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.workers import LocalWorker
@@ -66,47 +60,27 @@ def add_ranks(directory: Directory, ranks: int = 2, leg: Leg = Leg.BOTH) -> list
     return workers
 
 
-@asynccontextmanager
-async def joined() -> AsyncIterator[tuple[Directory, Directory, list[int]]]:
-    """A node that routes, one with an engine of two ranks, and the ranks that the engine was asked for."""
-    front, back = Directory("front"), Directory("back", routes=False)
-    near, far = sim_pair()
-    asked: list[int] = []
+async def test_a_rank_of_another_node_is_asked_by_its_engines_name_and_its_number(autojump_clock: MockClock) -> None:
+    front, back, asked = Directory("front"), Directory("back", routes=False), list[int]()
     first, second = add_ranks(back)
 
     async def answer(call: AnyCall, _: AnyAnswer) -> None:
         asked.append(call.request.rank)
         await trio.sleep_forever()
 
-    def merge(directory: Directory, node: str, message: object) -> None:
-        if isinstance(message, LoadUpdate):
-            directory.merge_loads(node, check_loads(message))
-        else:
-            directory.merge_state(node, check_state(cast("NodeState", message)))
-
+    near, far = sim_pair()
+    asker = Link(near, Peer("front", serves_max=0))
     services: Services = {("e", Generate): cast("Service", GuardedWorker(first, front.name, (second,)))}
-    ends = (
-        (front, back.name, Link(near, Peer("front", serves_max=0))),
-        (back, front.name, Link(far, Peer("back", serves_max=64), services)),
-    )
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve, first.inbox, answer)
-        for directory, other, link in ends:
-            link.on_announcement = partial(merge, directory, other)
-            nursery.start_soon(link.run)
-        for directory, other, link in ends:
-            await link.wait_ready()
-            directory.linked(other, link)
-            announcer = Announcer(directory)
-            announcer.add(other, link)
-            nursery.start_soon(announcer.run, lambda: 0.01)
-        await trio.sleep(1)
-        yield front, back, asked
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_rank_of_another_node_is_asked_by_its_engines_name_and_its_number(autojump_clock: MockClock) -> None:
-    async with joined() as (front, back, asked), trio.open_nursery() as nursery:
+        for run in (
+            asker.run,
+            Link(far, Peer("back", serves_max=64), services).run,
+            partial(serve, first.inbox, answer),
+        ):
+            nursery.start_soon(run)
+        await asker.wait_ready()
+        front.linked("back", asker)
+        front.merge_state("back", NodeState((first.offer, second.offer)))
         workers = {worker.full_name: worker for worker in front.workers("oak")}
         assert workers.keys() == {"back/e#0", "back/e#1"}
 
@@ -120,22 +94,6 @@ async def test_a_rank_of_another_node_is_asked_by_its_engines_name_and_its_numbe
         assert sorted(asked) == [0, 1, 1]
         assert {name: worker.load.busy for name, worker in workers.items()} == {"back/e#0": 1, "back/e#1": 2}
         assert {name: worker.busy for name, worker in back.local.items()} == {"e#0": 1, "e#1": 2}
-        nursery.cancel_scope.cancel()
-
-
-async def test_the_load_of_each_rank_is_announced_by_itself(autojump_clock: MockClock) -> None:
-    async with joined() as (front, back, _), trio.open_nursery() as nursery:
-
-        async def ask(worker: LocalWorker, number: int) -> None:
-            async with worker.ask(generate(f"{number:032x}", tokens_max=3), 3) as answer:
-                await answer.result()
-
-        for number in range(3):
-            nursery.start_soon(ask, back.local["e#1"], number)
-        await trio.sleep(0.5)
-        loads = {worker.full_name: worker.load for worker in front.workers("oak")}
-        assert [loads[f"back/e#{rank}"].busy for rank in range(2)] == [0, 3]
-        assert loads["back/e#1"].queued > loads["back/e#0"].queued == 0
         nursery.cancel_scope.cancel()
 
 
@@ -174,45 +132,6 @@ async def test_an_engine_is_idle_when_all_of_its_ranks_are(autojump_clock: MockC
             asking.cancel()
     with trio.fail_after(1):
         await directory.wait_worker_idle("e")
-
-
-async def test_an_engine_is_asked_once_for_its_load_which_is_told_by_rank(autojump_clock: MockClock) -> None:
-    directory, asked = Directory("here"), list[object]()
-    load = EngineLoad(3, 1, 48, (RankCounts(1, 0, 16), RankCounts(2, 1, 32)))
-
-    class Counting:
-        def ask(self, request: object, _: int) -> Any:
-            asked.append(request)
-
-            @asynccontextmanager
-            async def answered() -> AsyncIterator[Any]:
-                class Answer:
-                    async def result(self) -> EngineLoad:
-                        await trio.lowlevel.checkpoint()
-                        return load
-
-                yield Answer()
-
-            return answered()
-
-    for worker in add_ranks(directory):
-        worker.services = cast("Any", _Every(Counting()))
-    loads = await engine_control.cluster_loads(directory)
-    assert loads == {"here/e#0": EngineLoad(1, 0, 16), "here/e#1": EngineLoad(2, 1, 32)}
-    assert len(asked) == 1
-    load = EngineLoad(3, 0, 3, (RankCounts(1, 0, 1),) * 3)
-    assert await engine_control.cluster_loads(directory) == {}, "it has two ranks"
-
-
-class _Every(dict[object, object]):
-    """Services of which each is the same."""
-
-    def __init__(self, service: object) -> None:
-        super().__init__()
-        self.service = service
-
-    def get(self, *_: object) -> object:
-        return self.service
 
 
 def test_the_load_of_an_engine_is_the_sum_of_its_ranks() -> None:

@@ -54,14 +54,15 @@ def built(written: Callable[[str], Path]) -> Callable[..., tuple[Assembly, Metri
 
 
 @asynccontextmanager
-async def running(assembly: Assembly) -> AsyncIterator[LocalWorker]:
-    """Run the engines of a node, and yield its encoder."""
-    members = [child for child in assembly.tree.children if child.name in {"one", "eyes"}]
+async def running(assembly: Assembly, name: str = "eyes") -> AsyncIterator[LocalWorker]:
+    """Run the engines of a node, and yield one of its workers."""
+    names = {*assembly.engines, *assembly.encoders}
+    members = [child for child in assembly.tree.children if child.name in names]
     tree = evolve(assembly.tree, children=tuple(evolve(child, needs=()) for child in members))
     async with trio.open_nursery() as nursery:
         run = partial(supervise, tree, on_event=assembly.on_event, rng=random.Random(0))
         await nursery.start(lambda task_status: run(task_status=task_status))
-        yield assembly.directory.local["eyes"]
+        yield assembly.directory.local[name]
         nursery.cancel_scope.cancel()
 
 

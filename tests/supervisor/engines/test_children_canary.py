@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
 import trio
-from attrs import evolve
 from trio.testing import MockClock
 
 from actors.canary import CanaryLimits
@@ -22,12 +18,12 @@ from supervisor.cluster import readiness
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster
 from supervisor.node.assembly import Assembly
-from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Tree, render
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL
 from tests.rig.fake_engine import generate
+from tests.supervisor.engines.test_children import running
 
 FILE = f"""
 [node.main]
@@ -48,18 +44,6 @@ Built = Callable[..., tuple[Assembly, Metrics]]
 @pytest.fixture
 def built(written: Callable[[str], Path]) -> Built:
     return lambda more="": built_assembly(read_cluster(written(FILE + more)), "main")
-
-
-@asynccontextmanager
-async def running(assembly: Assembly) -> AsyncIterator[LocalWorker]:
-    """Run the engine of a node, and yield its worker."""
-    [member] = [child for child in assembly.tree.children if child.name == "one"]
-    tree = evolve(assembly.tree, children=(evolve(member, needs=()),))
-    async with trio.open_nursery() as nursery:
-        run = partial(supervise, tree, on_event=assembly.on_event, rng=random.Random(0))
-        await nursery.start(lambda task_status: run(task_status=task_status))
-        yield assembly.directory.local["one"]
-        nursery.cancel_scope.cancel()
 
 
 def simulated(assembly: Assembly) -> SimulatedEngine:
@@ -113,7 +97,7 @@ async def test_an_engine_that_stalls_while_idle_is_replaced_within_the_canarys_t
     built: Built, autojump_clock: MockClock
 ) -> None:
     assembly, metrics = built()
-    async with running(assembly) as worker:
+    async with running(assembly, "one") as worker:
         await trio.sleep(24)
         assert count(metrics, ANSWERED) == 2
         first = simulated(assembly)
@@ -137,7 +121,7 @@ async def test_an_engine_that_stalls_while_idle_is_replaced_within_the_canarys_t
 
 async def test_canaries_are_in_no_load_and_no_announcement(built: Built, autojump_clock: MockClock) -> None:
     assembly, metrics = built("simulated.costs.fixed_s = 4.0\n")
-    async with running(assembly) as worker:
+    async with running(assembly, "one") as worker:
         loads = {worker.busy, worker.tokens}
         version = assembly.directory.load_version
         busy = False
@@ -156,7 +140,7 @@ async def test_an_engine_out_of_service_lives_is_not_chosen_says_why_and_has_no_
     built: Built, autojump_clock: MockClock
 ) -> None:
     assembly, metrics = built("simulated.costs.fixed_s = 4.0\n")
-    async with running(assembly) as worker, trio.open_nursery() as nursery:
+    async with running(assembly, "one") as worker, trio.open_nursery() as nursery:
         await trio.sleep(12)
         engine, registration = simulated(assembly), assembly.engines["one"]
         got: list[int] = []

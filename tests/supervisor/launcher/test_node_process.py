@@ -194,26 +194,6 @@ async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_n
     assert [number for number, *_ in watched.signals] == [signal.SIGQUIT, signal.SIGKILL]
 
 
-async def test_a_node_that_is_restarted_before_it_is_up_has_as_long_to_start_again(
-    one: Launcher, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    lives: list[node_process.Life] = []
-
-    async def run_once(_: KeptNode, __: object, life: node_process.Life, on_up: Callable[[], None]) -> None:
-        lives.append(life)
-        await trio.sleep(3.0)
-        if len(lives) == 1:
-            life.restarts, life.reason = True, node_process.RESTARTED
-        else:
-            life.up = life.done = True
-            on_up()
-
-    monkeypatch.setattr(node_process, "_run_once", run_once)
-    node = _node(30.0)
-    await _run_alone(node, one, start_s=4.0)
-    assert (len(lives), node.failures, node.last_failure) == (2, 1, node_process.RESTARTED)
-
-
 async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
     one: Launcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,18 @@ def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None
         preflight.check_can_start(cluster, "a")
 
 
+@pytest.mark.parametrize("key", ["listen", "replay"])
+def test_a_port_for_events_in_use_is_refused_in_one_sentence(written: Written, key: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        addresses = {"listen": 1026, "replay": 1025} | {key: taken.getsockname()[1]}
+        events = ", ".join(f'{name} = "127.0.0.1:{port}"' for name, port in addresses.items())
+        cluster = read_cluster(written(f"{GOOD}events = {{ {events} }}\n[gateway]\nport = 0\n"))
+        with pytest.raises(StartFailed, match=rf"name another as engine\.tiny-0\.events\.{key}"):
+            preflight.check_can_start(cluster, "main")
+
+
 def test_the_engines_of_all_nodes_on_a_host_must_fit_in_its_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = read_cluster(ROOT / "examples" / "disagg.toml")
     monkeypatch.setattr(preflight, "check_port", lambda *_, **__: None)

@@ -141,23 +141,6 @@ async def test_who_waits_for_a_stream_is_not_overtaken_by_who_asks_later(autojum
         ends.check_at_rest()
 
 
-async def test_a_stream_that_is_free_for_who_waits_is_nobody_else_s(autojump_clock: MockClock) -> None:
-    async with linked(count_to_three, streams=1) as ends:
-
-        async def ask_and_open() -> None:
-            async with ends.asker.ask(FlushCache(), 9) as replies:
-                await replies.result()
-                with pytest.raises(Overloaded):
-                    ends.asker.open(FlushCache(), 9)
-
-        for _ in range(12):  # who runs first in a turn is chance
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask_and_open)
-                await wait_all_tasks_blocked()
-                nursery.start_soon(ask, ends.asker)
-        ends.check_at_rest()
-
-
 async def test_an_asker_has_its_answer_in_the_turn_in_which_its_request_leaves(autojump_clock: MockClock) -> None:
     async with hand_written() as other:
 

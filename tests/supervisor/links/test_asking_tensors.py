@@ -335,23 +335,6 @@ async def test_tensors_that_cannot_be_of_a_result_are_a_violation(sent: tuple[Fr
         assert wrong in str(other.ended)
 
 
-@pytest.mark.parametrize(
-    ("request_", "item"),
-    [
-        (GetLoad(), Item(1, b"", 0, 1 << 28)),
-        (Generate("a", [1], Sampling(1)), Item(1, b"", 0, 1 << 28)),
-    ],
-    ids=repr,
-)
-async def test_an_attachment_that_no_answer_has_ends_the_link_before_its_bytes_come(
-    request_: Message, item: Item
-) -> None:
-    async with encoding(request_) as (other, _):
-        await other.send(item)
-        assert isinstance(other.ended, PeerViolation)
-        assert other.link.peer.statistics().receiving_bytes == 0
-
-
 WRONG = (
     evolve(ITEM, digest="xy" * 32),
     evolve(ITEM, grid=(1, 2**40, 2)),

@@ -11,13 +11,11 @@ from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, Pe
 from protocol.frames import Fail
 from protocol.kind import Message
 from protocol.media import Encode
-from protocol.messages import Finished, FinishReason, Generate, Started, Usage
+from protocol.messages import Generate
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,
-    MATCHED_CHARACTERS_MAX,
     PARAM_CHARACTERS_MAX,
-    TOKEN_IDS,
     reply_rules,
     request_error,
 )
@@ -68,26 +66,13 @@ def test_a_node_that_listens_at_every_address_is_dialed_at_its_host(written: Wri
     assert back.links.host == "two"
 
 
-@pytest.mark.parametrize(("streams", "wrong"), [(15, True), (16, False)])
-def test_a_link_has_streams_for_all_slots_behind_it(streams: int, wrong: bool, written: Written) -> None:
-    path = written(text("a:7401", "two", "b:7401") + f"[cluster]\nstreams_max = {streams}\n")
-    if not wrong:
-        read_cluster(path)
-        return
-    ((_, message),) = mistakes(path)
-    assert message == f"cluster.streams_max: is {streams}, and node back has 16 slots to ask for"
-
-
-@pytest.mark.parametrize(("streams", "wrong"), [(16, True), (17, False)])
-def test_a_link_has_streams_for_what_engines_tell_of_their_blocks(streams: int, wrong: bool, written: Written) -> None:
-    by_prefix = text("a:7401", "two", "b:7401").replace("[model.tiny]", '[model.tiny]\npolicy = "kv"')
-    path = written(by_prefix + f"[cluster]\nstreams_max = {streams}\n")
-    if not wrong:
-        read_cluster(path)
-        return
-    ((_, message),) = mistakes(path)
-    what = "16 slots to ask for and 1 of its engines to watch"
-    assert message == f"cluster.streams_max: is {streams}, and node back has {what}"
+@pytest.mark.parametrize("policy", ["least_loaded", "kv"])
+def test_a_link_has_streams_for_all_slots_and_watched_engines_behind_it(policy: str, written: Written) -> None:
+    file = text("a:7401", "two", "b:7401").replace("[model.tiny]", f'[model.tiny]\npolicy = "{policy}"')
+    needed, watched = (17, " and 1 of its engines to watch") if policy == "kv" else (16, "")
+    read_cluster(written(f"{file}[cluster]\nstreams_max = {needed}\n"))
+    ((_, message),) = mistakes(written(f"{file}[cluster]\nstreams_max = {needed - 1}\n"))
+    assert message == f"cluster.streams_max: is {needed - 1}, and node back has 16 slots to ask for{watched}"
 
 
 # What may cross -----------------------------------------------------------------------------
@@ -135,24 +120,3 @@ def test_what_only_a_gateway_may_say_comes_from_no_other_node(code: str) -> None
         assert (error.param, "the key is wrong" in error.detail) == (None, False)
     else:
         assert (error.code, error.param) == (code, "key")
-
-
-@pytest.mark.parametrize(
-    ("result", "wrong"),
-    [
-        (Finished(FinishReason.LENGTH, Usage(3, 4)), None),
-        (Finished(FinishReason.LENGTH, Usage(3, 5)), "a usage"),
-        (Finished(FinishReason.STOP, Usage(3, 4), "x" * MATCHED_CHARACTERS_MAX), None),
-        (Finished(FinishReason.STOP, Usage(3, 4), "x" * (MATCHED_CHARACTERS_MAX + 1)), "a text of 257 characters"),
-        (Finished(FinishReason.STOP, Usage(3, 4), TOKEN_IDS), "a token id"),
-    ],
-    ids=repr,
-)
-def test_a_result_says_nothing_that_cannot_be_of_its_request(result: Finished, wrong: str | None) -> None:
-    rules = reply_rules(generate(tokens_max=4))
-    rules.reply(Started(), 0)
-    if wrong is None:
-        rules.end(result)
-    else:
-        with pytest.raises(PeerViolation, match=wrong):
-            rules.end(result)

@@ -10,10 +10,9 @@ import trio
 from attrs import Factory, define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.errors import LinkLost, PeerLost
-from protocol.frames import VERSION, Hello, KeepAlive, encode
+from protocol.errors import LinkLost
+from protocol.frames import KeepAlive
 from protocol.messages import FlushCache
-from protocol.peer import Peer
 from protocol.text_messages import Text
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
@@ -156,39 +155,3 @@ async def test_an_end_that_stood_still_itself_reads_first_whichever_limit_is_nex
         assert (other.link.lost, other.link.stalled) == (False, True)
         await pass_s(12.5)
         assert other.link.lost
-
-
-@define(eq=False)
-class Pipe:
-    """A transport into which data is put by hand, so that it can arrive in the very turn in which a link ends."""
-
-    channel: tuple[trio.MemorySendChannel[bytes], trio.MemoryReceiveChannel[bytes]] = Factory(
-        lambda: trio.open_memory_channel[bytes](1)
-    )
-
-    async def send_all(self, data: bytes) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def receive_some(self) -> bytes:
-        return await self.channel[1].receive()
-
-
-async def test_data_that_arrives_as_a_stalled_link_ends_makes_nothing_askable_again(autojump_clock: MockClock) -> None:
-    pipe, notices = Pipe(), []
-    link = Link(pipe, Peer("here", serves_max=0), heartbeat=HEARTBEAT, acknowledged_s=lambda: 0.0)
-    link.on_stalled = lambda: notices.append(link.lost)
-
-    async def run() -> None:
-        with pytest.raises(PeerLost):
-            await link.run()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        pipe.channel[0].send_nowait(encode(Hello(VERSION, "there", 8)))
-        await trio.sleep(HEARTBEAT.silent_s + 1)
-        assert link.stalled
-        pipe.channel[0].send_nowait(encode(KeepAlive()))
-        link.abort(PeerLost("as if it were over"))
-    with pytest.raises(LinkLost, match="the link is down"):
-        link.open(FlushCache(), 0)
-    assert notices == [False]

@@ -6,9 +6,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-import trio
 from prometheus_client.parser import text_string_to_metric_families
-from trio.testing import MockClock
 
 from protocol.messages import EngineLoad, Usage
 from protocol.peer import Peer
@@ -57,25 +55,3 @@ def test_a_piece_of_a_scrape_has_few_samples_however_large_the_cluster(metrics: 
     assert {sizes[name] for name in twice} == {2 * len(NODES)}
     assert sizes["gen_ai_server_request_duration_seconds"] == 100 * OF_HISTOGRAM
     assert all(family.documentation and family.type != "unknown" for family in families)
-
-
-async def test_other_tasks_run_and_count_between_any_two_pieces_of_a_scrape(
-    metrics: Metrics, autojump_clock: MockClock
-) -> None:
-    turns = 0
-
-    async def serve() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-            metrics.child_restarted(f"child-{turns}")
-            RoutingMetrics(metrics, "tiny").call_ended(f"new-{turns}/tiny-0", "stop")
-
-    expected = len(list(render(metrics.families(LOADS))))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        text = await metrics.render_in_steps(LOADS)
-        nursery.cancel_scope.cancel()
-    assert turns >= expected - 1 > 100
-    assert text.startswith(b"# HELP ")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,17 +9,16 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, evolve
+from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from protocol.text_messages import Respond, Role, Turn
 from supervisor.cluster import workers
-from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly
-from supervisor.supervision.supervise import supervise
-from tests.rig.assembly import built_assembly
+from tests.supervisor.config.test_load import Written
+from tests.supervisor.engines.test_children_ranks import running
 
 ROOT = Path(__file__).parents[3]
 CLUSTER = f"""
@@ -86,15 +84,9 @@ async def answer(assembly: Assembly, number: int) -> None:
 
 
 async def test_a_plain_request_costs_one_task_and_few_scopes_and_steps(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock, written: Written
 ) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
-    assembly, _ = built_assembly(read_cluster(tmp_path / "cluster.toml"), "main")
-    gateway, *others = assembly.tree.children
-    children = tuple(evolve(child, needs=tuple({*(child.needs or ())} - {gateway.name})) for child in others)
-    tree = evolve(assembly.tree, children=children)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
+    async with running(written, CLUSTER) as (assembly, _):
         for number in range(3):  # the first ones fill caches
             await answer(assembly, 1 + number)
             await wait_all_tasks_blocked()
@@ -105,4 +97,3 @@ async def test_a_plain_request_costs_one_task_and_few_scopes_and_steps(
         assert counts.scopes <= 20 * SCOPES_MAX
         assert counts.steps <= 20 * STEPS_MAX
         assert 0 < counts.loads <= 20 * LOADS_MAX
-        nursery.cancel_scope.cancel()

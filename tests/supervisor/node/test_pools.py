@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import trio
 import trio.testing
-from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.cluster import Leg, PoolState
@@ -19,11 +15,11 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly
 from supervisor.node.pools import service_levels
-from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.pools import PAIRS, WHOLES
 from tests.supervisor.config.test_load import Written
+from tests.supervisor.engines.test_children_ranks import running
 
 SLOTS = "slots = 1\nsimulated.costs.fixed_s = 0.1\n"
 
@@ -36,19 +32,6 @@ def test_the_pools_of_a_file_are_those_of_its_router(written: Written) -> None:
     assert (prefill.priorities, prefill.target_ms) == ({"quick": 2, "cheap": 0}, None)
     assert (decode.priorities, decode.target_ms) == ({"short": 1, "long": 0}, 3.0)
     assert prefill.orders["cheap"] == (prefill.workers["cheap"], prefill.workers["quick"])
-
-
-@asynccontextmanager
-async def running(written: Written, text: str) -> AsyncIterator[tuple[Assembly, Metrics]]:
-    """Run the children of a node but its gateway, which a test calls itself."""
-    assembly, metrics = built_assembly(read_cluster(written(text)), "main")
-    gateway, *others = assembly.tree.children
-    children = tuple(evolve(child, needs=tuple({*(child.needs or ())} - {gateway.name})) for child in others)
-    tree = evolve(assembly.tree, children=children)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: supervise(tree, rng=random.Random(0), task_status=task_status))
-        yield assembly, metrics
-        nursery.cancel_scope.cancel()
 
 
 async def answer(assembly: Assembly, number: int, ttft_ms: float | None = None, tokens_max: int = 5) -> None:

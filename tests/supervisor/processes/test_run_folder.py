@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,40 +145,6 @@ def test_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pyte
         run_folder.run_folder(base, shared_memory.remove),
     ):
         raise AssertionError
-
-
-@pytest.mark.parametrize("gone", ["all", "the base", "the lock"])
-def test_o_a_folder_that_was_cleaned_away_is_made_again_and_is_held(base: Path, gone: str) -> None:
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
-        if gone == "the lock":
-            (folder.path / "lock").unlink()
-        else:
-            shutil.rmtree(base if gone == "the base" else folder.path)
-        folder.restore()
-        assert folder.path.stat().st_mode & 0o777 == 0o700
-        (folder.path / "e1").mkdir()
-        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
-        assert not os.get_inheritable(folder.lock)
-    assert not folder.path.exists()
-
-
-@pytest.mark.parametrize("placed", ["a link", "open to others"])
-def test_what_others_put_in_the_place_of_a_folder_is_neither_taken_nor_emptied(
-    base: Path, tmp_path: Path, placed: str
-) -> None:
-    precious = left(tmp_path, "precious", mode=0o777)
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
-        shutil.rmtree(folder.path)
-        if placed == "a link":
-            precious.chmod(0o700)
-            folder.path.symlink_to(precious)
-        else:
-            precious.rename(folder.path)
-            precious = folder.path
-        assert not folder.is_intact
-        with pytest.raises(OSError, match=r"it is another's|Not a directory|Too many levels"):
-            folder.restore()
-    assert (precious / "e1" / "deep" / "file").exists()
 
 
 def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base: Path) -> None:

@@ -54,21 +54,6 @@ async def test_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slo
         assert b'espalier_clients_dropped_total{reason="unauthenticated"}' in rig.metrics.render({})
 
 
-async def test_the_oldest_unauthenticated_connection_makes_room(rather_slow: MockClock) -> None:
-    async with gateway_rig(connections_max=3) as rig:
-        require_keys(rig)
-        authenticated, old, young = [await rig.client() for _ in range(3)]
-        assert (await authenticated.ask(post(chat("n=1"), **KEY))).status == 200
-        for client in (old, young):
-            await client.send(b"GET /hea")
-        assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
-        assert (await old.reply()).status == 503
-        assert await old.closed()
-        await young.send(head()[8:])
-        assert (await young.reply()).status == 200
-        assert (await authenticated.ask(post(chat("n=1"), **KEY))).status == 200
-
-
 async def test_authenticated_connections_make_no_room(rather_slow: MockClock) -> None:
     async with gateway_rig(connections_max=2) as rig:
         require_keys(rig)

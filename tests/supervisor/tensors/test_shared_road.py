@@ -93,21 +93,6 @@ async def test_large_tensors_of_requests_and_results_do_not_go_through_the_socke
         await near.check_nothing_held()
 
 
-async def test_small_tensors_are_attached_even_beside_large_ones(autojump_clock: MockClock) -> None:
-    shared: list[list[bool]] = []
-
-    async def service(request: Message) -> Message:
-        shared.append([tensor.shared is not None for tensor in request.tensors])
-        raise BadRequest("enough")
-
-    async with near_host(service) as near:
-        media = (pixels(SHARED_BYTES_MIN - 1), pixels(LARGE), pixels().place, pixels(SHARED_BYTES_MIN + 2))
-        with pytest.raises(BadRequest):
-            await ask(near.link, Generate("a", [1], Sampling(1), media=media))
-        assert shared == [[False, True, False, True]]
-        await near.check_nothing_held()
-
-
 async def test_hundreds_of_requests_leave_no_descriptor_and_no_byte(autojump_clock: MockClock) -> None:
     async with near_host(encode_all) as near:
 

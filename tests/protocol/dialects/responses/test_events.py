@@ -155,11 +155,6 @@ def test_a_failed_response_is_marked_incomplete(error: EngineLost | ContextTooLo
     )
 
 
-def test_long_instructions_are_not_repeated() -> None:
-    frames = whole_stream(events_of(instructions="x" * 500_000, input="y" * 500_000), "z")
-    assert max(map(len, frames)) < 2000
-
-
 def test_error_events_have_the_error_and_the_stream_id() -> None:
     assert json.loads(check_error(error_event(BadRequest("no", param="input[0].role"), "main"))) == {
         "type": "error",
@@ -231,20 +226,6 @@ def test_the_first_text_brings_the_events_that_open_its_item(size: int) -> None:
     begin = first.begin()
     assert [*events.begin(), *events.deltas(text)] == [*begin, *first.open(), *opened.deltas(text)]
     assert events.deltas(again) == opened.deltas(again)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, (True, "auto")),
-        ({"parallel_tool_calls": None, "tool_choice": None}, (True, "auto")),
-        ({"parallel_tool_calls": False, "tool_choice": "none"}, (False, "none")),
-        ({"parallel_tool_calls": True, "tool_choice": "auto"}, (True, "auto")),
-    ],
-)
-def test_the_choice_of_tools_is_repeated(fields: dict[str, Any], expected: tuple[bool, str]) -> None:
-    response = check(events_of(**fields).begin()[0])["response"]
-    assert (response["parallel_tool_calls"], response["tool_choice"]) == expected
 
 
 @pytest.mark.parametrize("too_many", [False, True])

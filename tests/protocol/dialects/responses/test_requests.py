@@ -118,8 +118,6 @@ def test_unsupported_values_inside_a_field_are_refused_by_their_path(param: str,
             {"role": "user", "content": "x"},
             {"role": "user", "content": [{"type": "input_file", "file_id": "file-1"}]},
         ]),
-        ("input[0].content[0].type", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
-        ("input[0].content[0].type", [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}]),
     ],
 )  # fmt: skip
 def test_items_and_parts_of_other_types_are_unsupported(param: str, items: Sequence[object]) -> None:

@@ -16,19 +16,14 @@ from tests.rig.dialects import json_values, parse_event
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not JSON"),
         ("{", "not JSON"),
         ("null", "expected a JSON object"),
-        ("[]", "expected a JSON object"),
         ('{"type":"response.create","temperature":NaN}', "not JSON"),
-        ('{"type":"response.create","temperature":Infinity}', "not JSON"),
         ('{"type":"response.create","temperature":1e999}', "not JSON"),
         ('{"type":"response.create","seed":' + "9" * 5000 + "}", "not JSON"),
         ('{"a":' + "[" * 10_000, "nested too deeply"),
-        ('{"a":' * 10_000, "nested too deeply"),
         ('{"a":' * 100_000, "more than 32768 lists, objects and keys"),
         ('{"type":"response.create","model":"m","input":"\\ud800"}', "surrogate"),
-        ('{"type":"response.create","model":"m","input":"\\udc00 and more"}', "surrogate"),
         ('{"\\ud800 and more":1}', "surrogate"),
         ('{"type":"response.create","model":"m","input":"\ud800"}', "UTF-8"),
         ('{"type":"response.create","model":"m","input":"\x00"}', "not JSON"),
@@ -95,15 +90,3 @@ def test_any_json_is_answered_or_refused(value: object) -> None:
             if isinstance(result, Create):
                 respond = to_respond(result, request_id=ID)
                 assert msgspec.msgpack.decode(msgspec.msgpack.encode(respond), type=Respond) == respond
-
-
-@settings(deadline=None)
-@given(st.text() | st.text(st.sampled_from('{}[]",:\\ud8e1tfnr0')))
-def test_any_text_is_refused(text: str) -> None:
-    with pytest.raises(RequestError):
-        parse_event(text)
-
-
-def test_what_is_included_is_limited_so_that_its_mistakes_take_no_time() -> None:
-    refused(Unsupported, "include[0]", include=["x"] * 64)
-    refused(BadRequest, "include", include=["x"] * 65)
