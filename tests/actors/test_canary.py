@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from math import inf
@@ -36,7 +36,6 @@ from actors.kit.groups import first_of
 from protocol.cluster import Leg
 from protocol.errors import (
     ActorError,
-    DeadlineExceeded,
     EngineDied,
     EngineLost,
     EngineRefused,
@@ -47,7 +46,7 @@ from protocol.media import MediaForm, MediaInfo
 from protocol.messages import NO_PARTNER, EngineLoad, Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.tensors import Dtype
 from tests.rig.calls import AnyAddress, priority_inbox
-from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate, near_engine
+from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
 from tests.rig.scheduler import sweep
 from tests.rig.tasks import append_result
 from tests.system.simulator import counting, tasks
@@ -146,15 +145,6 @@ async def test_an_idle_engine_is_asked_again_and_again_and_a_busy_one_never(auto
         assert system.slots.free.value == 1, "decode holds one in advance"
 
 
-async def test_requests_one_after_the_other_keep_canaries_away(autojump_clock: MockClock) -> None:
-    async with watched() as system:
-        for number in range(20):
-            await system.ask(generate(f"r{number}"))
-            await trio.sleep(6)
-        assert system.observer.outcomes == []
-        assert submitted(system.engine) == [f"r{number}" for number in range(20)]
-
-
 def test_a_canary_is_a_short_request_of_nobodys_that_shares_no_cache() -> None:
     info = Costs().info
     first, second = (canary_request(info, name, f"salt {name}", 7) for name in "ab")
@@ -247,12 +237,6 @@ class Answering(FakeEngine):
             "its canary failed: engine_refused: no",
             EngineStuck,
         ),
-        (
-            Answering(lambda _: None, refuses=DeadlineExceeded("late")),
-            "its canary failed: deadline_exceeded: late",
-            EngineStuck,
-        ),
-        (Answering(lambda answer: answer.fail(EngineLost(""))), "the engine is lost", EngineDied),
         (Answering(lambda _: None, refuses=EngineLost("")), "the engine is lost", EngineDied),
     ],
 )
@@ -325,17 +309,6 @@ async def test_a_canary_whose_slot_is_kept_is_a_stuck_slot_like_any_other(autoju
         assert [outcome for _, outcome in system.observer.outcomes][:2] == [YIELDED, ANSWERED]
 
 
-async def test_an_engine_that_keeps_a_canary_beyond_all_patience_is_replaced(autojump_clock: MockClock) -> None:
-    async with watched(FakeEngine(Costs(slots=1, step_s=4, stuck=True)), slots=1) as system:
-        await trio.sleep(11)
-        with trio.move_on_after(60), suppress(RequestError):
-            await system.ask(generate("r1"))
-        await trio.sleep(1)
-        assert str(error_of(system)).startswith("1 requests kept their slots for 5")
-        assert system.slots.probe is None
-        assert [outcome for _, outcome in system.observer.outcomes] == [FAILED]
-
-
 async def test_a_request_that_waits_for_a_slot_of_a_canary_may_leave(autojump_clock: MockClock) -> None:
     async with watched(FakeEngine(Costs(slots=1, step_s=4, release_s=2)), slots=1) as system:
         await trio.sleep(11)
@@ -345,16 +318,6 @@ async def test_a_request_that_waits_for_a_slot_of_a_canary_may_leave(autojump_cl
         assert "submit r1" not in system.engine.log
         assert len(await system.ask(generate("r2"))) == 3
         assert not system.raised
-
-
-async def test_a_request_that_waits_for_a_slot_of_a_canary_has_its_deadline(autojump_clock: MockClock) -> None:
-    deadlines = evolve(DEADLINES, first_token_s=3, release_s=10)
-    engine = FakeEngine(Costs(slots=1, step_s=4, release_s=8))
-    async with watched(engine, slots=1, deadlines=deadlines) as system:
-        await trio.sleep(11)
-        with pytest.raises(DeadlineExceeded, match="3 s to its first token"):
-            await system.ask(generate("r1"))
-        assert trio.current_time() == 14
 
 
 # Out of service ----------------------------------------------------------------------------
@@ -442,10 +405,3 @@ async def leave_one(_: random.Random, step: int) -> bool:
 
 def test_a_request_that_comes_at_any_step_of_a_canary_is_answered() -> None:
     sweep(leave_one, steps_min=12)
-
-
-async def test_the_body_of_a_probe_has_the_answer_of_the_engine_itself(autojump_clock: MockClock) -> None:
-    async with near_engine(Costs(slots=1)) as engine:
-        generation = engine.submit(canary_request(engine.info, "a", "b", 1))
-        assert [type(reply) async for reply in generation] == [Started, Tokens]
-        assert await generation.result() == Finished(FinishReason.LENGTH, Usage(1, 1))

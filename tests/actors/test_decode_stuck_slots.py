@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
@@ -13,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.port import Generation
-from actors.engines.slots import Deadlines, SlotObserver, Slots
+from actors.engines.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from actors.kit.fast_path import FastPath
 from actors.routing.route import FailoverLimits
@@ -25,7 +24,7 @@ from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
-from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, generate, routed
+from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, routed
 from tests.rig.router import ask as route
 from tests.rig.tasks import append_result, call_later
 
@@ -118,48 +117,6 @@ async def test_an_engine_that_answers_no_request_is_at_fault(autojump_clock: Moc
     assert trio.current_time() == 65
 
 
-async def test_where_only_one_request_stands_still_it_ends_in_its_own_deadline(autojump_clock: MockClock) -> None:
-    async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
-        await expect(DeadlineExceeded, worker, wanted_of("bad"))
-        assert trio.current_time() == 65
-        worker.engine.healed.set()
-
-
-async def test_tokens_from_a_stuck_slot_are_dropped_after_its_request_has_ended(autojump_clock: MockClock) -> None:
-    async with working(engine=Hanging("bad"), slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
-        replies: list[Any] = []
-        with pytest.raises(DeadlineExceeded):
-            async with worker.address.ask(wanted_of("bad"), 3) as answer:
-                await answer.relay(replies.append)
-        worker.engine.hung["bad"].put(Tokens((1,)))
-        assert (replies, answer.credit) == ([], 3)
-        worker.engine.healed.set()
-
-
-async def test_an_observer_gets_the_number_of_stuck_slots(autojump_clock: MockClock) -> None:
-    observed = []
-
-    class RecordingObserver(SlotObserver):
-        def stuck(self, slots: int) -> None:
-            observed.append((trio.current_time(), slots))
-
-    engine, (address, inbox) = Hanging("a", "b"), priority_inbox(2, lambda _: 0)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(engine.run)
-        await nursery.start(decode, inbox, [Slots(engine, 8, DEADLINES, RecordingObserver())])
-        for name in "ab":
-            with trio.move_on_after(1):
-                async with address.ask(wanted_of(name), 3) as replies:
-                    await replies.result()
-        await trio.sleep(10)
-        engine.healed.set()
-        await trio.sleep(5)
-        nursery.cancel_scope.cancel()
-    assert observed == [(6, 1), (7, 2), (12, 1), (12, 0)]
-
-
 # Behind a router --------------------------------------------------------------------------
 
 
@@ -228,14 +185,6 @@ async def test_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(a
         assert [len(each.asked) for each in prefills] == [1, 1, 0, 0]
 
 
-async def test_legs_that_let_go_count_for_nothing(autojump_clock: MockClock) -> None:
-    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=0.2) for n in range(4)]
-    decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(3)]
-    async with routed(*prefills, *decodes, Fake("d", leg=Leg.DECODE)) as rig:
-        got = await route(rig, generate(tokens_max=5))
-        assert got.finished.usage.completion_tokens == 5
-
-
 async def test_a_request_that_stands_still_while_others_go_on_was_preempted(autojump_clock: MockClock) -> None:
     async with working(slots=8, deadlines=DEADLINES) as worker, trio.open_nursery() as nursery:
         nursery.start_soon(ask, worker, wanted_of("good", tokens_max=100))
@@ -259,16 +208,3 @@ async def test_tokens_that_skip_the_decode_count_as_progress_of_the_others(autoj
         await expect(Preempted, worker, wanted_of("bad", tokens_max=50))
         assert trio.current_time() == 38
     assert len(texts) == 99, "the first token goes the general way"
-
-
-async def test_a_silent_engine_has_preempted_no_request(autojump_clock: MockClock) -> None:
-    async with working(slots=8, deadlines=DEADLINES) as worker:
-
-        async def stop() -> None:
-            await trio.sleep(3.5)
-            worker.engine.scheduler.silent |= worker.engine.scheduler.running.keys()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop)
-            for name in "ab":
-                nursery.start_soon(expect, DeadlineExceeded, worker, wanted_of(name, tokens_max=50))

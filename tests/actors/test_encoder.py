@@ -19,12 +19,10 @@ from actors.engines.embedding_cache import EmbeddingCache
 from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
 from actors.engines.encodings import Encodings, EncodingsStatistics
 from actors.engines.simulated.faults import Faults
-from actors.vision.layout import PixelLimits, VisionLayout
 from protocol.errors import (
     BadRequest,
     DeadlineExceeded,
     EngineDied,
-    EngineLost,
     EngineRefused,
     EngineStuck,
     InternalError,
@@ -107,22 +105,6 @@ async def test_an_item_that_cannot_be_encoded_reaches_no_engine(
         await rig.ask("b")
 
 
-async def test_pixels_that_do_not_make_the_grid_are_refused_with_both(autojump_clock: MockClock) -> None:
-    limits = PixelLimits(28 * 28, 28 * 28 * 256)
-    layout = VisionLayout(14, 2, 2, limits, limits)
-    async with encoder_rig(layout=layout) as rig:
-        await rig.ask("a")
-        with pytest.raises(
-            BadRequest, match=r"1 x 56 x 56 pixels make a grid of \(1, 4, 4\) patches, .* states \(1, 2, 8\)"
-        ):
-            await rig.ask(evolve(image("b"), grid=(1, 2, 8)))
-        two = Tensor(Dtype.UINT8, (2, 56, 28, 3), image("c").data.data)
-        with pytest.raises(BadRequest, match="2 x 56 x 28 pixels"):
-            await rig.ask(evolve(image("c"), data=two))
-        with pytest.raises(BadRequest, match=r"4 x 56 x 56 pixels make .*, and the video states \(2, 4, 4\)"):
-            await rig.ask(video())
-
-
 FINE = Tensor(Dtype.BFLOAT16, (4, 8), memoryview(bytes(64)))
 
 
@@ -156,24 +138,6 @@ async def test_what_is_not_the_embeddings_of_an_item_fails_it_alone_with_both_nu
 async def failing(rig: EncoderRig, name: str, reason: str, error: type[RequestError] = InternalError) -> None:
     with pytest.raises(error, match=reason):
         await rig.ask(name)
-
-
-@pytest.mark.parametrize("number", [0, 1, 3])
-async def test_too_few_or_too_many_outcomes_fail_a_batch(number: int, autojump_clock: MockClock) -> None:
-    async with encoder_rig(engine := EncoderByHand()) as rig, trio.open_nursery() as nursery:
-        for name in "ab":
-            nursery.start_soon(failing, rig, name, f"returned {number} outcomes for 2 items")
-        await trio.sleep(1)
-        engine.end(BatchEncoded((EncodedItem(FINE),) * number))
-
-
-async def test_numbers_that_are_none_are_the_engines_to_know(autojump_clock: MockClock) -> None:
-    async with encoder_rig(engine := EncoderByHand()) as rig, trio.open_nursery() as nursery:
-        nursery.start_soon(rig.ask, "a")
-        await trio.sleep(1)
-        engine.end(BatchEncoded((EncodedItem(evolve(FINE, data=memoryview(b"\xff" * 64))),)))
-        await trio.sleep(1)
-        assert bytes(rig.results["a"].item.data.data) == b"\xff" * 64
 
 
 async def test_an_item_that_the_engine_refuses_fails_alone(autojump_clock: MockClock) -> None:
@@ -220,13 +184,6 @@ async def test_a_batch_of_enough_tokens_does_not_wait_and_takes_no_more(autojump
         assert rig.times == {"a": 1, "b": 1, "c": 2}
 
 
-async def test_an_item_larger_than_a_batch_is_a_batch_alone(autojump_clock: MockClock) -> None:
-    async with encoder_rig(batch_wait_s=0.5, batch_tokens_max=3) as rig:
-        await arrive(rig, (0, "a"), (0, "b"))
-        assert rig.names == ["a", "b"]
-        assert rig.times == {"a": 1, "b": 2}
-
-
 async def test_a_batch_has_no_more_bytes_than_can_be_sent(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,24 +212,6 @@ async def test_an_item_with_which_an_encoder_was_lost_is_a_batch_alone(autojump_
             await wait_all_tasks_blocked()
         await trio.sleep(6)
         assert rig.names[4:] == ["e", "fg"]
-
-
-async def test_the_most_urgent_item_is_next_although_it_came_last(autojump_clock: MockClock) -> None:
-    async with encoder_rig(batch_max=1, batch_wait_s=0) as rig, trio.open_nursery() as nursery:
-        for name, priority in (("a", 0), ("b", 0), ("c", 1), ("d", 2)):
-            nursery.start_soon(partial(rig.ask, name, priority=priority))
-            await wait_all_tasks_blocked()
-        await trio.sleep(5)
-        assert rig.names == ["a", "d", "c", "b"]
-
-
-async def test_owners_take_turns(autojump_clock: MockClock) -> None:
-    async with encoder_rig(batch_max=1, batch_wait_s=0) as rig, trio.open_nursery() as nursery:
-        for name, owner in (("a", "x"), ("b", "x"), ("c", "x"), ("d", "y"), ("e", "z"), ("f", "y")):
-            nursery.start_soon(partial(rig.ask, name, owner=owner))
-            await wait_all_tasks_blocked()
-        await trio.sleep(7)
-        assert rig.names == ["a", "b", "d", "e", "c", "f"]
 
 
 async def test_calls_beyond_the_slots_wait_where_they_can_be_taken_elsewhere(autojump_clock: MockClock) -> None:
@@ -332,24 +271,6 @@ async def test_another_item_with_the_same_digest_is_refused_with_both_numbers(
         assert alike(rig.results["a"].item, await embedded(image("a")))
 
 
-async def test_the_least_recently_used_embeddings_make_room(autojump_clock: MockClock) -> None:
-    async with encoder_rig(batch_wait_s=0, cache_bytes_max=3 * 64 + 63) as rig:
-        for name in "abc":
-            await rig.ask(name)
-        await rig.ask("a")
-        await rig.ask("d")
-        assert (len(rig.cache), rig.cache.kept_bytes, rig.cache.evictions) == (3, 192, 1)
-        assert [(await rig.ask(name)).cached for name in "acd"] == [True, True, True]
-        assert not (await rig.ask("b")).cached
-
-
-async def test_what_is_larger_than_the_cache_is_answered_and_not_kept(autojump_clock: MockClock) -> None:
-    async with encoder_rig(batch_wait_s=0, cache_bytes_max=63) as rig:
-        assert not (await rig.ask("a")).cached
-        assert not (await rig.ask("a")).cached
-        assert (len(rig.cache), rig.cache.kept_bytes) == (0, 0)
-
-
 async def test_an_item_that_another_owner_wants_does_not_wait_for_the_first_ones_turn(
     autojump_clock: MockClock,
 ) -> None:
@@ -401,14 +322,6 @@ async def test_an_item_whose_asker_leaves_before_its_batch_is_not_encoded(autoju
         assert rig.observer.requests == ["image left", "image encoded"]
 
 
-async def test_the_wait_for_others_is_counted_from_those_that_are_left(autojump_clock: MockClock) -> None:
-    async with encoder_rig() as rig, asking(rig, ("a", "1")) as scopes:
-        await trio.sleep(0.25)
-        async with asking(rig, ("b", "2")):
-            scopes["1"].cancel()
-        assert rig.times == {"2": 1.75}
-
-
 async def test_the_work_ends_only_when_the_last_who_wants_it_leaves(autojump_clock: MockClock) -> None:
     async with encoder_rig() as rig:
         async with asking(rig, ("a", "1"), ("a", "2"), ("a", "3")) as scopes:
@@ -451,17 +364,6 @@ async def test_an_item_whose_batch_goes_on_is_kept_although_its_own_asker_has_le
             await trio.sleep(0.75)
             scopes["1"].cancel()
         assert (await rig.ask("a")).cached
-
-
-async def test_an_item_of_an_aborted_batch_is_encoded_anew(autojump_clock: MockClock) -> None:
-    async with encoder_rig() as rig:
-        async with asking(rig, ("a", "1")) as scopes:
-            await trio.sleep(0.75)
-            scopes["1"].cancel()
-        result = await rig.ask("a", "again")
-        assert not result.cached
-        assert rig.names == ["a", "a"]
-        assert rig.times == {"again": 2.5}
 
 
 async def test_a_slot_is_free_when_the_engine_holds_nothing_of_its_item(autojump_clock: MockClock) -> None:
@@ -568,19 +470,6 @@ async def test_an_engine_that_keeps_a_batch_is_stuck(autojump_clock: MockClock) 
     assert trio.current_time() == 7.5
 
 
-async def test_an_engine_that_keeps_an_aborted_batch_is_stuck_as_well(autojump_clock: MockClock) -> None:
-    engine = noting_encoder()
-    with pytest.raises(ExceptionGroup) as caught:
-        async with encoder_rig(engine, batch_s=4, release_s=3) as rig:
-            engine.inject(Faults(stuck=1.0))
-            async with asking(rig, ("a", "1")) as scopes:
-                await trio.sleep(0.75)
-                scopes["1"].cancel()
-            await trio.sleep(60)
-    assert caught.group_contains(EngineStuck)
-    assert trio.current_time() == 0.5 + 4 + 3
-
-
 async def test_an_engine_that_is_lost_fails_its_calls_and_its_actor(autojump_clock: MockClock) -> None:
     """Only those that were in its batch may be why: they are encoded alone from then on."""
     engine, failed = EncoderByHand(), dict[str, str]()
@@ -622,14 +511,3 @@ async def test_a_call_whose_trace_is_sampled_is_logged(
     (record,) = [record for record in caplog.records if record.message == "encoding ended"]
     logged = {name: getattr(record, name) for name in ("request_id", "outcome", "duration_s")}
     assert logged == {"request_id": "first", "outcome": "ended", "duration_s": 1.5}
-
-
-async def test_a_batch_that_the_engine_does_not_take_fails(autojump_clock: MockClock) -> None:
-    engine = EncoderByHand(refuses=EngineLost("it is gone"))
-    async with encoder_rig(engine) as rig:
-        await failing(rig, "a", "it is gone", EngineLost)
-        engine.refuses = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(rig.ask, "a")
-            await trio.sleep(1)
-            engine.end(BatchEncoded((EncodedItem(FINE),)))

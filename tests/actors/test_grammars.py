@@ -127,15 +127,6 @@ async def test_a_check_without_askers_is_cancelled(autojump_clock: MockClock) ->
         assert rig.outcomes[0] == ("left", pytest.approx(1.5))
 
 
-async def test_owners_take_turns_and_those_of_one_are_in_order(autojump_clock: MockClock) -> None:
-    async with running(checks_max=1) as rig, trio.open_nursery() as nursery:
-        for text, owner in (("a0 1", "a"), ("a1 1", "a"), ("a2 1", "a"), ("b0 1", "b"), ("c0 1", "c"), ("b1 1", "b")):
-            nursery.start_soon(rig.check, text, owner)
-            await trio.testing.wait_all_tasks_blocked()
-        await trio.sleep(7)
-        assert rig.checker.begun == ["a0", "a1", "b0", "c0", "a2", "b1"]
-
-
 async def test_requests_for_the_same_check_share_it_until_the_last_has_left(autojump_clock: MockClock) -> None:
     async with running() as rig:
         async with trio.open_nursery() as nursery:
@@ -156,16 +147,6 @@ async def test_requests_for_the_same_check_share_it_until_the_last_has_left(auto
         await trio.testing.wait_all_tasks_blocked()
         assert rig.checker.running == []
         assert rig.checker.begun == ["shared"]
-
-
-async def test_too_many_that_wait_are_refused_at_once(autojump_clock: MockClock) -> None:
-    async with running(checks_max=1, waiting_max=2) as rig, trio.open_nursery() as nursery:
-        for number in range(3):
-            nursery.start_soon(rig.check, f"g{number} 5")
-            await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(Overloaded):
-            await rig.check("one too many 1")
-        await trio.sleep(20)
 
 
 async def test_one_owners_crowd_makes_room_in_a_full_line_for_another(autojump_clock: MockClock) -> None:

@@ -26,13 +26,12 @@ from actors.media import (
 )
 from actors.vision.jobs import ImageFacts
 from actors.vision.planning import Plan
-from protocol.errors import BadRequest, DeadlineExceeded, NotReady, Overloaded, RequestError, TooLarge, Unsupported
+from protocol.errors import BadRequest, DeadlineExceeded, Overloaded, RequestError, TooLarge
 from protocol.media import Media, MediaForm, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import Dtype, Tensor
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.vision import LAYOUT
 
-MIB = 1024 * 1024
 LIMITS = PreparationLimits(
     items_max=4,
     tokens_max=1_000,
@@ -207,33 +206,12 @@ async def test_an_item_that_fails_ends_the_others_and_is_named(part: str, autoju
         assert [outcome for _, outcome, _ in rig.outcomes] == ["invalid_request"]
 
 
-async def test_an_error_of_the_server_names_no_field(autojump_clock: MockClock) -> None:
-    async with running(ports=Ports(errors={"decode": NotReady("the decoders are starting")})) as rig:
-        with pytest.raises(NotReady) as caught:
-            await rig.ask("a")
-        assert caught.value.param is None
-
-
 async def test_every_url_is_checked_before_any_is_opened(autojump_clock: MockClock) -> None:
     async with running() as rig:
         with pytest.raises(BadRequest, match="does not fetch from there") as caught:
             await rig.ask("a", "forbidden")
         assert caught.value.param == "content[1]"
         assert rig.ports.begun == []
-
-
-async def test_a_bug_of_a_port_fails_its_request_and_nothing_else(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Broken(Ports):
-        async def inspect(self, content: FakeContent, modality: Modality) -> Any:
-            raise KeyError("a bug")
-
-    async with running(ports=Broken()) as rig:
-        with pytest.raises(RequestError) as caught:
-            await rig.ask("a")
-        assert caught.value.code == "internal"
-        assert [outcome for _, outcome, _ in rig.outcomes] == ["internal"]
 
 
 # Limits ---------------------------------------------------------------------------------------
@@ -265,23 +243,6 @@ async def test_more_tokens_than_a_request_may_have_are_refused_before_they_are_d
             await rig.ask("a", "b", "c")
         assert caught.value.param == "content[2]"
         assert not [name for name in rig.ports.begun if name.startswith("decode")]
-
-
-async def test_a_model_that_takes_none_is_refused(autojump_clock: MockClock) -> None:
-    async with running() as rig:
-        items = (Media(Modality.IMAGE, "a"),)
-        with pytest.raises(Unsupported, match="the model blind takes no images"):
-            async with rig.address.ask(PrepareMedia("1", "blind", items), 1) as answer:
-                await answer.result()
-    without_videos = evolve(LAYOUT, video_token=None)
-    async with running() as rig:
-        rig.preparations.layouts = {"seeing": without_videos}
-        with pytest.raises(Unsupported, match="takes no videos") as caught:
-            async with rig.address.ask(
-                PrepareMedia("1", "seeing", (Media(Modality.VIDEO, "a", param="v"),)), 1
-            ) as answer:
-                await answer.result()
-        assert caught.value.param == "v"
 
 
 async def test_what_does_not_fit_into_memory_waits_for_the_leases_of_others(autojump_clock: MockClock) -> None:

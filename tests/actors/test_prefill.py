@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from actors.engines.simulated.spec import BOOTSTRAP
 from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.cluster import Leg
-from protocol.errors import BadRequest, EngineDied, EngineLost
+from protocol.errors import EngineDied, EngineLost
 from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
@@ -108,31 +107,6 @@ async def test_leaving_aborts_the_prompt_and_frees_the_slot(autojump_clock: Mock
         with trio.fail_after(2):
             await ask(workers.prefill, met("b", 3))
         legs.cancel_scope.cancel()
-
-
-async def test_a_request_without_a_rendezvous_is_refused_alone(autojump_clock: MockClock) -> None:
-    async with pair() as workers:
-        with pytest.raises(BadRequest, match="rendezvous"):
-            await ask(workers.prefill, generate("a", 16))
-        _, finished = await ask(workers.prefill, met("b", 1))
-        assert finished.usage.completion_tokens == 1
-
-
-async def test_prompts_wait_for_slots_alone_and_the_most_urgent_goes_first(autojump_clock: MockClock) -> None:
-    began: list[str] = []
-
-    async def ask_for(workers: Pair, name: str, **more: int) -> None:
-        await ask(workers.prefill, met(name, len(name), **more))
-        began.append(name)
-
-    async with pair(slots=2) as workers:
-        async with trio.open_nursery() as legs:
-            for name, priority in (("a", 0), ("bb", 0), ("ccc", 0), ("dddd", 1)):
-                legs.start_soon(partial(ask_for, workers, name, prompt=200, priority=priority))
-                await wait_all_tasks_blocked()
-            assert workers.prefill.inbox.waiting == (2, 0)  # type: ignore[attr-defined]
-            assert (await workers.prefill_engine.load()).running == 2, "however long the prompts are"
-        assert began[2:] == ["dddd", "ccc"]
 
 
 async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock: MockClock) -> None:

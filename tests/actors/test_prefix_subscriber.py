@@ -22,7 +22,7 @@ from actors.prefix_subscriber import (
 from actors.routing.prefix_index import BLOCKS_MAX, PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.kind import Message
-from protocol.kv_events import HASHES_MAX, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
+from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from protocol.messages import Done, EngineInfo
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -147,19 +147,6 @@ async def test_the_index_follows_every_worker(autojump_clock: MockClock) -> None
         assert blocks(subscriber, first) == {1, 3}
 
 
-async def test_each_rank_of_a_known_worker_has_a_bit_before_its_first_block(autojump_clock: MockClock) -> None:
-    known = FakeWorker("n/a", info=evolve(memory(64), ranks=2, data_parallel=2))
-    async with subscribed(known, FakeWorker("n/b")) as (subscriber, _):
-        for _ in range(2):
-            await trio.sleep(1)
-            match = subscriber.index.match([1])
-            bits = [match.bit("n/a", 0), match.bit("n/a", 1)]
-            assert len({*bits, 0}) == 3, bits
-            assert not match.bit("n/a", 2)
-            assert not match.bit("n/b"), "how many ranks it has is not known"
-            known.log.apply([BlockEvent(CLEARED, 0), BlockEvent(CLEARED, 1)])
-
-
 async def test_a_worker_that_comes_back_goes_on_where_it_was(autojump_clock: MockClock) -> None:
     worker = FakeWorker("n/a")
     store(worker.log, 1, 2)
@@ -236,36 +223,6 @@ async def test_lost_repeated_and_reordered_events_heal(seed: int, autojump_clock
         assert blocks(subscriber, worker) == told(worker.log)
 
 
-@pytest.mark.parametrize(
-    "lie",
-    [
-        BlockEvents("", 5, ()),
-        BlockEvents("first life", -5, ()),
-        BlockEvents("first life", 5, (BlockEvent(STORED, -1, (1,)),)),
-        BlockEvents("first life", 5, (BlockEvent(STORED, 0, tuple(range(HASHES_MAX + 1))),)),
-    ],
-)
-async def test_a_worker_that_sends_what_cannot_be_is_forgotten_and_asked_less_and_less(
-    lie: BlockEvents, autojump_clock: MockClock
-) -> None:
-    liar, honest = FakeWorker("n/liar"), FakeWorker("n/honest")
-    store(liar.log, 1)
-    store(honest.log, 2)
-    async with subscribed(liar, honest) as (subscriber, _):
-        await trio.sleep(1)
-        assert blocks(subscriber, liar) == {1}
-        liar.spoil = lambda _: [lie]
-        store(liar.log, 3)
-        await trio.sleep(1)
-        assert (blocks(subscriber, liar), blocks(subscriber, honest)) == (set(), {2})
-        asked = len(liar.asked)
-        await trio.sleep(60)
-        assert len(liar.asked) - asked < 12
-        liar.spoil = lambda events: [events]
-        await trio.sleep(20)
-        assert blocks(subscriber, liar) == {1, 3}
-
-
 async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clock: MockClock) -> None:
     worker = FakeWorker("n/a", down=True)
     subscriber = PrefixSubscriber(FakeMembers([worker], unaware=True), PrefixIndex(), lambda: True)
@@ -300,13 +257,6 @@ async def test_all_blocks_of_a_large_cache_fit_the_credit_of_one_question(
         await trio.sleep(10)
         assert subscriber.unknown == set()
         assert len(worker.asked) == 1
-
-
-async def test_a_worker_that_ends_every_answer_at_once_is_asked_less_and_less(autojump_clock: MockClock) -> None:
-    worker = FakeWorker("n/a", spoil=lambda events: [evolve(events, reset=False)])  # never all of its blocks
-    async with subscribed(worker):
-        await trio.sleep(600)
-    assert 50 < len(worker.asked) < 80
 
 
 async def test_nobody_is_watched_while_the_policy_needs_no_index(autojump_clock: MockClock) -> None:

@@ -17,7 +17,7 @@ from actors.processor import STOP_CHARACTER_WORK, processor
 from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopStrings
-from protocol.errors import BadRequest, ContextTooLong, EngineLost, NotReady, StartFailed
+from protocol.errors import BadRequest, ContextTooLong, NotReady, StartFailed
 from protocol.messages import FinishReason, Started, Usage
 from protocol.model_folder import FILES
 from protocol.text_messages import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
@@ -158,26 +158,10 @@ async def test_what_the_engine_could_not_take_is_refused_by_the_clients_name(
         assert (await ask(address, respond()))[0][-1] == ChoiceEnded(FinishReason.STOP)
 
 
-async def test_the_last_token_that_fits_fits(autojump_clock: MockClock) -> None:
-    prompt = len(TINY.encode(respond("n=999").turns))
-    async with running() as address:
-        replies, answered = await ask(address, respond("n=999", tokens_max=MOST - prompt))
-        assert answered.usage.completion_tokens == MOST - prompt
-        assert replies[-1] == ChoiceEnded(FinishReason.LENGTH)
-        with pytest.raises(ContextTooLong):
-            await ask(address, respond("n=999", tokens_max=MOST - prompt + 1))
-
-
 async def test_before_the_first_engine_nothing_is_ready(autojump_clock: MockClock) -> None:
     async with running(limits=None) as address:
         with pytest.raises(NotReady, match="no engine has been ready"):
             await ask(address, respond())
-
-
-def test_the_bytes_of_all_tokens_are_computed_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load_with_fixed_clock(CONTENTS)
-    monkeypatch.setattr("actors.text.model.token_data", None)  # it takes long
-    assert b"".join(model.data(token) for token in TINY.encode_text("The oak, wörld")) == "The oak, wörld".encode()
 
 
 async def test_a_prompt_is_never_shortened_in_silence() -> None:
@@ -242,11 +226,6 @@ def test_of_several_templates_the_default_one_counts() -> None:
     assert load_with_fixed_clock(files).prompt(respond().turns) == "yes"
 
 
-@pytest.mark.parametrize("template", ["{{ lipsum.__globals__ }}", "{{ raise_exception.__globals__ }}"])
-def test_a_template_sees_nothing_of_the_program(template: str) -> None:
-    assert load_with_fixed_clock(CONTENTS, template).prompt(respond().turns) == ""
-
-
 @pytest.mark.parametrize(
     ("contents", "template", "reason"),
     [
@@ -290,23 +269,6 @@ async def test_a_stop_string_ends_the_workers_call_at_once(autojump_clock: MockC
     prompt = replies[0].prompt_tokens
     assert replies[-1] == ChoiceEnded(FinishReason.STOP, matched="is old")
     assert answered == Answered(Usage(prompt, 5))
-
-
-async def test_a_stop_token_ends_the_workers_call_at_once(autojump_clock: MockClock) -> None:
-    from tests.rig.gateway import ids
-
-    worker = Worker()
-    async with running(worker) as address:
-        replies, answered = await ask(address, respond("n=80 s=1", stop_token_ids=(ids(" is")[0],)))
-        assert (trio.current_time(), worker.running) == (3, 0)
-    assert text(replies) == "The oak"
-    assert (replies[-1].matched, answered.usage.completion_tokens) == (ids(" is")[0], 3)
-
-
-async def test_an_engine_that_dies_fails_the_answer(autojump_clock: MockClock) -> None:
-    async with running() as address:
-        with pytest.raises(EngineLost):
-            await ask(address, respond("n=9 fail=2"))
 
 
 async def test_leaving_ends_the_workers_call_at_once(autojump_clock: MockClock) -> None:

@@ -17,9 +17,8 @@ from actors.processor import processor
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
 from actors.vision.preparation import Vision, embeddings_budget
-from protocol.errors import BadRequest, ContextTooLong, InternalError, RequestError, TooLarge, Unsupported
+from protocol.errors import BadRequest, ContextTooLong, RequestError, TooLarge, Unsupported
 from protocol.media import Media, MediaForm, MediaItem
-from protocol.messages import Generate
 from protocol.tensors import BYTES, Dtype, Tensor
 from protocol.text_messages import Accepted, Respond, Role, Turn
 from tests.rig.calls import AnyAddress, mailbox
@@ -100,24 +99,6 @@ async def test_an_engine_gets_each_item_with_its_embeddings_and_a_place_for_each
     assert (media.held, media.asked[0].model, media.asked[0].media) == (0, "tiny", parts)
 
 
-async def test_pixels_are_held_until_they_are_encoded_and_no_longer(autojump_clock: MockClock) -> None:
-    held: list[tuple[float, int]] = []
-    media = FakeMedia()
-
-    class Watching(Worker):
-        def ask(self, request: Generate, credit: int) -> Any:
-            held.append((trio.current_time(), media.held))
-            return super().ask(request, credit)
-
-    async def watch(respond: Respond, items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-        held.append((trio.current_time(), media.held))
-        return await encode(respond, items)
-
-    async with running(Watching(), media, watch) as address:
-        await ask(address, respond(seeing(image("a"))))
-    assert held == [(0, 1), (1, 0)]
-
-
 async def test_an_engine_that_computes_with_pixels_has_them_until_the_answer_is_whole(
     autojump_clock: MockClock,
 ) -> None:
@@ -157,14 +138,6 @@ async def test_turns_that_are_left_out_take_their_images_with_them(autojump_cloc
     (asked,) = worker.asked
     assert asked.media == (embedded(pixels_of(image("new", 30))),)
     assert counts(asked.tokens) == (30, 0)
-
-
-async def test_a_truncated_prompt_may_lose_all_of_its_images(autojump_clock: MockClock) -> None:
-    worker = Worker()
-    turns = seeing(image("old", 190)), Turn(Role.ASSISTANT, "Yes."), Turn(Role.USER, "And?")
-    async with running(worker, FakeMedia()) as address:
-        await ask(address, respond(*turns, truncate=True))
-    assert worker.asked[0].media == ()
 
 
 async def test_an_image_with_more_tokens_than_fit_is_refused(autojump_clock: MockClock) -> None:
@@ -231,22 +204,6 @@ async def test_what_cannot_be_prepared_fails_the_request_as_it_failed(autojump_c
     assert (error.detail, error.param, worker.asked) == ("no such picture", "image a", [])
 
 
-async def test_an_encoder_that_returns_another_number_of_embeddings_fails_the_request_with_both(
-    autojump_clock: MockClock,
-) -> None:
-    async def wrong(_: Respond, items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-        await trio.lowlevel.checkpoint()
-        return tuple(evolve(embedded(item), tokens=7, grid=(1, 2, 14)) for item in items)
-
-    worker = Worker()
-    async with running(worker, FakeMedia(), wrong) as address:
-        error = await refusal(address, respond(seeing(image("a", 4))))
-    assert isinstance(error, InternalError)
-    assert "returned 7 embeddings in a grid of 1 x 2 x 14" in error.detail
-    assert "has 4 places in one of 1 x 2 x 8" in error.detail
-    assert worker.asked == []
-
-
 class GivenEmbeddings(FakeMedia):
     """A media actor whose items are the embeddings of a client, `dtype` and `width` of which may be any."""
 
@@ -279,35 +236,6 @@ async def test_embeddings_of_a_client_that_the_model_does_not_take_are_refused_b
     assert isinstance(error, BadRequest)
     assert sentence in error.detail
     assert (error.param, worker.asked, media.held) == ("image a", [], 0)
-
-
-async def test_an_encoder_whose_embeddings_have_another_width_fails_the_request(autojump_clock: MockClock) -> None:
-    async def wrong(_: Respond, items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-        await trio.lowlevel.checkpoint()
-        wide = Tensor(Dtype.FLOAT32, (4, 2 * WIDTH), memoryview(bytes(4 * 8 * WIDTH)))
-        return tuple(evolve(embedded(item), data=wide) for item in items)
-
-    async with running(worker := Worker(), FakeMedia(), wrong) as address:
-        error = await refusal(address, respond(seeing(image("a", 4))))
-    assert isinstance(error, InternalError)
-    assert (error.param, worker.asked) == ("image a", [])
-
-
-@pytest.mark.parametrize("after_s", [0.5, 1.5], ids=["while it is prepared", "while it is encoded"])
-async def test_leaving_lets_go_of_everything(after_s: float, autojump_clock: MockClock) -> None:
-    worker, media = Worker(), FakeMedia(takes_s=1)
-    async with running(worker, media) as address:
-        with trio.move_on_after(after_s):
-            await ask(address, respond(seeing(image("a"))))
-        await wait_all_tasks_blocked()
-        assert (media.held, worker.asked, worker.running) == (0, [], 0)
-
-
-async def test_a_text_request_asks_no_media_actor(autojump_clock: MockClock) -> None:
-    worker, media = Worker(), FakeMedia()
-    async with running(worker, media) as address:
-        await ask(address, respond(Turn(Role.USER, "Hello")))
-    assert (media.asked, worker.asked[0].media) == ([], ())
 
 
 def budgeted(media: FakeMedia, bytes_max: int) -> Vision:
@@ -382,18 +310,5 @@ async def test_pixels_are_freed_when_their_asker_leaves(after_s: float, autojump
         async with running(Worker(), media) as address:
             with trio.move_on_after(after_s):
                 await ask(address, respond(seeing(image("a"), "n=3 s=1")))
-            await wait_all_tasks_blocked()
-            assert len(media.alive) == 0
-
-
-async def test_pixels_are_freed_when_they_cannot_be_encoded(autojump_clock: MockClock) -> None:
-    async def fail(_: Respond, __: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
-        await trio.sleep(1)
-        raise BadRequest("it cannot be encoded")
-
-    media = WatchedMedia()
-    with uncollected():
-        async with running(Worker(), media, fail) as address:
-            await refusal(address, respond(seeing(image("a"))))
             await wait_all_tasks_blocked()
             assert len(media.alive) == 0

@@ -5,23 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from itertools import pairwise
 
 import pytest
 import trio
 from attrs import define, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors import publisher as publisher_module
 from actors.engines.block_log import BlockLog
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
-from protocol.errors import EngineDied, EngineRefused, Overloaded
+from protocol.errors import EngineDied, EngineRefused
 from protocol.kv_events import (
-    REPLY_HASHES_MAX,
     BlockChange,
     BlockEvent,
     BlockEvents,
@@ -142,20 +139,6 @@ async def test_a_change_is_told_at_once_and_what_follows_soon_together(autojump_
     assert len(watcher.replies) == replies + 2, "the first of the burst, and all others together"
 
 
-async def test_a_list_of_all_blocks_is_told_without_pauses(autojump_clock: MockClock) -> None:
-    address, inbox = mailbox(8)
-    published, watcher = Published(BlockLog("life")), Watcher()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(publisher, inbox, Registration[SimulatedEngine](), published)
-        for place in range(8):
-            hashes = range(place * REPLY_HASHES_MAX, (place + 1) * REPLY_HASHES_MAX)
-            published.blocks.apply([BlockEvent(BlockChange.STORED, 0, tuple(hashes))])
-        nursery.start_soon(watcher.watch, address, WatchBlocks())
-        await trio.sleep(0.001)
-        assert len(watcher.blocks) == 8 * REPLY_HASHES_MAX
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_lost_engine_has_no_blocks_and_no_load_until_it_is_up_again(autojump_clock: MockClock) -> None:
     async with publishing() as lives:
         blocks, loads = Watcher(), Watcher()
@@ -207,23 +190,6 @@ async def test_an_answer_ends_when_its_credit_is_used_up_and_the_next_goes_on(au
         assert not any(reply.reset for reply in second.replies if isinstance(reply, BlockEvents))
 
 
-async def test_watchers_are_limited_and_leave_their_places(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(publisher_module, "WATCHERS_MAX", 2)
-    async with publishing() as lives:
-        async with trio.open_nursery() as watchers:
-            for _ in range(2):
-                watchers.start_soon(Watcher().watch, lives.address, WatchLoad())
-            await trio.sleep(1)
-            with pytest.raises(Overloaded):
-                await Watcher().watch(lives.address, WatchBlocks())
-            watchers.cancel_scope.cancel()
-        await trio.sleep(1)
-        with trio.move_on_after(1):
-            await Watcher().watch(lives.address, WatchBlocks())
-
-
 class Failing(SimulatedEngine):
     """An engine that cannot be watched at first, though it has told something."""
 
@@ -272,38 +238,3 @@ async def test_an_engine_that_could_not_be_watched_is_watched_again(
             assert {number for _, blocks in published.blocks.blocks() for number in blocks} == set(HASHES)
             nursery.cancel_scope.cancel()
     assert len(caplog.records) == 6
-
-
-@pytest.mark.parametrize(("works_s", "pauses"), [(0.0, [1, 2, 4, 8, 16, 32, 60, 60]), (3600.0, [1] * 8)])
-async def test_the_pause_begins_anew_after_an_engine_could_be_watched(
-    works_s: float, pauses: list[int], autojump_clock: MockClock
-) -> None:
-    at = list[float]()
-
-    class Hiccups(Failing):
-        async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
-            at.append(trio.current_time())
-            await trio.sleep(works_s)
-            raise EngineRefused("not now")
-
-    _, inbox = mailbox(8)
-    engine, registration = Hiccups(0), Registration[Failing]()
-    async with trio.open_nursery() as nursery:
-        with registration.publish(engine):
-            await nursery.start(engine.run)
-            await nursery.start(publisher, inbox, registration, Published(BlockLog("life")))
-            await trio.sleep(8 * works_s + sum(pauses) + 1)
-            nursery.cancel_scope.cancel()
-    assert [after - before - works_s for before, after in pairwise(at)] == pauses
-
-
-async def test_a_simulated_engine_that_publishes_nothing_has_no_blocks_for_watchers(autojump_clock: MockClock) -> None:
-    engine, got = SimulatedEngine(SimulatedSpec(), random.Random(0), publishes=False), list[BlockEvents]()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        nursery.start_soon(engine.watch_blocks, got.append)
-        async for _ in engine.submit(Generate("0" * 32, PROMPT, Sampling(1))):
-            pass
-        await trio.sleep(1)
-        assert not any(events.events for events in got)
-        nursery.cancel_scope.cancel()

@@ -16,7 +16,6 @@ from protocol.messages import Generate, Logprob, Tokens, Usage
 from tests.rig.calls import AnyAnswer
 from tests.rig.router import (
     LOSSES,
-    PROMPT,
     Fake,
     Play,
     ask,
@@ -50,16 +49,6 @@ async def test_the_least_loaded_is_asked_and_of_equals_always_the_same(autojump_
         assert names == {"a": ["0", "4"], "b": ["1", "5"], "c": ["2", "3"]}
 
 
-async def test_requests_of_one_instant_are_spread_over_all(autojump_clock: MockClock) -> None:
-    legs = [Fake(f"p{n}", leg=Leg.PREFILL, bootstrap=("h", n)) for n in range(3)]
-    legs += [Fake(f"d{n}", leg=Leg.DECODE) for n in range(3)]
-    async with routed(*legs) as rig, trio.open_nursery() as nursery:
-        for number in range(12):
-            nursery.start_soon(ask, rig, generate(str(number)))
-        await trio.sleep(0.5)
-        assert [(w.busy, w.slots) for w in rig.pool.all] == [(4, 4)] * 6
-
-
 async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_order(
     autojump_clock: MockClock,
 ) -> None:
@@ -73,25 +62,6 @@ async def test_while_all_are_full_requests_wait_in_the_inbox_and_go_on_in_their_
         await trio.sleep(100)
         assert [each.id for each in worker.asked] == ["0", "1", "2", "3", "4", "5"]
         assert worker.times == pytest.approx([0, 0.01, 6, 6.01, 12, 12.01])
-
-
-async def test_never_more_than_have_room_are_asked(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", slots=2), Fake("b", slots=1)) as rig:
-        most = {"a": 0, "b": 0}
-
-        async def watch() -> None:
-            while True:
-                for worker in rig.pool.all:
-                    most[worker.name] = max(most[worker.name], worker.busy)
-                await trio.sleep(0.25)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            async with trio.open_nursery() as clients:
-                for number in range(20):
-                    clients.start_soon(ask, rig, generate(str(number), tokens_max=1 + number % 5))
-            nursery.cancel_scope.cancel()
-        assert most == {"a": 2, "b": 1}
 
 
 async def test_without_any_worker_a_request_waits_for_one(autojump_clock: MockClock) -> None:
@@ -138,21 +108,6 @@ async def test_an_asker_can_leave_while_its_request_waits_for_another_worker(aut
 
 
 # A pair -----------------------------------------------------------------------------------
-
-
-async def test_both_legs_are_asked_at_once_for_the_same(autojump_clock: MockClock) -> None:
-    async with routed(*pair()) as rig:
-        wanted = generate()
-        check_whole(await ask(rig, wanted), wanted)
-        (prefill,), (decode_) = rig.worker("p").asked, rig.worker("d").asked[0]
-        assert prefill == decode_
-        assert (prefill.tokens, prefill.id, prefill.rendezvous.host, prefill.rendezvous.port) == (
-            PROMPT,
-            "a",
-            "host",
-            7,
-        )
-        assert rig.worker("p").times == rig.worker("d").times == [0]
 
 
 async def test_every_request_has_a_room_of_its_own(autojump_clock: MockClock) -> None:

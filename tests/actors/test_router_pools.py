@@ -24,16 +24,11 @@ from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
     ("prompt", "ttft_ms", "itl_ms", "workers"),
     [
         (4, 0, 0, {"pq", "d0"}),
-        (4, 0, None, {"pq", "d1"}),
-        (4, None, 0, {"p1", "d0"}),
         (4, None, None, {"p1", "d1"}),
         (4, 499, 49, {"pq", "d0"}),
         (4, 500, 50, {"p1", "d1"}),
-        (4, 3_600_000, 3_600_000, {"p1", "d1"}),
         (50, 0, 0, {"p3", "d0"}),
-        (99, 0, 99, {"p3", "d1"}),
         (100, None, 0, {"p3", "d2"}),
-        (700, 0, 0, {"p3", "d2"}),
     ],
 )
 async def test_a_request_is_asked_in_the_pools_of_its_cells(
@@ -45,14 +40,6 @@ async def test_a_request_is_asked_in_the_pools_of_its_cells(
         check_whole(await ask(rig, wanted), wanted)
         assert set(asked(rig)) == workers
         assert all(worker.asked[0].hints is None for worker in rig.pool.all if worker.asked)
-
-
-async def test_within_a_pool_the_policy_chooses(autojump_clock: MockClock) -> None:
-    async with routed(*pair_workers(), levels=pair_levels()) as rig, trio.open_nursery() as nursery:
-        for number in range(4):
-            nursery.start_soon(ask, rig, generate(str(number)))
-            await trio.sleep(0.1)
-        assert asked(rig) == {"p1": ["0", "2"], "p2": ["1", "3"], "d1": ["0", "1", "2", "3"]}
 
 
 async def test_a_request_that_continues_is_mapped_by_what_was_sent(autojump_clock: MockClock) -> None:
@@ -85,48 +72,6 @@ async def test_a_full_pool_delays_no_request_of_another(autojump_clock: MockCloc
         assert asked(rig) == {"quick": ["q0", "q1", "q2", "q3"], "cheap": ["c0", "c1"]}
         assert rig.worker("quick").times == pytest.approx([0, 6, 12, 18])
         assert rig.worker("cheap").times == pytest.approx([0.04, 6.04])
-
-
-async def test_a_full_pool_waits_for_no_idle_faster_one(autojump_clock: MockClock) -> None:
-    async with (
-        routed(Fake("quick"), Fake("cheap", slots=1), levels=whole_levels(quick=1, cheap=0)) as rig,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(3):
-            nursery.start_soon(ask, rig, aimed(str(number), None))
-            await trio.sleep(0.01)
-        await trio.sleep(100)
-        assert asked(rig) == {"cheap": ["0", "1", "2"]}, "cheap requests leave the quick engines alone"
-
-
-async def test_calls_of_all_pools_are_bounded_by_the_size_of_the_inbox(autojump_clock: MockClock) -> None:
-    workers = [Fake("quick", slots=1), Fake("cheap", slots=1)]
-    async with (
-        routed(*workers, inbox_size=2, levels=whole_levels(quick=1, cheap=0)) as rig,
-        trio.open_nursery() as nursery,
-    ):
-        for number in range(6):
-            nursery.start_soon(ask, rig, aimed(f"q{number}", 0))
-            await trio.sleep(0.01)
-        assert rig.inbox.waiting == (2, 3)
-        nursery.start_soon(ask, rig, aimed("c0", None))
-        await trio.sleep(0.01)
-        assert asked(rig)["cheap"] == ["c0"], "it is taken from among those that wait for room"
-        assert rig.inbox.waiting == (2, 3)
-        assert rig.routing.statistics().requests == 0
-
-
-async def test_of_those_that_wait_for_a_pool_the_most_urgent_is_next(autojump_clock: MockClock) -> None:
-    async with (
-        routed(Fake("quick", slots=1), Fake("cheap", slots=1), levels=whole_levels(quick=1, cheap=0)) as rig,
-        trio.open_nursery() as nursery,
-    ):
-        for number, priority in enumerate((0, 0, 5, 0, 9)):
-            nursery.start_soon(ask, rig, evolve(aimed(f"q{number}", 0), priority=priority))
-            nursery.start_soon(ask, rig, evolve(aimed(f"c{number}", None), priority=-priority))
-            await trio.sleep(0.01)
-        await trio.sleep(100)
-        assert asked(rig) == {"quick": ["q0", "q4", "q2", "q1", "q3"], "cheap": ["c0", "c1", "c3", "c2", "c4"]}
 
 
 async def test_pools_of_decodes_have_equal_shares_of_a_prefill_however_many_decodes_each_has(
@@ -185,12 +130,10 @@ async def test_no_pool_is_ever_idle_while_a_request_waits_for_it(seed: int, auto
     ("gone", "ttft_ms", "worker"),
     [
         (["cheap"], 2500, "middle"),
-        (["cheap", "middle"], 2500, "quick"),
         (["middle"], 1500, "quick"),
         (["quick"], 0, "cheap"),  # there is no faster one: any, and of equals the first by name
         (["quick", "cheap"], 0, "middle"),
         (["middle", "quick"], 1500, "cheap"),
-        (["quick"], 1500, "middle"),
     ],
 )
 async def test_another_pool_stands_in_for_one_that_is_gone(
@@ -220,17 +163,6 @@ async def test_requests_that_wait_for_a_pool_leave_for_another_when_it_goes(auto
         rig.pool.change("cheap")
         await trio.sleep(0.5)
         assert asked(rig) == {"cheap": ["0"], "quick": ["1", "2"]}
-
-
-async def test_a_request_waits_for_the_next_faster_pool_and_not_for_a_slower_one(autojump_clock: MockClock) -> None:
-    workers = [Fake("quick"), Fake("middle", slots=1, otherwise=Play(length=3)), Fake("cheap")]
-    async with routed(*workers, levels=whole_levels(**THREE)) as rig, trio.open_nursery() as nursery:
-        rig.pool.change("cheap")
-        for number in range(2):
-            nursery.start_soon(ask, rig, aimed(str(number), 2500))
-            await trio.sleep(0.01)
-        await trio.sleep(100)
-        assert asked(rig) == {"middle": ["0", "1"]}
 
 
 async def test_a_worker_without_a_pool_serves_only_when_all_pools_are_gone(autojump_clock: MockClock) -> None:

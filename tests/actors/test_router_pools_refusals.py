@@ -15,7 +15,6 @@ from protocol.errors import (
     EngineLost,
     EngineRefused,
     LinkLost,
-    NotReady,
     Overloaded,
     RequestError,
 )
@@ -49,28 +48,6 @@ async def test_a_refusal_is_followed_by_another_worker_of_the_pool_first(autojum
         assert {name: len(ids) for name, ids in asked(rig).items()} == {"p1": 1, "p2": 1, "d1": 2}
 
 
-async def test_a_refusal_of_one_leg_takes_no_other_pool_for_the_other_leg(autojump_clock: MockClock) -> None:
-    workers = pair_workers()
-    for worker in workers:
-        if worker.name in {"p1", "p2"}:
-            worker.plays = [Play(NotReady("no"), 0)]
-    async with routed(*workers, levels=pair_levels()) as rig:
-        await ask(rig, generate())
-        assert {name: len(ids) for name, ids in asked(rig).items()} == {"p1": 1, "p2": 1, "p3": 1, "d1": 3}
-
-
-async def test_a_pool_that_is_full_after_a_refusal_is_passed(autojump_clock: MockClock) -> None:
-    workers = pair_workers()
-    for worker in workers:
-        if worker.name == "p1":
-            worker.plays = [Play(Overloaded("no"), 0)]
-        if worker.name == "p2":
-            worker.more = worker.slots
-    async with routed(*workers, levels=pair_levels()) as rig:
-        await ask(rig, generate())
-        assert {name: len(ids) for name, ids in asked(rig).items()} == {"p1": 1, "p3": 1, "d1": 2}
-
-
 @pytest.mark.parametrize(("sent", "worker", "at_s"), [(0, "quick", 0.5), (1, "cheap1", 5.5), (3, "cheap1", 5.5)])
 async def test_after_the_first_token_no_faster_pool_is_asked_while_one_of_its_own_is_full(
     sent: int, worker: str, at_s: float, autojump_clock: MockClock
@@ -101,13 +78,6 @@ async def test_after_the_first_token_the_next_faster_pool_continues_if_no_worker
         assert workers_of(rig) == ["cheap", "middle"]
 
 
-async def test_a_refusal_by_the_fastest_pool_is_followed_by_any(autojump_clock: MockClock) -> None:
-    async with routed(*three(quick=[Play(Overloaded("no"), 0)]), levels=whole_levels(**THREE)) as rig:
-        wanted = aimed("a", 0)
-        check_whole(await ask(rig, wanted), wanted)
-        assert workers_of(rig) == ["quick", "cheap"]
-
-
 @pytest.mark.parametrize("error", [BadRequest("no"), DeadlineExceeded("late"), EngineRefused("too long")])
 async def test_no_other_pool_is_asked_after_an_error_of_the_request(
     error: RequestError, autojump_clock: MockClock
@@ -116,14 +86,6 @@ async def test_no_other_pool_is_asked_after_an_error_of_the_request(
         with pytest.raises(type(error)):
             await ask(rig, aimed("a", 2500))
         assert workers_of(rig) == ["cheap"]
-
-
-async def test_a_second_opinion_on_a_refused_request_is_of_the_same_pool(autojump_clock: MockClock) -> None:
-    workers = [Fake("quick"), *(Fake(f"cheap{number}", [Play(EngineRefused("too long"), 0)]) for number in range(2))]
-    async with routed(*workers, levels=whole_levels({"cheap": 2}, quick=1, cheap=0)) as rig:
-        with pytest.raises(EngineRefused):
-            await ask(rig, aimed("a", None))
-        assert workers_of(rig) == ["cheap0", "cheap1"]
 
 
 # Moves ----------------------------------------------------------------------------------------------

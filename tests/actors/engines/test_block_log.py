@@ -80,21 +80,6 @@ def test_a_reader_that_comes_and_goes_ends_with_the_blocks_that_there_are(
     assert known(copy) == truth(log)
 
 
-def test_a_reader_of_another_life_gets_all_blocks() -> None:
-    log, copy = BlockLog("second"), Copy()
-    copy.blocks, copy.life, copy.since = {0: {99}}, "first", 7
-    log.apply([BlockEvent(STORED, 0, (1, 2))])
-    copy.read(BlockReader(log, copy.life, copy.since))
-    assert (known(copy), copy.life, copy.since) == ({0: {1, 2}}, "second", log.number)
-
-
-def test_an_empty_log_says_that_nothing_is_there() -> None:
-    reader = BlockReader(BlockLog("life"))
-    message = reader.read()
-    assert message == BlockEvents("life", 1, (), reset=True)
-    assert reader.read() is None
-
-
 def test_a_reader_too_far_behind_gets_all_blocks_in_parts_and_what_changes_meanwhile() -> None:
     log, copy = BlockLog("life"), Copy()
     copy.read(BlockReader(log))
@@ -133,17 +118,6 @@ def test_the_memory_of_a_log_does_not_grow_with_what_nobody_reads() -> None:
     assert log.changes(log.number + 1) is None, "of another life, or a lie"
 
 
-def test_nor_do_few_events_of_many_blocks_take_more() -> None:
-    log, size = BlockLog("life"), REPLY_HASHES_MAX
-    for number in range(4 * TAIL_HASHES_MAX // size):
-        log.apply([BlockEvent(REMOVED, 0, tuple(range(size * number, size * (number + 1))))])
-    kept = TAIL_HASHES_MAX // size
-    assert len(list(log.changes(log.number - kept) or ())) == kept
-    assert log.changes(log.number - kept - 1) is None
-    log.apply([BlockEvent(REMOVED, 0, (1,))] * 10)
-    assert len(list(log.changes(log.number - 10) or ())) == 10
-
-
 def test_a_reader_of_very_many_blocks_is_not_overtaken_while_it_reads() -> None:
     log, copy, size = BlockLog("life"), Copy(), REPLY_HASHES_MAX
     for part in range(3 * TAIL_HASHES_MAX // size):
@@ -161,34 +135,6 @@ def test_a_reader_of_very_many_blocks_is_not_overtaken_while_it_reads() -> None:
     assert known(copy) == truth(log)
 
 
-def test_a_removal_that_names_no_adapter_removes_the_blocks_of_any() -> None:
-    log = BlockLog("life")
-    log.apply([BlockEvent(STORED, 0, (1, 2), lora="poet"), BlockEvent(REMOVED, 0, (1,))])
-    assert log.blocks() == [((0, "GPU", "poet"), [2])]
-
-
-@pytest.mark.parametrize("change", [STORED, REMOVED, CLEARED])
-def test_listeners_are_called_after_a_change(change: BlockChange) -> None:
-    log, calls = BlockLog("life"), list[int]()
-    listener = lambda: calls.append(log.number)  # noqa: E731
-    log.listeners.add(listener)
-    log.apply([BlockEvent(change, 0, (1,))])
-    log.apply([])
-    log.listeners.discard(listener)
-    log.apply([BlockEvent(change, 0, (2,))])
-    assert calls == [2]
-
-
-def test_clearing_tells_of_every_rank() -> None:
-    log, copy = BlockLog("life"), Copy()
-    log.apply([BlockEvent(STORED, 0, (1,)), BlockEvent(STORED, 3, (2,))])
-    reader = BlockReader(log)
-    copy.read(reader)
-    log.clear()
-    copy.read(reader)
-    assert known(copy) == truth(log) == {}
-
-
 @pytest.mark.parametrize(("replies_max", "stored"), [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)])
 def test_a_list_of_all_blocks_is_cut_to_the_replies_that_there_is_room_for(replies_max: int, stored: int) -> None:
     log = BlockLog("life")
@@ -202,12 +148,3 @@ def test_a_list_of_all_blocks_is_cut_to_the_replies_that_there_is_room_for(repli
     assert reader.read(replies_max) is None
     log.apply([BlockEvent(STORED, 0, (7,))])
     assert reader.read(replies_max) is not None
-
-
-def test_long_names_of_adapters_make_a_reply_of_fewer_events() -> None:
-    log = BlockLog("life")
-    reader = BlockReader(log)
-    reader.read()
-    log.apply([BlockEvent(BlockChange.STORED, 0, (number,), lora="x" * 1000) for number in range(100)])
-    while (events := reader.read()) is not None:
-        assert 0 < sum(len(event.lora or "") for event in events.events) <= 5000

@@ -25,20 +25,6 @@ def test_the_least_recently_used_go_first() -> None:
     assert (len(cache), cache.kept_bytes, cache.evictions) == (2, 3, 2)
 
 
-def test_one_that_is_put_again_replaces_itself() -> None:
-    cache = EmbeddingCache(3)
-    cache.put(kept("a", 3))
-    cache.put(kept("a", 2))
-    assert (len(cache), cache.kept_bytes, cache.evictions) == (1, 2, 0)
-
-
-def test_one_that_is_larger_than_all_room_displaces_nothing() -> None:
-    cache = EmbeddingCache(3)
-    cache.put(kept("a"))
-    cache.put(kept("b", 4))
-    assert (cache.get("b"), len(cache), cache.evictions) == (None, 1, 0)
-
-
 def test_a_cache_can_be_emptied() -> None:
     cache = EmbeddingCache(3)
     cache.put(kept("a"))

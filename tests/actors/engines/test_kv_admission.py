@@ -22,7 +22,6 @@ from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.cluster import Leg
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.kv_events import EngineLoads
 from protocol.messages import Generate, Rendezvous, Sampling
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress
@@ -65,12 +64,6 @@ def test_a_request_that_never_fits_is_taken_when_there_is_no_other() -> None:
     assert memory.fits(wanted(1000, 1000))
 
 
-def test_without_a_limit_everything_fits() -> None:
-    memory = KvAdmission()
-    memory.take(wanted(1000, 1000), lambda: None)
-    assert memory.fits(wanted(1000, 1000))
-
-
 # Two ranks ----------------------------------------------------------------------------------
 
 
@@ -92,13 +85,13 @@ class System:
 
 
 @asynccontextmanager
-async def system(*, by_memory: bool = True, leg: Leg = Leg.BOTH) -> AsyncIterator[System]:
+async def system(*, leg: Leg = Leg.BOTH) -> AsyncIterator[System]:
     """Run an actor whose ranks have memory for 512 tokens each."""
     costs = Costs(fixed_s=0.01, per_prefill_token_s=0.0)
     spec = SimulatedSpec(leg=leg, ranks=2, slots=8, kv_tokens_max=512, page_size=16, costs=costs)
     engine = SimulatedEngine(spec, Random(0))
     address, inbox = request_inbox(4, lambda request: request.rank)
-    memory = partial(KvAdmission.of, engine.info, leg) if by_memory else KvAdmission
+    memory = partial(KvAdmission.of, engine.info, leg)
     ranks = tuple(Slots(engine, 8, Deadlines(), rank=rank, memory=memory()) for rank in range(2))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
@@ -163,15 +156,6 @@ async def test_a_client_that_leaves_gives_its_memory_back_once_the_engine_has_re
         assert [slots.memory.held.tokens for slots in one.ranks] == [0, 0]
 
 
-async def test_without_the_bound_requests_wait_inside_the_engine(autojump_clock: MockClock) -> None:
-    async with system(by_memory=False) as one, trio.open_nursery() as clients:
-        for _ in range(6):
-            clients.start_soon(one.ask, wanted(56, 200))
-        await trio.sleep(0.1)
-        assert (await one.engine.load()).waiting == 4
-        clients.cancel_scope.cancel()
-
-
 async def test_the_prompts_of_a_prefill_are_bounded_by_themselves(autojump_clock: MockClock) -> None:
     async with system(leg=Leg.PREFILL) as one, trio.open_nursery() as clients:
         one.engine.stall(5.0)
@@ -181,21 +165,3 @@ async def test_the_prompts_of_a_prefill_are_bounded_by_themselves(autojump_clock
         await trio.sleep(0.1)
         assert one.ranks[0].memory.held.tokens == 2 * 208
         assert (await one.engine.load()).waiting == 2
-
-
-async def test_each_rank_of_a_prefill_computes_prompts(autojump_clock: MockClock) -> None:
-    async with system(leg=Leg.PREFILL) as one:
-        for rank in range(2):
-            request = evolve(wanted(20, 4, rank=rank), rendezvous=Rendezvous(10 + rank, "simulated", 1))
-            with trio.fail_after(5):
-                await one.ask(request)
-
-
-async def test_an_engine_tells_of_the_load_of_each_rank(autojump_clock: MockClock) -> None:
-    loads = list[EngineLoads]()
-    async with system() as one, trio.open_nursery() as clients:
-        clients.start_soon(one.engine.watch_load, loads.append)
-        clients.start_soon(one.ask, wanted(56, 200, rank=1))
-        await trio.sleep(0.5)
-        assert [(rank.running, rank.kv_tokens_max) for rank in loads[-1].ranks] == [(0, 512), (1, 512)]
-        clients.cancel_scope.cancel()

@@ -30,14 +30,11 @@ def prompt(images: int, *items: MediaItem, videos: int = 0) -> Generate:
     ("request_", "info"),
     [
         (prompt(0), INFO),
-        (prompt(0), TEXT),
         (prompt(3, videos=2), TEXT),  # of an engine without images these are tokens as all others
-        (prompt(4, embeddings()), INFO),
         (prompt(4, embeddings()), PREFILL),
         (prompt(4, embeddings().place), DECODE),
         (prompt(4, image()), ALL),
         (prompt(8, MOVIE, embeddings("a"), embeddings("b"), videos=8), INFO),
-        (prompt(8, embeddings("a"), embeddings("a")), INFO),
     ],
 )
 def test_what_agrees_is_accepted(request_: Generate, info: EngineInfo) -> None:
@@ -50,11 +47,8 @@ def test_what_agrees_is_accepted(request_: Generate, info: EngineInfo) -> None:
         (prompt(4, embeddings()), TEXT, "takes neither images nor videos"),
         (prompt(1), INFO, r"1 placeholders \(90\) of images, where its 0 images have 0 tokens"),
         (prompt(3, embeddings()), INFO, "3 placeholders .* of images, where its 1 images have 4 tokens"),
-        (prompt(5, embeddings()), INFO, "5 placeholders .* of images, where its 1 images have 4 tokens"),
-        (prompt(4, MOVIE, videos=4), INFO, "4 placeholders .* where its 0 images"),
         (prompt(0, MOVIE, videos=4), INFO, r"4 placeholders \(91\) of videos, where its 1 videos have 8 tokens"),
         (prompt(4, image()), INFO, "image 1 is given as pixels, and the engine takes embeddings"),
-        (prompt(8, embeddings(), image("b")), INFO, "image 2 is given as pixels, and the engine takes embeddings"),
         (prompt(4, embeddings()), DECODE, "given as embeddings, and the engine takes places"),
         (prompt(4, embeddings().place), PREFILL, "given as places, and the engine takes embeddings"),
         (prompt(4, embeddings()), ALL, "given as embeddings, and the engine takes pixels"),
@@ -110,7 +104,6 @@ def test_tokens_of_an_answer_that_is_resumed_are_no_places(answer: list[int]) ->
         (written(BEGIN, *pictures(3), 5, *pictures(1), media=(ONE,)), "image 1 has 4 tokens, and 3 of its"),
         (written(BEGIN, *pictures(6), media=(ONE, TWO)), "image 1 has 4 tokens, and 6 of its"),
         (written(5, *pictures(4), media=(ONE,)), "of image 1 do not stand behind 89, the token"),
-        (written(*pictures(4), BEGIN, media=(ONE,)), "of image 1 do not stand behind 89, the token"),
         (written(BEGIN, *pictures(4), media=(evolve(ONE, tokens=-1),)), "says that it has -1 tokens"),
     ],
 )
@@ -124,12 +117,9 @@ def test_placeholders_that_are_not_those_of_their_item_are_refused(request_: Gen
     [
         (embeddings(), {"tokens": 5}, "says that it has 5 tokens, and its grid of 1 x 4 x 4 patches makes 4"),
         (embeddings(), {"grid": (1, 4, 5)}, "has 4 tokens, and its grid of 1 x 4 x 5 patches makes 0"),
-        (embeddings(), {"grid": (1, 4, 5), "tokens": 0}, "says that it has 0 tokens"),
         (embeddings(), {"grid": (-1, -4, 4), "tokens": 4}, "patches makes 0"),
         (embeddings(), {"digest": "ab"}, "64 hexadecimal digits"),
-        (embeddings(), {"digest": "A" * 64}, "64 hexadecimal digits"),
         (video(), {"seconds_per_grid": float("inf")}, "cannot last inf s"),
-        (video(), {"seconds_per_grid": float("nan")}, "cannot last nan s"),
         (video(), {"seconds_per_grid": 0.0}, "cannot last 0.0 s"),
         (embeddings(), {"data": image().data}, "the embeddings of an item are uint8, where bfloat16 are needed"),
         (
@@ -137,20 +127,11 @@ def test_placeholders_that_are_not_those_of_their_item_are_refused(request_: Gen
             {"data": evolve(embeddings().data, shape=(3, 8))},
             r"4 tokens are \[3 x 8\], where \[4 x 8\]",
         ),
-        (
-            embeddings("a"),
-            {"data": evolve(embeddings().data, shape=(4, 9))},
-            r"4 tokens are \[4 x 9\], where \[4 x 8\]",
-        ),
         (embeddings(), {"data": evolve(embeddings().data, data=memoryview(b""))}, "64 bytes comes with 0"),
         (embeddings().place, {"data": evolve(NO_TENSOR, shape=(1,))}, r"places .* are \[1\], where \[0\]"),
         (image(), {"data": evolve(image().data, dtype=Dtype.FLOAT32)}, "are float32, where uint8 are needed"),
-        (image(), {"data": evolve(image().data, shape=(56, 56, 3))}, r"pixels are .* not \[56 x 56 x 3\]"),
-        (image(), {"data": evolve(image().data, shape=(1, 56, 42, 4))}, r"not \[1 x 56 x 42 x 4\]"),
         (image(), {"data": evolve(image().data, shape=(0, 56, 56, 3))}, r"not \[0 x 56 x 56 x 3\]"),
-        (image(), {"data": evolve(image().data, shape=(1, -56, -56, 3))}, r"not \[1 x -56 x -56 x 3\]"),
         (image(), {"data": evolve(image().data, shape=(1, 56, 28, 3))}, "4704 bytes comes with 9408"),
-        (image(), {"data": evolve(image().data, shape=(1,) * 8 + (3,))}, "pixels are"),
     ],
 )
 def test_an_item_that_contradicts_itself_is_refused_with_both_numbers(

@@ -92,13 +92,6 @@ async def test_of_a_burst_the_first_computes_what_all_share(autojump_clock: Mock
         assert max(others) - first < 0.5, "one prefill, and one step for the rest of all others"
 
 
-async def test_equal_prompts_are_computed_once(autojump_clock: MockClock) -> None:
-    async with serving() as client:
-        assert await client.ask_together([wanted(SAME, n) for n in range(8)]) == [0] + [999 // PAGE * PAGE] * 7
-        first, *others = client.first_s.values()
-        assert max(others) - first < 0.3
-
-
 async def test_what_is_cached_already_is_not_waited_for(autojump_clock: MockClock) -> None:
     async with serving() as client:
         known = 992

@@ -26,7 +26,7 @@ from protocol.errors import (
 )
 from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, mailbox
 from tests.rig.log_records import log_records
-from tests.rig.tasks import append_result, call_later, expect_error
+from tests.rig.tasks import append_result, call_later
 from tests.rig.watched_memory import Watched, uncollected
 from tests.system.simulator import counting
 
@@ -64,31 +64,6 @@ async def test_a_failure_comes_after_the_replies_that_were_before_it(autojump_cl
         await source.result()
 
 
-async def test_an_end_after_the_first_has_no_effect(autojump_clock: MockClock) -> None:
-    source = answer()
-    source.end("done")
-    source.fail(Overloaded("too late"))
-    source.end("later")
-    assert await source.result() == "done"
-
-
-async def test_a_reader_is_woken_by_a_reply_and_by_the_end(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    source, got = answer(), list[Any]()
-
-    async def read() -> None:
-        async for reply in source:
-            got.append((reply, trio.current_time()))  # so does when
-        got.append(trio.current_time())
-
-    nursery.start_soon(read)
-    await trio.sleep(1)
-    source.put("a")
-    await trio.sleep(1)
-    source.end(None)
-    await wait_all_tasks_blocked()
-    assert got == [("a", 1), 2]
-
-
 async def test_cancelling_a_reader_loses_no_reply(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
     source = answer()
     with trio.move_on_after(1):
@@ -116,15 +91,6 @@ async def test_a_relay_counts_credit_too(nursery: trio.Nursery, autojump_clock: 
     await wait_all_tasks_blocked()
     source.put("a")
     assert (source.credit, sink.credit) == (2, 0)
-
-
-async def test_credit_that_runs_out_behind_a_relay_is_the_relays_error(nursery: trio.Nursery) -> None:
-    source, sink = answer(9), answer(1)
-    nursery.start_soon(expect_error, CreditExceeded, source.relay, sink.put)
-    await wait_all_tasks_blocked()
-    for reply in "abc":
-        source.put(reply)
-    source.end("done")
 
 
 # Relays -----------------------------------------------------------------------------------
@@ -187,14 +153,6 @@ async def test_an_error_in_a_relays_function_ends_the_relay_and_reaches_no_one_e
     assert got == [1, -1, 2, -2, -3]
 
 
-async def test_an_error_in_what_waited_ends_the_relay_at_once(autojump_clock: MockClock) -> None:
-    source = answer()
-    source.put(1)
-    source.put(2)
-    with pytest.raises(ZeroDivisionError):
-        await source.relay(lambda reply: 1 // (reply - 1))
-
-
 async def test_an_abandoned_answer_ends_its_relay_and_drops_further_replies(nursery: trio.Nursery) -> None:
     source, got, results = answer(3), list[int](), list[object]()
     nursery.start_soon(append_result, results, source.relay, got.append)
@@ -218,12 +176,6 @@ async def test_a_relay_ends_at_its_deadline_which_is_evaluated_again_each_time(
     assert results == []
     await trio.sleep(0.75)
     assert results == [None]
-
-
-async def test_a_relay_whose_deadline_is_past_does_not_wait(autojump_clock: MockClock) -> None:
-    await trio.sleep(1)
-    assert await answer().relay(print, lambda: 0.5) is None
-    assert trio.current_time() == 1
 
 
 async def test_a_result_that_is_there_is_returned_though_the_deadline_has_passed(autojump_clock: MockClock) -> None:
@@ -295,18 +247,6 @@ async def test_a_bug_beside_the_error_of_a_request_is_logged_and_counted_too(
     assert [record.message for record in log_records(caplog)] == ["a bug failed a request"]
     with pytest.raises(TooManyInternalErrors, match="2 bugs"):
         counted.count(KeyError("another"))
-
-
-async def test_several_errors_of_one_request_are_no_bug(
-    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def both(call: AnyCall, replies: AnyAnswer) -> None:
-        raise ExceptionGroup("two at once", [Overloaded("no room"), Overloaded("nowhere")])
-
-    address = await served(nursery, both)
-    with pytest.raises(Overloaded):
-        await ask(address)
-    assert log_records(caplog) == []
 
 
 async def test_leaving_a_full_inbox_leaves_nothing(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
@@ -506,13 +446,3 @@ async def test_a_rate_of_bugs_ends_the_actor(autojump_clock: MockClock) -> None:
             for _ in range(3):
                 with pytest.raises(InternalError):
                     await ask(address)
-
-
-async def test_bugs_before_the_window_are_not_counted(nursery: trio.Nursery, autojump_clock: MockClock) -> None:
-    bugs = BugCounter(bugs_max=2, window_s=10)
-    for _ in range(20):
-        bugs.count(KeyError())
-        await trio.sleep(5)
-    with pytest.raises(TooManyInternalErrors, match="3 bugs in 10 s"):
-        bugs.count(KeyError())
-        bugs.count(KeyError())

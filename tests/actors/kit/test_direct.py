@@ -13,8 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter
 from actors.kit.direct import DirectAddress, DirectCalls
-from protocol.errors import ActorLost, InternalError, Overloaded, TooManyInternalErrors
-from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, mailbox, priority_inbox
+from protocol.errors import ActorLost, InternalError, TooManyInternalErrors
+from tests.rig.calls import AnyAnswer, AnyCall, mailbox, priority_inbox
 from tests.rig.log_records import log_records
 
 Serve = Callable[[AnyAnswer], Awaitable[Any]]
@@ -158,16 +158,6 @@ async def _ask_and_leave(address: Any) -> None:
         await answer.result()
 
 
-def test_a_call_that_passes_the_inbox_is_a_turn_of_its_owner() -> None:
-    def of(inbox: AnyPriorityInbox) -> dict[str, float]:
-        line = inbox._lines[()]  # noqa: SLF001  # accounts are nobody's business but the queue's
-        return dict(line.accounts())
-
-    _, inbox = priority_inbox(2, lambda _: 0, lambda request: request[0], lambda request: request[1])
-    assert inbox.pass_by(("alice", 7))
-    assert of(inbox) == {"alice": 7}
-
-
 async def test_leaving_cancels_the_call(autojump_clock: MockClock) -> None:
     actor, replies = Actor(endless), list[str]()
     async with running(actor):
@@ -180,14 +170,6 @@ async def test_leaving_cancels_the_call(autojump_clock: MockClock) -> None:
             pass  # never relayed, so never begun
         assert answer.over.is_set()
     assert len(actor.tasks) == 1
-
-
-async def test_taking_no_more_replies_ends_the_call_without_a_result(autojump_clock: MockClock) -> None:
-    actor = Actor(endless)
-    async with running(actor):
-        async with actor.address.ask("a request", 9) as answer:
-            assert await answer.relay(lambda _: answer.abandon()) is None
-        assert not actor.direct.running
 
 
 async def test_what_the_receiver_raises_is_raised_by_the_relay_and_is_no_bug_of_the_actor(
@@ -281,14 +263,3 @@ async def test_a_bug_while_the_asker_leaves_is_counted_and_does_not_reach_the_as
     assert [record.message for record in log_records(caplog)] == ["a bug failed a request"]
     with pytest.raises(TooManyInternalErrors, match="2 bugs"):
         actor.bugs.count(KeyError("another"))
-
-
-async def test_an_error_of_the_request_is_the_asker_s(autojump_clock: MockClock) -> None:
-    async def refuse(_: AnyAnswer) -> None:
-        await trio.lowlevel.checkpoint()
-        raise Overloaded("no room")
-
-    actor = Actor(refuse, bugs=BugCounter(bugs_max=0))
-    async with running(actor):
-        with pytest.raises(Overloaded):
-            await ask(actor)

@@ -12,7 +12,6 @@ import trio.testing
 from trio.testing import MockClock
 
 from actors.kit.fair_budget import BudgetStatistics, FairBudget
-from protocol.errors import Overloaded
 
 
 @asynccontextmanager
@@ -121,26 +120,6 @@ async def test_a_call_that_is_cancelled_gives_its_place_to_the_next(autojump_clo
         assert budget.statistics().waiting == 0
         nursery.cancel_scope.cancel()
     assert budget.taken == 0
-
-
-async def test_of_a_full_queue_the_owner_with_the_most_loses_its_last(autojump_clock: MockClock) -> None:
-    budget, begun, refused = FairBudget("memory", 1, waiting_max=2), list[str](), list[str]()
-
-    async def ask(owner: str, name: str) -> None:
-        try:
-            await hold(budget, 1, owner, 1.0, begun, name)
-        except Overloaded as error:
-            refused.append(f"{name}: {error}")
-
-    async with trio.open_nursery() as nursery:
-        for owner, name in (("greedy", "g0"), ("greedy", "g1"), ("greedy", "g2"), ("greedy", "g3"), ("alice", "a")):
-            nursery.start_soon(ask, owner, name)
-            await trio.testing.wait_all_tasks_blocked()
-    assert refused == [
-        "g3: 2 requests wait for memory",
-        "g2: as many requests wait for memory as may, and this one made way for another key",
-    ]
-    assert begun == ["g0", "g1", "a"]
 
 
 @pytest.mark.parametrize("seed", range(20))

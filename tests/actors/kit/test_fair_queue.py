@@ -127,25 +127,6 @@ async def taken(inbox: AnyPriorityInbox, times: int) -> list[Any]:
     return [(await inbox.receive()).request[0] for _ in range(times)]
 
 
-async def test_owners_take_turns_however_many_one_of_them_has() -> None:
-    inbox = new_inbox()
-    for owner in ("a",) * 100 + ("b",) * 3 + ("c",) * 2:
-        await inbox.send(call(owner))
-    assert sorted(await taken(inbox, 3)) == ["a", "b", "c"]
-    assert sorted(await taken(inbox, 3)) == ["a", "b", "c"]
-    assert sorted(await taken(inbox, 2)) == ["a", "b"]
-    assert await taken(inbox, 97) == ["a"] * 97
-
-
-async def test_turns_are_weighed_by_what_they_take() -> None:
-    inbox = new_inbox()
-    for _ in range(10):
-        await inbox.send(call("long", 10))
-    for _ in range(50):
-        await inbox.send(call("short", 1))
-    assert Counter(await taken(inbox, 33)) == {"long": 3, "short": 30}
-
-
 async def test_an_owner_that_was_away_has_no_advantage() -> None:
     inbox = new_inbox()
     for _ in range(50):
@@ -154,17 +135,6 @@ async def test_an_owner_that_was_away_has_no_advantage() -> None:
     for _ in range(30):
         await inbox.send(call("b"))
     assert Counter(await taken(inbox, 20)) == {"a": 10, "b": 10}
-
-
-async def test_an_owner_that_sends_one_call_at_a_time_gets_no_more_than_its_turns() -> None:
-    inbox = new_inbox()
-    for _ in range(20):
-        await inbox.send(call("a", 1))
-    got = []
-    for _ in range(10):
-        await inbox.send(call("b", 5))
-        got += await taken(inbox, 2)
-    assert Counter(got) == {"a": 16, "b": 4}
 
 
 async def test_a_call_whose_asker_has_left_takes_no_turn() -> None:

@@ -11,9 +11,9 @@ from attrs import define, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import CreditExceeded
-from actors.kit.fast_path import TOKENS_MAX, FastPath, put_token
-from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Tokens, one_token
+from actors.kit.fast_path import FastPath, put_token
+from protocol.errors import LinkLost
+from protocol.messages import Tokens
 from protocol.text_messages import Text
 from tests.rig.calls import AnyAnswer
 from tests.rig.tasks import expect_error
@@ -122,28 +122,6 @@ async def test_every_answer_on_the_way_counts_credit(autojump_clock: MockClock) 
         chain.end()
 
 
-async def test_tokens_that_skip_stages_count_the_credit_of_those_that_do_not(autojump_clock: MockClock) -> None:
-    chain = Chain(AnyAnswer(6), AnyAnswer(1000))
-    async with trio.open_nursery() as nursery:
-        await chain.start(nursery)
-        chain.put(2, 13, 13, 3, 4)
-        with pytest.raises(CreditExceeded):
-            chain.put(5)
-        assert chain.source.credit == 0
-        chain.end()
-
-
-async def test_a_limited_number_of_tokens_is_recorded_at_once(autojump_clock: MockClock) -> None:
-    chain = Chain()
-    async with trio.open_nursery() as nursery:
-        await chain.start(nursery)
-        chain.put(*[7] * TOKENS_MAX)
-        assert chain.stage == [1]
-        chain.put(8)
-        assert len(chain.stage) == 1 + TOKENS_MAX + 1 + 1
-        chain.end()
-
-
 async def test_a_deadline_depends_on_the_last_token_that_came(autojump_clock: MockClock) -> None:
     chain = Chain(until=5)
     async with trio.open_nursery() as nursery:
@@ -154,16 +132,6 @@ async def test_a_deadline_depends_on_the_last_token_that_came(autojump_clock: Mo
         await trio.sleep(4)
         chain.end()
     assert [entry for entry in chain.evaluated if entry[0] == 5] == [(5, [1, 2, "at 3"])]
-
-
-async def test_a_token_whose_text_cannot_be_found_goes_the_general_way(autojump_clock: MockClock) -> None:
-    chain = Chain()
-    async with trio.open_nursery() as nursery:
-        await chain.start(nursery)
-        chain.put(2, 10_000, 3)  # no text has that id
-        assert chain.stage == [1, 2, "at 0", 10_000]
-        assert chain.texts == ["1,", "2,", "10000,", "3,"]
-        chain.end()
 
 
 async def test_an_error_of_the_receiver_is_one_of_the_last_relay_alone(autojump_clock: MockClock) -> None:
@@ -229,12 +197,3 @@ async def test_the_end_of_the_last_answer_cuts_off_the_whole_chain(autojump_cloc
         assert chain.stage[-1] == 3
         assert chain.texts == ["1,", "2,"]
         chain.source.end(None)
-
-
-async def test_an_answer_that_has_ended_before_its_relay_began_has_no_path(autojump_clock: MockClock) -> None:
-    last, path = AnyAnswer(10), FastPath(lambda *_: None)
-    last.put(one_token(1))
-    last.fail(EngineLost("gone"))
-    with pytest.raises(EngineLost):
-        await last.relay(lambda _: None, None, path)
-    assert last.fast_path is None

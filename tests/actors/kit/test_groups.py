@@ -37,13 +37,6 @@ def test_the_first_of_a_kind_is_found_and_one_of_another_kind_is_noticed(error: 
     assert consists_of(error, RequestError, KeyError)
 
 
-def test_an_error_that_is_no_group_is_its_own_leaf() -> None:
-    error = LinkLost("gone")
-    assert list(leaves(error)) == [error]
-    assert first_of(error, KeyError) is None
-    assert first_of(error, RequestError) is error
-
-
 def test_a_part_that_is_raised_keeps_nothing_of_what_its_frames_held() -> None:
     alive: WeakSet[Watched] = WeakSet()
 

@@ -28,14 +28,12 @@ from protocol.messages import Generate, Sampling
 from protocol.text_messages import Accepted, Respond
 from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.config import load
-from supervisor.config.schema import Cluster, EngineSection
+from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
-from supervisor.engines.sglang.section import SglangSection
-from supervisor.engines.simulated.section import SimulatedSection
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from tests.rig.assembly import built_assembly
-from tests.rig.calls import AnyAddress, AnyAnswer, AnyCall, AnyPriorityInbox, priority_inbox
+from tests.rig.calls import AnyAddress, AnyPriorityInbox, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, running_engine
 from tests.rig.tasks import append_result
 
@@ -257,54 +255,6 @@ async def test_the_time_of_prompts_behind_a_longer_one_begins_when_that_has_its_
     assert ends == expected
 
 
-async def test_the_time_for_a_whole_answer_begins_then_too_and_no_later_prompt_extends_it(
-    autojump_clock: MockClock,
-) -> None:
-    ends, deadlines = Ends(), Deadlines(release_s=1, first_token_s=5, gap_s=20, total_s=6)
-    async with working(10, Costs(prefill_s=0.09), deadlines) as (address, _, _), trio.open_nursery() as nursery:
-        nursery.start_soon(ask_and_note, ends, address, wanted("a", 40, 1))
-        await trio.sleep(0.1)  # it is computed until 4.6
-        for name, tokens_max in (("b", 2), ("c", 9)):
-            nursery.start_soon(ask_and_note, ends, address, wanted(name, 4, tokens_max))
-        await trio.sleep(8)
-        nursery.start_soon(ask_and_note, ends, address, wanted("d", 40, 1))
-    assert ends["a"] == ("answered", 4.6)
-    assert ends["b"][0] == "answered"
-    assert 6.1 < ends["b"][1] < 10.6
-    assert ends["c"] == ("late", 10.6)
-
-
-async def test_nobody_else_who_begins_or_leaves_begins_that_time_again(autojump_clock: MockClock) -> None:
-    costs, ends, deadlines = Costs(prefill_s=0.09), Ends(), Deadlines(release_s=1, first_token_s=5, gap_s=20)
-    async with working(10, costs, deadlines) as (address, _, _), trio.open_nursery() as nursery:
-        nursery.start_soon(ask_and_note, ends, address, wanted("a", 40, 1))
-        await trio.sleep(0.1)  # it is computed until 4.6
-        nursery.start_soon(ask, address, wanted("b", 4), 8.0)
-        nursery.start_soon(ask_and_note, ends, address, wanted("c", 4))
-        await wait_all_tasks_blocked()
-        costs.prefill_s = 0.9
-    assert ends == {"a": ("answered", 4.6), "c": ("late", 9.6)}
-
-
-@pytest.mark.parametrize(("size", "follows"), [(10, False), (11, True)], ids=["as long as may be", "longer"])
-async def test_a_prompt_that_fits_with_others_is_not_a_longer_one(
-    size: int, follows: bool, autojump_clock: MockClock
-) -> None:
-    async with working(10) as (address, engine, _), trio.open_nursery() as nursery:
-        for name, tokens in (("a", size), ("b", 10)):
-            nursery.start_soon(ask, address, wanted(name, tokens))
-            await wait_all_tasks_blocked()
-        assert engine.log == ["submit a", "submit b"][: 1 + follows]
-        nursery.cancel_scope.cancel()
-
-
-def test_without_a_bound_no_prompt_is_longer() -> None:
-    pending = PendingPrefill()
-    pending.add("a", 1_000_000)
-    assert not pending.has_longer
-    assert pending.fits_behind_longer(1_000_000)
-
-
 @pytest.mark.realtime
 async def test_an_engine_that_stands_still_behind_a_longer_prompt_is_found_as_soon_as_any() -> None:
     """In real time the replies of one turn are not of one instant."""
@@ -372,29 +322,6 @@ async def test_the_call_behind_one_that_leaves_enters_at_once(room: int, autojum
         nursery.cancel_scope.cancel()
 
 
-def call(name: str, size: int) -> AnyCall:
-    return AnyCall((name, size), AnyAnswer(0))
-
-
-async def test_the_most_urgent_is_next_though_there_was_no_room_for_it_in_the_queue(autojump_clock: MockClock) -> None:
-    inbox = AnyPriorityInbox(1, lambda request: request[0] == "b")
-    got = []
-
-    async def take() -> None:
-        while True:
-            got.append((await inbox.receive(lambda request: request[1] < 9)).request)
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(inbox.send, call("a", 8))
-        nursery.start_soon(take)
-        await wait_all_tasks_blocked()
-        for sent in (call("a", 9), call("a", 9), call("b", 1)):
-            nursery.start_soon(inbox.send, sent)
-            await wait_all_tasks_blocked()
-        assert got == [("a", 8), ("b", 1)]
-        nursery.cancel_scope.cancel()
-
-
 def test_room_that_is_given_back_twice_is_one_room() -> None:
     pending = PendingPrefill(10)
     pending.add("a", 4)
@@ -451,27 +378,6 @@ def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_
 
 
 # In cluster.toml --------------------------------------------------------------------------
-
-
-def section(cls: type[SglangSection | SimulatedSection] = SglangSection, **more: Any) -> EngineSection:
-    return cls(model="tiny", kv_tokens_max=4096, **more)
-
-
-@pytest.mark.parametrize(
-    ("engine", "most"),
-    [
-        (section(device="cpu"), 512),
-        (section(device="cuda"), 16_384),
-        (section(device="cuda", prefill_chunk=4096), 8192),
-        (section(SimulatedSection), 4096),
-        (section(device="cuda", prefill_chunk=4096, pending_prefill_tokens_max=100), 100),
-        (section(device="cuda", leg="prefill"), 16_384),
-        (section(device="cuda", leg="prefill", pending_prefill_tokens_max=100), 100),
-        (section(device="cuda", leg="decode"), 0),
-    ],
-)
-def test_the_bound_of_pending_prompts_is_two_chunks_by_default(engine: EngineSection, most: int) -> None:
-    assert engine.pending_prefill_max == most
 
 
 def test_the_bound_of_pending_prompts_is_a_key_of_engines_that_compute_them(tmp_path: Path) -> None:

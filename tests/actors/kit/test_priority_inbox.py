@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.kit.calls import BugCounter
-from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, priority_inbox
+from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox
 
 
 def call(urgency: int, name: str | int = "") -> AnyCall:
@@ -23,24 +22,6 @@ def call(urgency: int, name: str | int = "") -> AnyCall:
 
 def new_inbox(size: int = 10) -> AnyPriorityInbox:
     return AnyPriorityInbox(size, lambda request: request[0])
-
-
-async def test_the_most_urgent_goes_first_and_equals_in_their_order(nursery: trio.Nursery) -> None:
-    inbox = new_inbox()
-    for urgency, name in [(0, "a"), (5, "b"), (0, "c"), (5, "d"), (-1, "e")]:
-        await inbox.send(call(urgency, name))
-    assert [(await inbox.receive()).request[1] for _ in range(5)] == ["b", "d", "a", "c", "e"]
-    assert inbox.waiting == (0, 0)
-
-
-async def test_room_goes_to_the_most_urgent_call_that_waits(nursery: trio.Nursery) -> None:
-    inbox = new_inbox(1)
-    await inbox.send(call(9, "first"))
-    for urgency, name in [(1, "low"), (5, "high")]:
-        nursery.start_soon(inbox.send, call(urgency, name))
-        await trio.testing.wait_all_tasks_blocked()
-    assert inbox.waiting == (1, 2)
-    assert [(await inbox.receive()).request[1] for _ in range(3)] == ["first", "high", "low"]
 
 
 async def test_an_asker_that_gives_up_leaves_its_room_to_the_next(autojump_clock: MockClock) -> None:
@@ -102,16 +83,6 @@ async def test_a_call_whose_asker_leaves_is_taken_out_wherever_it_stands(nursery
     assert inbox.waiting == (0, 0)
 
 
-async def test_a_call_that_was_taken_is_no_more_the_inboxs_when_its_asker_leaves() -> None:
-    inbox = new_inbox()
-    taken = call(0)
-    await inbox.send(taken)
-    await inbox.send(call(0, "next"))
-    assert await inbox.receive() is taken
-    taken.leave()
-    assert inbox.waiting == (1, 0)
-
-
 async def test_the_most_urgent_goes_first_even_from_outside(nursery: trio.Nursery) -> None:
     inbox, done = new_inbox(2), []
 
@@ -165,19 +136,6 @@ async def test_a_cancelled_asker_puts_nothing_in() -> None:
         scope.cancel()
         await inbox.send(call(0))
     assert inbox.waiting == (0, 0)
-
-
-async def test_its_address_asks_like_any_other(nursery: trio.Nursery) -> None:
-    address, inbox = priority_inbox(2, lambda request: request)
-
-    async def answer() -> None:
-        taken = await inbox.receive()
-        with taken.answering(BugCounter()) as replies:
-            replies.end(taken.request * 2)
-
-    nursery.start_soon(answer)
-    async with address.ask(21, 0) as answered:
-        assert await answered.result() == 42
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])

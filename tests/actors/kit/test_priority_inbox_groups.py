@@ -47,13 +47,6 @@ async def test_a_call_that_does_not_fit_holds_up_its_own_group_alone(autojump_cl
     assert inbox.waiting_by_group() == {}
 
 
-async def test_of_calls_that_fit_the_most_urgent_is_taken_then_the_oldest(autojump_clock: MockClock) -> None:
-    inbox = new_inbox()
-    for number, (group, priority) in enumerate([("a", 0), ("b", 0), ("a", 1), ("b", 2), ("c", 0), ("b", 0)]):
-        await inbox.send(call(group, number, priority))
-    assert [await taken(inbox, *"abc") for _ in range(6)] == [3, 2, 0, 1, 4, 5]
-
-
 async def test_the_calls_of_all_groups_are_bounded_together(autojump_clock: MockClock) -> None:
     inbox = new_inbox(2)
     async with trio.open_nursery() as nursery:
@@ -66,15 +59,6 @@ async def test_the_calls_of_all_groups_are_bounded_together(autojump_clock: Mock
         assert await taken(inbox, "idle") == "other", "it is taken though there was no room for it"
         assert inbox.waiting == (2, 1)
         assert [await taken(inbox, "full") for _ in range(3)] == [0, 1, 2]
-
-
-async def test_owners_take_turns_within_each_group(autojump_clock: MockClock) -> None:
-    inbox = new_inbox(20)
-    for owner in ("alice", "alice", "alice", "bob"):
-        for group in "ab":
-            await inbox.send(call(group, owner, owner=owner))
-    assert [await taken(inbox, "a") for _ in range(3)] == ["alice", "bob", "alice"]
-    assert [await taken(inbox, "b") for _ in range(3)] == ["alice", "bob", "alice"]
 
 
 async def test_a_call_of_one_group_passes_by_the_calls_of_others(autojump_clock: MockClock) -> None:
@@ -124,17 +108,6 @@ async def test_a_receiver_of_one_group_is_not_woken_by_calls_of_others(autojump_
         await trio.testing.wait_all_tasks_blocked()
         assert got[4:] == [("a", 5)]
         nursery.cancel_scope.cancel()
-
-
-async def test_those_who_left_are_dropped_in_any_group(autojump_clock: MockClock) -> None:
-    inbox = new_inbox()
-    calls = [call(group, number) for number, group in enumerate("abab")]
-    for each in calls:
-        await inbox.send(each)
-    for each in calls[:2]:
-        each.leave()
-    assert [await taken(inbox, *"ab") for _ in range(3)] == [2, 3, None]
-    assert inbox.waiting == (0, 0)
 
 
 async def test_all_groups_are_turned_away(autojump_clock: MockClock) -> None:

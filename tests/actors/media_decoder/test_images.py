@@ -130,12 +130,6 @@ def test_a_corrupt_exif_does_not_matter(damage: bytes) -> None:
     assert decoded(content, ContentKind.JPEG).size == (WIDTH, HEIGHT)
 
 
-def test_an_orientation_that_is_none_is_ignored() -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 77
-    assert images.inspect(saved(picture(), "JPEG", exif=exif), ContentKind.JPEG, BOUNDS) == ImageFacts(HEIGHT, WIDTH)
-
-
 def test_whatever_is_wrong_with_a_cut_animation_is_a_refusal() -> None:
     content = samples.animated("GIF")
     for length in range(len(content)):

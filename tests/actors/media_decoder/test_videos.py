@@ -40,11 +40,6 @@ def test_the_frames_that_are_kept_are_those_of_their_places(container: str, kind
     assert found[1] == found[2]
 
 
-def test_a_frame_is_resized() -> None:
-    (frame,) = videos.decode(samples.video(), ContentKind.MP4, FACTS, 28, 56, (5,))
-    assert len(frame) == 28 * 56 * 3
-
-
 def test_a_video_of_a_telephone_is_turned_upright() -> None:
     content = samples.turned_video()
     facts = videos.inspect(content, ContentKind.MP4, BOUNDS)
@@ -66,11 +61,6 @@ def test_a_video_beyond_a_limit_is_refused_before_it_is_decoded(bounds: Bounds, 
     assert caught.value.code == "too_large"
 
 
-def test_a_narrow_video_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"at most 1\.2 times"):
-        videos.inspect(samples.video(), ContentKind.MP4, Bounds(1_000_000, 1.2, 100, 100.0))
-
-
 @each_container
 def test_a_truncated_video_is_refused(container: str, kind: ContentKind) -> None:
     content = samples.video(container)
@@ -89,10 +79,3 @@ def test_a_file_without_a_picture_is_refused() -> None:
     with pytest.raises(Refusal, match="has no video") as caught:
         videos.inspect(samples.sound(), ContentKind.MP4, BOUNDS)
     assert caught.value.code == "unsupported"
-
-
-def test_frames_out_of_order_are_a_bug() -> None:
-    for kept in ((3, 1), (), (-1, 0), (12,)):
-        with pytest.raises(Refusal) as caught:
-            list(videos.decode(samples.video(), ContentKind.MP4, FACTS, HEIGHT, WIDTH, kept))
-        assert caught.value.code == "bug"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, evolve
 
-from actors.routing.candidates import LEADING_MAX, Candidates, Choice, WorkerCandidates
+from actors.routing.candidates import Candidates, Choice, WorkerCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
@@ -108,18 +108,6 @@ async def test_a_policy_may_let_a_prompt_wait_but_not_one_that_moves() -> None:
     assert route.name == "b"
 
 
-async def test_a_request_that_moves_goes_to_an_idle_worker_though_its_prompt_is_where_it_would_wait() -> None:
-    def longest(_: Generate, candidates: Candidates) -> Choice | None:
-        load = candidates.find("b") or next(iter(candidates), None)
-        return None if load is None else Choice(load)
-
-    pool = FakePool([Computing("a"), Computing("b", pending=100)], None)
-    routing = Routing(pool, longest, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    route = routing.choose_idle(generate(), ())
-    assert route is not None
-    assert route.name == "a"
-
-
 def test_a_reservation_takes_the_last_slot() -> None:
     one = [Fake("a", slots=1), Fake("b", slots=2)]
     assert names(candidates(one, reserved=["a", "b"], room=begins)) == ["b"]
@@ -137,24 +125,6 @@ def test_ranked_workers_are_looked_at_up_to_the_first_that_nothing_speaks_agains
     found = candidates(ranked, reserved=["w0"])
     assert names(found.leading(generate())) == ["w0", "w1"]
     assert ranked.looked_at == ["w0", "w1"]
-
-
-def test_of_ranked_workers_without_memory_so_many_lead() -> None:
-    ranked = Ranked([Tight(f"{number:03}") for number in range(2 * LEADING_MAX)])
-    assert len(candidates(ranked).leading(generate())) == len(ranked.looked_at) == LEADING_MAX
-
-
-def test_ranked_workers_end_at_the_first_without_room() -> None:
-    ranked = Ranked([Fake("a"), Fake("b", more=4), Fake("c", more=4), Fake("d", more=4)])
-    assert names(candidates(ranked)) == ["a"]
-    assert ranked.looked_at == ["a", "b"]
-
-
-def test_a_candidate_leads_to_its_worker() -> None:
-    found = candidates(FOUR)
-    load = found.find("d")
-    assert load is not None
-    assert found.worker(load) is FOUR[3]
 
 
 def test_of_ranked_workers_those_behind_one_without_memory_are_candidates_for_a_move() -> None:

@@ -13,7 +13,7 @@ from attrs import Factory, define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import Answer
-from actors.routing.encoding import Encoding, Work, placed, rank
+from actors.routing.encoding import Encoding, Work, rank
 from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
@@ -129,16 +129,6 @@ async def test_an_item_without_pixels_is_not_asked_for(autojump_clock: MockClock
         assert [request.item for request in one.asked] == [pixels(2)]
 
 
-async def test_a_request_for_an_item_has_an_id_of_its_own_and_the_rest_of_the_request(
-    autojump_clock: MockClock,
-) -> None:
-    one = FakeEncoder("a")
-    async with encoding(one) as (leg, _, _):
-        await leg.embeddings(work(1, 2))
-        assert {request.id for request in one.asked} == {f"{number:032x}" for number in (0, 1)}
-        assert {(request.priority, request.owner, request.alone) for request in one.asked} == {(3, "key", False)}
-
-
 async def test_equal_items_go_to_the_same_encoder_and_all_encoders_are_used(autojump_clock: MockClock) -> None:
     names = ["a", "b", "c"]
     encoders = [FakeEncoder(name) for name in names]
@@ -211,14 +201,6 @@ async def test_an_item_that_crashes_encoders_by_itself_fails(autojump_clock: Moc
         assert sum(len(each.asked) for each in encoders) == 2
 
 
-async def test_an_encoder_that_is_lost_again_and_again_is_not_asked_for_ever(autojump_clock: MockClock) -> None:
-    one = FakeEncoder("a", [LinkLost("gone")] * 99)
-    async with encoding(one) as (leg, _, _):
-        with pytest.raises(LinkLost):
-            await leg.embeddings(work(1))
-        assert len(one.asked) == 1 + FailoverLimits().resumes_max
-
-
 async def test_without_an_encoder_an_item_waits_for_one_and_then_is_refused(autojump_clock: MockClock) -> None:
     only = FakeEncoder("a", up=False)
     async with encoding(only) as (leg, _, _):
@@ -246,16 +228,6 @@ async def test_leaving_ends_every_item(autojump_clock: MockClock) -> None:
             await leg.embeddings(work(1, 2, 3))
         assert one.busy == 0
         assert observer.ended == [("a", "left")] * 3
-
-
-def test_places_are_what_a_decode_gets() -> None:
-    assert placed((embedded(pixels(1)),)) == (pixels(1).place,)
-
-
-def test_every_name_ranks_highest_for_some_digest() -> None:
-    names = [f"node-{number}/e" for number in range(8)]
-    favourites = {preferred(names, number) for number in range(200)}
-    assert favourites == {*names}
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -43,11 +43,6 @@ def test_a_prompt_that_has_begun_is_expected_no_more() -> None:
     assert expected.blocks((1, 2)) == {}
 
 
-def test_a_prompt_without_a_full_block_is_not_expected() -> None:
-    assert ExpectedPrefixes().add("a", ()) is None
-    assert ExpectedPrefixes().blocks(()) == {}
-
-
 def test_only_the_latest_prompts_of_a_beginning_are_compared() -> None:
     expected = ExpectedPrefixes()
     expected.add("old", (1, 2))

@@ -9,7 +9,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.routing.failover import is_planned, resumes_exactly
+from actors.routing.failover import resumes_exactly
 from actors.routing.route import FailoverLimits
 from protocol.cluster import Leg
 from protocol.errors import (
@@ -25,7 +25,6 @@ from protocol.errors import (
 )
 from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
 from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
-from tests.rig.tasks import call_later
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -166,19 +165,6 @@ async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(aut
         assert (len(rig.worker("a").asked), trio.current_time()) == (1, 2.5), "nobody is worth waiting for"
 
 
-@pytest.mark.parametrize(("back_s", "whole"), [(9, True), (11, False)])
-async def test_a_request_whose_engine_died_waits_for_another_that_is_down_for_a_moment(
-    back_s: int, whole: bool, autojump_clock: MockClock
-) -> None:
-    gone = EngineLost("gone")
-    async with routed(Fake("a", [Play(gone, 2)]), Fake("b")) as rig, trio.open_nursery() as nursery:
-        rig.pool.change("b")
-        nursery.start_soon(call_later, 2.5 + back_s, rig.pool.back)
-        await check_ends(rig, None if whole else gone)
-        assert rig.worker("b").times == ([2.5 + back_s] if whole else [])
-        assert whole or trio.current_time() == 12.5
-
-
 @pytest.mark.parametrize(("leg", "waits"), [(Leg.PREFILL, True), (Leg.BOTH, True), (Leg.DECODE, False)])
 async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_both_legs(
     leg: Leg, waits: bool, autojump_clock: MockClock
@@ -199,24 +185,6 @@ async def test_a_lone_worker_that_is_never_ready_is_asked_ever_more_seldom(autoj
         times = rig.worker("a").times
         assert times[:8] == pytest.approx([0, 0.6, 1.3, 2.2, 3.5, 5.6, 8.1, 10.6])
         assert len(times) < 30
-
-
-async def test_a_worker_that_was_not_ready_and_then_lost_is_asked_again_soon(autojump_clock: MockClock) -> None:
-    plays = [*[Play(NotReady("it starts"), 0)] * 3, Play(LinkLost("gone"), 1), Play(NotReady("it starts"), 0)]
-    async with routed(Fake("a", plays)) as rig:
-        check_whole(await ask(rig, generate()), generate())
-        assert rig.worker("a").times == pytest.approx([0, 0.6, 1.3, 2.2, 3.8, 4.5])
-
-
-async def test_another_worker_is_asked_at_once_however_often_the_first_was_not_ready(autojump_clock: MockClock) -> None:
-    never = Play(NotReady("it starts"), 0)
-    async with routed(Fake("a", otherwise=never), Fake("b")) as rig, trio.open_nursery() as nursery:
-        rig.pool.change("b")
-        nursery.start_soon(ask, rig, generate())
-        await trio.sleep(9)
-        rig.pool.back()
-        await trio.sleep(1)
-        assert (rig.worker("a").times[-1], rig.worker("b").times) == (pytest.approx(8.1), [9])
 
 
 async def test_a_request_that_may_be_what_kills_engines_kills_no_more_of_them(autojump_clock: MockClock) -> None:
@@ -243,26 +211,12 @@ async def test_a_request_that_has_begun_goes_ahead_of_those_that_have_not(autoju
         assert (asked[:2], sorted(asked[2:])) == (["other", "new 1"], ["0", "1", "2"])
 
 
-async def test_one_that_was_lost_is_not_asked_again_while_there_is_another(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b", more=3)) as rig:
-        await ask(rig, generate())
-        assert len(rig.worker("b").asked) == 1
-
-
 async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as rig:
         first = text(PROMPT)[:3]
         got = await ask(rig, evolve(generate(), tokens=PROMPT + first, said=3))
         assert got.ids == text(PROMPT)[3:9]
         assert rig.worker("b").asked[0].said == 5
-
-
-async def test_a_bug_fails_its_request_alone(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
-    async with routed(Fake("a", [Play(ValueError("x"), 1)])) as rig:  # type: ignore[arg-type]
-        with pytest.raises(InternalError):
-            await ask(rig, generate())
-        check_whole(await ask(rig, generate()), generate())
-    assert "a bug failed a request" in caplog.text
 
 
 # Planned losses --------------------------------------------------------------------------
@@ -297,9 +251,3 @@ async def test_drains_have_a_limit_of_their_own(most: int, whole: bool, autojump
     workers = [Fake(str(n), [Play(drain, 1)], more=n) for n, drain in enumerate(drains)]
     async with routed(*workers, Fake("last", slots=9, more=8), limits=FailoverLimits(drains_max=most)) as rig:
         await check_ends(rig, None if whole else drains[2])
-
-
-def test_what_is_planned() -> None:
-    assert is_planned(Draining("x"))
-    assert is_planned(Replaced("x"))
-    assert not any(map(is_planned, (LinkLost("x"), EngineLost("x"), NotReady("x"))))

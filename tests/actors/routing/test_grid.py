@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,24 +25,14 @@ def axes(draw: st.DrawFn) -> Axis:
         (Axis(0, 32_000, 2), 0, 0),
         (Axis(0, 32_000, 2), 15_999, 0),
         (Axis(0, 32_000, 2), 16_000, 1),
-        (Axis(0, 32_000, 2), 31_999, 1),
         (Axis(0, 32_000, 2), 32_000, 1),
-        (Axis(0, 32_000, 2), 10**30, 1),
         (Axis(10, 3_000, 2), 0, 0),  # 0 is a value: the fastest
-        (Axis(10, 3_000, 2), 10, 0),
         (Axis(10, 3_000, 2), 1_504.999, 0),
         (Axis(10, 3_000, 2), 1_505, 1),
-        (Axis(10, 3_000, 2), 1e12, 1),
-        (Axis(5, 100, 3), 36.6, 0),
-        (Axis(5, 100, 3), 36.7, 1),
         (Axis(5, 100, 3), 68.4, 2),
-        (Axis(0, 1, 10), 0.1, 1),
         (Axis(0, 1, 10), 0.3, 2),  # 0.3 / 0.1 is 2.9999999999999996: as the formula rounds, not as a reader would
-        (Axis(0, 1, 10), 0.7, 6),
-        (Axis(0.1, 0.7, 3), 0.7, 2),
         (Axis(0.1, 0.7, 3), 0.6999999999999999, 2),
         (Axis(0, 3, 3), 1 - 2**-53, 0),
-        (Axis(0, 7, 1), 3, 0),
         (Axis(-1.5, -0.5, 2), -1.0, 1),
     ],
 )
@@ -57,44 +45,6 @@ def test_every_finite_value_has_the_cell_of_the_formula(axis: Axis, value: float
     expected = max(0, min(int((value - axis.low) / axis.step), axis.resolution - 1))
     assert axis.cell(value) == expected
     assert 0 <= axis.cell(value) < axis.resolution
-
-
-@given(axes(), NUMBERS, NUMBERS)
-def test_a_larger_value_has_no_lower_cell(axis: Axis, one: float, other: float) -> None:
-    assert axis.cell(min(one, other)) <= axis.cell(max(one, other))
-
-
-@given(axes(), NUMBERS)
-def test_a_cell_is_off_by_a_rounding_error_at_most(axis: Axis, value: float) -> None:
-    low, high = Fraction(axis.low), Fraction(axis.high)
-    exact = (Fraction(value) - low) / (high - low) * axis.resolution
-    tolerance = Fraction(1, 2**40) * axis.resolution
-    if axis.low <= value <= axis.high and axis.step > 1e-6:
-        assert exact - 1 - tolerance <= axis.cell(value) <= exact + tolerance
-
-
-GRID = Grid(Axis(0, 32_000, 2), Axis(10, 3_000, 2), (("quick", "cheap"), ("long-quick", "long-cheap")))
-
-
-@pytest.mark.parametrize(
-    ("length", "target_ms", "pool"),
-    [
-        (0, 0, "quick"),
-        (0, 0.0, "quick"),
-        (100, 10, "quick"),
-        (100, 1_504.9, "quick"),
-        (100, 1_505, "cheap"),  # the midpoint itself
-        (100, None, "cheap"),
-        (100, 1e9, "cheap"),
-        (15_999, 200, "quick"),
-        (16_000, 200, "long-quick"),
-        (16_000, None, "long-cheap"),
-        (10**9, 0, "long-quick"),
-        (10**9, 1e9, "long-cheap"),
-    ],
-)
-def test_length_and_target_together_name_the_pool(length: int, target_ms: float | None, pool: str) -> None:
-    assert GRID.pool(length, target_ms) == pool
 
 
 @given(st.integers(0, 10**7), st.one_of(st.none(), NUMBERS), axes(), axes())

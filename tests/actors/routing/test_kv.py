@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from attrs import Factory, define, evolve, frozen
+from attrs import define, evolve
 
 from actors.routing.candidates import LEADING_MAX, TakenChoice
 from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
@@ -102,11 +102,6 @@ def test_a_worker_without_memory_for_the_request_is_the_last() -> None:
     assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, full)[0] == "a"
 
 
-def test_what_a_worker_has_in_its_cache_needs_no_more_memory_there() -> None:
-    nearly_full = evolve(B, kv_tokens=9_900, kv_tokens_max=10_000)
-    assert chosen(policy({"b": PROMPT}, load_tokens=0.0), wanted(), A, nearly_full)[0] == "b"
-
-
 def test_requests_without_a_limit_for_their_answers_go_where_their_beginning_is() -> None:
     asked = wanted()
     unlimited = evolve(asked, sampling=evolve(asked.sampling, tokens_max=131_072))
@@ -184,17 +179,6 @@ async def test_a_session_has_the_workers_of_both_legs_once_a_pair_is_taken() -> 
     assert len(made.expected) == 0
 
 
-async def test_a_move_that_does_not_begin_at_once_moves_no_session() -> None:
-    made, small = policy(), Fake("a")
-    pool = FakePool([small], None)
-    routing = Routing(pool, made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Fake, "load", property(lambda _: Load("a", 0, 4, kv_tokens=90, kv_tokens_max=100)))
-        assert routing.choose_idle(wanted(session="s"), ()) is None
-    assert made.sessions.get(Leg.BOTH, "s") is None
-    assert (len(made.expected), routing.statistics().requests) == (0, 0)
-
-
 def test_a_temperature_spreads_by_cost() -> None:
     made = policy({"a": PROMPT}, temperature=0.5)
     counts = Counter(chosen(made, wanted(), A, B)[0] for _ in range(2000))
@@ -213,11 +197,6 @@ def test_without_events_load_decides() -> None:
     request = evolve(generate(prompt=PROMPT), hints=None)
     assert chosen(policy(), request, evolve(A, busy=2), B) == ("b", 0)
     assert policy()(request, Loads([])) is None
-
-
-def test_workers_without_any_blocks_are_compared_with_those_that_have_some() -> None:
-    made = policy({"a": PROMPT})
-    assert chosen(made, wanted(list(range(9))), evolve(A, busy=1), B)[0] == "b"
 
 
 async def burst(prompts: list[list[int]], workers: int) -> Counter[str]:
@@ -246,13 +225,6 @@ async def test_prompts_of_a_burst_that_begin_alike_go_together() -> None:
             assert route is not None
             homes.setdefault(number, set()).add(route.name)
     assert sum(map(len, homes.values())) <= 1.5 * len(groups), "most groups are computed once"
-
-
-async def test_a_prompt_that_is_being_computed_is_expected_in_the_cache() -> None:
-    fakes = [Fake("w0", slots=8)]
-    routing = Routing(FakePool([*fakes], None), policy(), FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    routes = [routing.choose(wanted([*PROMPT, *range(number)])) for number in range(2)]
-    assert [None if route is None else route.overlap for route in routes] == [0, 10 * PAGE]
 
 
 async def test_what_is_expected_ends_with_the_route() -> None:
@@ -328,31 +300,9 @@ def test_what_a_worker_has_told_of_and_dropped_is_expected_no_more() -> None:
     assert chosen(made, wanted(), A) == ("a", 4 * PAGE)
 
 
-def test_what_a_worker_tells_of_an_answer_before_its_end_leaves_the_rest_expected() -> None:
-    made, answer = policy({"a": PROMPT[:PAGE]}), [7] * 4 * PAGE
-    first = wanted(PROMPT[: 2 * PAGE])
-    further = wanted([*first.tokens, *answer, *range(PAGE)])
-    followed = taken(made, first, A)
-    followed.begun()
-    made.index.apply("a", [BlockEvent(STORED, 0, hashes_of(further)[1:4])])
-    followed.answered(answer)
-    assert chosen(made, further, A) == ("a", 6 * PAGE)
-
-
 def hashes_of(request: Generate) -> tuple[int, ...]:
     assert request.hints is not None
     return tuple(request.hints.blocks[0].hashes)
-
-
-def test_what_is_computed_after_a_flush_is_expected_before_the_first_event() -> None:
-    made = policy({"a": PROMPT})
-    made.index.apply("a", [BlockEvent(CLEARED, 0)])
-    made.index.add_holders("a", 1)
-    followed = taken(made, wanted(), A)
-    followed.begun()
-    assert chosen(made, wanted(), A) == ("a", 9 * PAGE)
-    made.index.apply("a", [BlockEvent(CLEARED, 0)])
-    assert chosen(made, wanted(), A) == ("a", 0)
 
 
 @pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
@@ -381,27 +331,6 @@ def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
     assert len(made.recent) == 1, "its prompt alone"
     longest.answered([1] * ANSWER_BLOCKS_MAX * PAGE)
     assert len(made.recent) == 2
-
-
-def test_a_worker_that_has_computed_a_prompt_just_now_is_found_among_many() -> None:
-    system, names = PROMPT[: 2 * PAGE], [f"w{number:02d}" for number in range(20)]
-    made = policy(dict.fromkeys(names, system))
-    loads = [Load(name, 0, 8) for name in names]
-    first = taken(made, wanted(), loads[19])
-    first.begun()
-    assert chosen(made, wanted(), *loads) == ("w19", 9 * PAGE)
-
-
-def test_the_page_size_of_a_worker_is_the_one_that_its_cache_is_found_by() -> None:
-    made = policy()
-    sizes = [PromptBlocks(size, *block_hashes_after(b"", PROMPT, size)) for size in (PAGE, 4 * PAGE)]
-    request = evolve(wanted(), hints=RoutingHints("", tuple(sizes)))
-    made.index.apply("b", [BlockEvent(STORED, 0, sizes[1].hashes)])
-    other = wanted([*PROMPT[:PAGE], *range(3 * PAGE)])
-    first = taken(made, other, B)
-    assert chosen(made, request, A, B) == ("b", 8 * PAGE)
-    first.begun()
-    assert chosen(made, request, A, B) == ("b", 8 * PAGE)
 
 
 def of_both_sizes(prompt: Sequence[int] = PROMPT) -> Generate:
@@ -444,26 +373,6 @@ def test_what_a_life_of_a_cache_has_is_not_expected_in_the_next_one() -> None:
     assert chosen(made, wanted(), A) == ("a", 0)
     made.index.apply("a", [BlockEvent(STORED, 0, block_hashes(PROMPT[:PAGE], PAGE))])
     assert chosen(made, wanted(), A) == ("a", PAGE)
-
-
-def test_a_prompt_that_was_left_is_expected_no_more() -> None:
-    made = policy({"a": PROMPT[:PAGE]})
-    followed = taken(made, wanted(), A)
-    assert made(wanted(), Loads([A])) == made(wanted(), Loads([evolve(A)]))
-    followed.ended()
-    assert chosen(made, wanted(), A) == ("a", PAGE)
-
-
-async def test_no_tokens_are_reserved_for_what_is_expected_in_a_cache() -> None:
-    fakes = [Fake("w0"), Fake("w1")]
-    made = policy({"w0": PROMPT})
-    routing = Routing(FakePool([*fakes], None), made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    route = routing.choose(wanted())
-    assert route is not None
-    assert (route.name, route.overlap) == ("w0", 9 * PAGE)
-    assert dict(routing.reservations.prompts) == {"w0": PAGE}
-    route.end()
-    assert not routing.reservations.prompts
 
 
 async def test_what_an_earlier_request_is_to_compute_counts_as_cached_only_once_it_has() -> None:
@@ -527,42 +436,7 @@ def test_a_rank_with_a_prefix_is_compared_however_many_less_loaded_ones_there_ar
     made = policy()
     made.index.apply("z", [BlockEvent(STORED, 11, block_hashes(PROMPT, PAGE))])
     others = [Load(f"{letter}#{rank}", 0, 8) for letter in "abcd" for rank in range(8)]
-    few = Few([*others, *of_ranks(*range(12), engine="z")])
+    few = Loads([*others, *of_ranks(*range(12), engine="z")])
     choice = made(wanted(), few)
     assert choice is not None
     assert (choice.load.name, choice.overlap) == ("z#11", 9 * PAGE)
-
-
-@frozen
-class Few(Loads):
-    """Candidates of which the policy sees the first by itself, and the others by their names."""
-
-    asked: list[str] = Factory(list)
-
-    def find(self, name: str) -> Load | None:
-        self.asked.append(name)
-        return super().find(name)
-
-
-def test_events_of_a_rank_that_an_engine_does_not_have_change_nothing() -> None:
-    made = policy()
-    made.index.apply("a", [BlockEvent(STORED, 5, block_hashes(PROMPT, PAGE))])
-    assert chosen(made, wanted(), A, evolve(B, busy=1)) == ("a", 0)
-    few = Few([B, *(Load(f"c{number}", 0, 8) for number in range(LEAST_LOADED_MAX)), evolve(A, busy=7)])
-    made(wanted(), few)
-    assert few.asked == ["a#5"]  # its only rank has nothing of the prompt
-
-
-def test_a_burst_of_equal_prompts_is_spread_over_the_ranks_of_an_engine_by_what_they_have_to_compute() -> None:
-    made = policy(load_tokens=2 * PAGE)
-    loads = {load.name: load for load in of_ranks(0, 1, 2, 3)}
-    counts = Counter[str]()
-    for _ in range(32):
-        choice = made(wanted(), Loads(list(loads.values())))
-        assert choice is not None
-        assert choice.on_taken is not None
-        choice.on_taken()
-        name = choice.load.name
-        counts[name] += 1
-        loads[name] = evolve(loads[name], busy=loads[name].busy + 1)
-    assert max(counts.values()) <= 1.5 * 32 / 4, counts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -122,29 +121,6 @@ def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come
     assert held == {Leg.PREFILL: 6, Leg.DECODE: 9, Leg.BOTH: 9}
     assert [Load("a", 0, 1, kv_tokens_max=8, leg=leg).fits(request) for leg in (Leg.PREFILL, Leg.BOTH)] == [True, False]
     assert Load("a", 0, 1, kv_tokens_max=8).fits(request, cached=1)
-
-
-def test_a_worker_whose_memory_is_unknown_has_room() -> None:
-    assert Load("a", 0, 1).fits(generate(tokens_max=10**9))
-    assert not Load("a", 1, 1).overcommitted
-    assert Load("a", 2, 1).overcommitted
-    assert Load("a", 1, 4, kv_tokens=9, kv_tokens_max=8).overcommitted
-
-
-@given(loads, st.randoms(use_true_random=False))
-def test_the_choice_does_not_depend_on_the_order(every: list[Load], rng: random.Random) -> None:
-    mixed = rng.sample(every, len(every))
-    assert least_of(every) == least_of(mixed)
-
-
-@given(loads, st.data())
-def test_a_busier_worker_does_not_change_the_choice(every: list[Load], data: st.DataObject) -> None:
-    chosen = next(place for place, load in enumerate(every) if load is least_of(every))
-    other = data.draw(st.integers(0, len(every) - 1))
-    busier = [*every]
-    if other != chosen:
-        busier[other] = evolve(every[other], busy=every[other].busy + 1)
-    assert least_of(busier) is busier[chosen]
 
 
 def test_a_router_with_less_than_its_share_may_let_one_request_wait_at_a_full_worker() -> None:

@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.routing.least_loaded import least_loaded
-from actors.routing.load import Load
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
-from actors.routing.ports import RoutingObserver
-from actors.routing.reservations import Reservations
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
@@ -67,18 +64,6 @@ def test_a_rate_of_failures_ejects_a_worker_as_well() -> None:
     assert outliers, "six of ten"
 
 
-def test_one_request_at_a_time_probes_an_ejected_worker() -> None:
-    outliers = OutlierDetector()
-    fail(outliers, times=3)
-    assert outliers.begin_probe("a", "one")
-    assert outliers.avoided("a", 10), "a request probes it"
-    outliers.end_probe("a", "one")
-    assert not outliers.avoided("a", 10)
-    assert outliers.answered("a", LIMITS, 11)
-    assert not outliers
-    assert not outliers.begin_probe("a", "one")
-
-
 def test_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     outliers = OutlierDetector()
     fail(outliers, times=3)
@@ -90,17 +75,6 @@ def test_one_request_at_a_time_probes_whatever_others_end_or_fail() -> None:
     assert outliers.avoided("a", 1_000), "the first one still"
     outliers.end_probe("a", "first")
     assert not outliers.avoided("a", 1_000)
-
-
-def test_an_earlier_probe_does_not_end_a_later_one() -> None:
-    outliers = OutlierDetector()
-    fail(outliers, times=3)
-    assert outliers.begin_probe("a", "first")
-    assert outliers.answered("a", LIMITS, 11), "and the first goes on to speak"
-    fail(outliers, times=3, now=12)
-    assert outliers.begin_probe("a", "second")
-    outliers.end_probe("a", "first")
-    assert outliers.avoided("a", 1_000), "the second one probes it"
 
 
 def test_an_answer_to_a_request_from_before_the_ejection_does_not_count() -> None:
@@ -123,14 +97,6 @@ def test_each_ejection_is_twice_as_long_up_to_a_limit_until_a_quiet_time() -> No
     outliers.answered("a", LIMITS, now + 60)
     fail(outliers, times=3, now=now + 130)
     assert [each.for_s for each in outliers.ejected(now + 130)] == [10]
-
-
-@pytest.mark.parametrize(("peers", "most"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
-def test_no_more_than_a_share_of_a_leg_is_ejected(peers: int, most: int) -> None:
-    outliers = OutlierDetector()
-    for number in range(peers):
-        fail(outliers, str(number), times=9, peers=peers)
-    assert len(list(outliers.ejected(0))) == most
 
 
 def test_a_worker_that_is_gone_is_forgotten() -> None:
@@ -347,16 +313,6 @@ async def test_a_prefill_that_fails_with_many_decodes_is_ejected_and_not_pair_by
         assert met(rig, "p0") <= 5 + (10 * (1 + late_s) if at_once else 1), "at once also those that were on the way"
 
 
-async def test_a_decode_that_fails_with_many_prefills_is_ejected_and_not_pair_by_pair(
-    autojump_clock: MockClock,
-) -> None:
-    workers = [*pairs(4, 1, cut=("p0", "p1", "p2", "p3")), *pairs(0, 3, cut=())[1:]]
-    async with routed(*workers) as rig:
-        assert await many(rig, 50) == []
-        assert ejected(rig) == ["d0"]
-        assert len(rig.worker("d0").asked) <= 5 + 10
-
-
 @pytest.mark.parametrize("bad", ["d0", "p0"])
 @pytest.mark.parametrize("told_by", [Leg.PREFILL, Leg.DECODE])
 async def test_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
@@ -379,12 +335,6 @@ async def test_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
     async with routed(*decodes, *prefills, limits=FOR_LONG) as rig:
         await many(rig, 100)
         assert ejected(rig) == [bad]
-
-
-async def test_two_prefills_that_fail_are_both_ejected_and_no_decode(autojump_clock: MockClock) -> None:
-    async with routed(*pairs(4, 8, cut=("p0", "p1")), limits=FOR_LONG) as rig:
-        assert await one_by_one(rig, 20) == ["p0", "p1"]
-        assert met(rig, "p0") + met(rig, "p1") <= 2 * (5 + 1)
 
 
 async def test_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
@@ -454,29 +404,6 @@ async def test_a_choice_looks_at_no_more_workers_where_one_is_ejected(autojump_c
     assert ordered.looks.total() <= 3
 
 
-async def test_what_a_choice_costs_does_not_grow_with_pairs(autojump_clock: MockClock) -> None:
-    """Ten decodes take nothing, and are the least busy."""
-
-    class Counted(Reservations):
-        asked = 0
-
-        def has_room(self, prefill: Load, decode: str, decodes: int) -> bool:
-            self.asked += 1
-            return super().has_room(prefill, decode, decodes)
-
-    prefills = [Fake(f"p{number}", leg=Leg.PREFILL, slots=40, bootstrap=("p", 1)) for number in range(30)]
-    decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=40, more=int(number >= 10)) for number in range(40)]
-    routing, _ = await chooses([*prefills, *decodes])
-    routing.reservations = places = Counted()
-    for prefill in prefills:
-        for decode in decodes[:10]:
-            places.add(prefill.name, decode.name, 100)
-    route = routing.choose(generate())
-    assert route is not None
-    assert route.names == ("d10", "p0")
-    assert places.asked <= len(prefills) * 10 + len(prefills) + len(decodes) + 1
-
-
 @pytest.mark.parametrize("seed", range(200))
 async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
     seed: int, autojump_clock: MockClock
@@ -523,37 +450,12 @@ async def test_a_request_that_waits_is_given_to_a_worker_when_its_ejection_ends(
         assert rig.worker("a").times[1] == pytest.approx(ends_at, abs=0.1)
 
 
-async def test_a_lone_worker_is_never_ejected(autojump_clock: MockClock) -> None:
-    async with routed(Fake("a", [Play(InternalError("a bug"), 0)] * 20, slots=64)) as rig:
-        assert len(await many(rig, 30)) == 20
-        assert not rig.routing.outliers
-
-
 async def test_ejected_workers_are_asked_where_there_are_no_others(autojump_clock: MockClock) -> None:
     async with routed(*four(InternalError("a bug"))) as rig:
         await many(rig, 60)
         rig.pool.change(*"cde")
         rig.worker("bad").otherwise = Play()
         assert await many(rig, 10) == []
-
-
-async def test_an_observer_gets_ejections_and_readmissions(autojump_clock: MockClock) -> None:
-    observed: list[Any] = []
-
-    class RecordingObserver(RoutingObserver):
-        def worker_ejected(self, worker: str, code: str) -> None:
-            observed.append((worker, code))
-
-        def readmitted(self, worker: str) -> None:
-            observed.append(worker)
-
-    async with routed(*four(InternalError("a bug"))) as rig:
-        rig.routing.observer = RecordingObserver()
-        await many(rig, 60)
-        rig.worker("bad").otherwise = Play()
-        await trio.sleep(20)
-        await many(rig, 10)
-    assert observed == [("bad", "internal"), "bad"]
 
 
 @pytest.mark.parametrize("seed", range(10))

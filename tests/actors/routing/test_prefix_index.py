@@ -66,21 +66,6 @@ def test_it_says_what_the_events_say(rng: random.Random, steps: int) -> None:
             assert all(longest)
 
 
-def test_after_a_sweep_only_blocks_that_somebody_has_are_there() -> None:
-    index = PrefixIndex()
-    index.apply("a", [stored(*range(1000))])
-    index.apply("b", [stored(*range(500, 1500))])
-    index.forget("a")
-    assert index.unswept
-    for _ in range(SHARDS):
-        index.sweep()
-    assert index.statistics().blocks == 1000
-    index.forget("b")
-    for _ in range(SHARDS):
-        index.sweep()
-    assert index.statistics() == type(index.statistics())(blocks=0, holders=0, dropped=0)
-
-
 def test_what_is_retired_while_a_sweep_runs_is_removed_by_the_next() -> None:
     index = PrefixIndex()
     index.apply("a", [stored(*range(1000))])
@@ -98,27 +83,6 @@ def test_what_is_retired_while_a_sweep_runs_is_removed_by_the_next() -> None:
     for _ in range(SHARDS):
         index.sweep()
     assert index.statistics().blocks == 1
-
-
-def test_the_least_recently_used_block_is_dropped_first() -> None:
-    index = PrefixIndex(2 * SHARDS)
-    old, used, new = (block * SHARDS for block in (1, 2, 3))  # of one shard
-    index.apply("a", [stored(old), stored(used), *(stored(block) for block in range(1, SHARDS) for _ in "x")])
-    for _ in range(TOUCHED_WITHIN):
-        index.match([old])  # the index is half full, so that matters now
-    index.apply("a", [stored(new)])
-    assert [index.match([block]).blocks("a") for block in (old, used, new)] == [1, 0, 1]
-    assert index.statistics().dropped == 1
-
-
-@pytest.mark.parametrize("missing", [(), (0,), (3,), (7,), (2, 5)])
-def test_a_block_that_was_dropped_in_between_breaks_nothing(missing: tuple[int, ...]) -> None:
-    index = PrefixIndex(SHARDS)  # half full at once
-    prompt = list(range(1000, 1000 + SHARDS // 2 + 8))
-    index.apply("a", [stored(*prompt)])
-    index.apply("a", [removed(*(prompt[place] for place in missing))])
-    for _ in range(TOUCHED_WITHIN):
-        assert index.match(prompt).blocks("a") <= len(prompt)
 
 
 def test_blocks_that_are_dropped_count_no_more() -> None:
@@ -152,22 +116,6 @@ def test_blocks_that_a_prefill_cannot_use_are_left_out(event: BlockEvent) -> Non
     index = PrefixIndex()
     index.apply("a", [event])
     assert index.match([1]).groups == ()
-
-
-def test_a_removal_from_a_slower_medium_leaves_the_block() -> None:
-    index = PrefixIndex()
-    index.apply("a", [stored(1), BlockEvent(REMOVED, 0, (1,), medium="DISK")])
-    assert index.match([1]).blocks("a") == 1
-
-
-def test_a_thousand_workers_are_told_apart() -> None:
-    index = PrefixIndex()
-    for number in range(1000):
-        index.apply(f"w{number}", [stored(*range(1 + number % 7))])
-    match = index.match(range(9))
-    assert [match.blocks(f"w{number}") for number in range(1000)] == [1 + number % 7 for number in range(1000)]
-    assert len(match.groups) == 7
-    assert [match.blocks(*holder) for holder in match.longest(8)] == [7] * 8
 
 
 def test_prompts_in_use_are_kept_however_long_they_are() -> None:

@@ -29,12 +29,3 @@ def test_one_with_memory_for_the_request_is_better() -> None:
     choice = RandomTwo(lambda: 0.0)(generate(), Loads([full, free]))
     assert choice is not None
     assert choice.load is free
-
-
-def test_one_of_one_and_none_of_none_is_chosen() -> None:
-    only = Load("a", 0, 1)
-    for drawn in (0.0, 0.999_999):
-        choice = RandomTwo(lambda drawn=drawn: drawn)(generate(), Loads([only]))  # type: ignore[misc]
-        assert choice is not None
-        assert choice.load is only
-    assert RandomTwo(lambda: 0.5)(generate(), Loads([])) is None

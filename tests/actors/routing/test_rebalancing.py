@@ -8,7 +8,6 @@ from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.candidates import Candidates, Choice, Policy
-from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits, Route
@@ -106,29 +105,6 @@ async def test_a_request_that_finds_no_memory_holds_up_no_smaller_one(
         nursery.cancel_scope.cancel()
 
 
-async def test_a_round_of_moves_tries_the_oldest_and_the_smallest_in_vain(autojump_clock: MockClock) -> None:
-    tried = list[int]()
-
-    def count(request: Generate, candidates: Candidates) -> Choice | None:
-        if trio.current_time() >= 1.9:
-            tried.append(request.sampling.tokens_max)
-        return least_loaded(request, candidates)
-
-    a, b = Memory("a", [SILENT] * 99, slots=99), Memory("b", slots=0, kv=90)
-    async with routed(a, b) as rig, trio.open_nursery() as nursery:
-        rig.routing.policy = count
-        for tokens in (80, 60, *range(79, 60, -1)):
-            nursery.start_soon(ask, rig, generate(f"{tokens}", tokens))
-            await wait_all_tasks_blocked()
-        a.kv, b.slots = 120, 8
-        await trio.sleep(2.1)
-        assert tried == [80, 60]
-        b.kv = 36
-        await trio.sleep(2.1)
-        assert [each.sampling.tokens_max for each in b.asked] == [60]
-        nursery.cancel_scope.cancel()
-
-
 async def test_requests_that_may_not_go_to_the_only_idle_worker_keep_no_other_from_moving(
     autojump_clock: MockClock,
 ) -> None:
@@ -221,17 +197,6 @@ async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_ta
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as rig, trio.open_nursery() as nursery:
         await check_leaves(rig, nursery, d)
-
-
-async def test_a_request_does_not_move_to_a_worker_that_died_under_it(autojump_clock: MockClock) -> None:
-    died, full = Memory("a", [Play(EngineLost("died"), 0)], kv=10), Memory("b", [SILENT], kv=20)
-    async with routed(died, full) as rig, trio.open_nursery() as nursery:
-        nursery.start_soon(ask, rig, generate())
-        await trio.sleep(1.5)
-        full.kv = 120
-        await trio.sleep(20)
-        assert [len(each.asked) for each in (died, full)] == [1, 1]
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_that_an_engine_has_preempted_goes_on_elsewhere_once(autojump_clock: MockClock) -> None:

@@ -202,19 +202,6 @@ async def test_a_router_with_many_requests_leaves_another_its_share(
     assert max(engine.most for engine in many) <= slots
 
 
-async def test_a_request_that_waits_moves_to_an_idle_worker_and_to_no_other(autojump_clock: MockClock) -> None:
-    # Its two moves must last until the second of the three is idle: the other router has all slots of each till then.
-    engines = Engine("e0", 2, answer_s=100.0), Engine("e1", 2, answer_s=10.0), Engine("e2", 2, answer_s=100.0)
-    async with shared(*engines) as rig, trio.open_nursery() as nursery:
-        for _ in range(6):
-            nursery.start_soon(rig.ask, "a")
-        await trio.sleep(1)
-        nursery.start_soon(rig.ask, "b")
-        await trio.sleep(30)
-        assert rig.ended["b"] == [pytest.approx(21, abs=1)]
-        nursery.cancel_scope.cancel()
-
-
 async def test_two_requests_that_each_have_one_leg_of_a_pair_give_way(autojump_clock: MockClock) -> None:
     # Each reaches another leg first, and with one slot a leg neither could ever begin.
     prefill = Engine("p", 1, Leg.PREFILL, delays_s={"a": 0.01})

@@ -19,28 +19,6 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told", "found"),
-    [
-        ([1, 2, 3, 4, 5, 6, 7], 2, 7),
-        ([1, 2, 3, 4, 5], 2, 5),
-        ([1, 2, 3, 9, 8], 2, 3),
-        ([1, 2, 3, 4, 5, 9], 2, 5),
-        ([1, 2, 3, 4, 5, 6, 9], 5, 6),
-        ([1, 2, 3, 4, 5, 6, 7], 1, 1),
-        ([1, 2, 3, 4, 5, 6, 7], 3, 3),
-        ([1, 2], 2, 2),
-    ],
-)
-def test_rows_follow_what_a_holder_has_told_of(prompt: list[int], told: int, found: int) -> None:
-    recent = RecentBlocks(Clock())
-    recent.add(4, [3, 4, 5])  # of a prompt
-    recent.add(4, [6, 7])  # and its answer
-    recent.add(4, [])
-    assert recent.extend(4, prompt, told) == found
-    assert recent.extend(8, prompt, told) == told
-
-
-@pytest.mark.parametrize(
     ("told", "found"),
     [
         ([[1, 2]], [5, 3, 4]),
@@ -63,36 +41,6 @@ def test_a_row_is_found_behind_what_its_holder_has_told_of(told: list[list[int]]
         recent.told(4, hashes)
     assert [recent.extend(4, [1, 2, 3, 4, 5], count) for count in (2, 3, 4)] == found
     assert [recent.holders(number) for number in (3, 7)] == [4 if found[0] == 5 else 0, 8]
-
-
-def test_what_follows_is_kept_as_long_as_if_nothing_had_been_told_of() -> None:
-    clock = Clock()
-    recent = RecentBlocks(clock)
-    recent.add(1, [1, 2, 3])
-    clock.now_s += RECENT_S / 2
-    recent.add(1, [4, 5])
-    recent.told(1, [1])
-    assert recent.extend(1, [1, 2, 3], 1) == 3
-    clock.now_s += RECENT_S / 2
-    recent.told(1, [2])
-    assert (recent.extend(1, [1, 2, 3], 2), recent.extend(1, [4, 5], 0)) == (2, 2)
-    clock.now_s += RECENT_S / 2
-    assert len(recent) == 0
-
-
-def test_what_is_computed_again_is_kept_for_another_moment() -> None:
-    clock = Clock()
-    recent = RecentBlocks(clock)
-    recent.add(1, [2, 3, 4])
-    clock.now_s += RECENT_S / 2
-    recent.add(1, [2, 3, 9])
-    assert (recent.extend(1, [1, 2, 3, 4], 1), recent.extend(1, [1, 2, 3, 9], 1)) == (4, 4)
-    clock.now_s += RECENT_S / 2
-    assert (recent.extend(1, [1, 2, 3, 4], 1), recent.extend(1, [1, 2, 3, 9], 1)) == (3, 4)
-    recent.add(1, [2])
-    clock.now_s += RECENT_S / 2
-    assert recent.extend(1, [1, 2, 3, 9], 1) == 2
-    assert len(recent) == 1
 
 
 def test_of_a_long_row_the_beginning_is_kept() -> None:

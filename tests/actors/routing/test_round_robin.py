@@ -44,10 +44,6 @@ def test_each_leg_has_turns_of_its_own() -> None:
     assert order == ["prefill0", "decode0", "prefill1", "decode1"]
 
 
-def test_nobody_is_chosen_of_nobody() -> None:
-    assert RoundRobin()(generate(), Loads([])) is None
-
-
 def test_a_choice_that_comes_to_nothing_takes_no_turn() -> None:
     policy, loads = RoundRobin(), [Load("a", 0, 1), Load("b", 0, 1)]
     for _ in range(3):

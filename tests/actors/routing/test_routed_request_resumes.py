@@ -16,7 +16,7 @@ from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Generate, Grammar, GrammarKind, RouteTaken, Started, Tokens, Usage
+from protocol.messages import Generate, RouteTaken, Started, Tokens, Usage
 from protocol.text_messages import Text
 from tests.rig.gateway import INFO
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
@@ -99,20 +99,6 @@ async def test_tokens_that_skipped_the_router_are_not_sent_again_by_the_next_wor
         assert finished.usage == Usage(4, 9)
 
 
-async def test_an_observer_gets_the_losses_that_could_not_be_resumed(autojump_clock: MockClock) -> None:
-    observed: list[Any] = []
-
-    class Observer(RoutingObserver):
-        def call_not_resumed(self, code: str) -> None:
-            observed.append(code)
-
-    async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
-        rig.routing.observer = Observer()
-        with pytest.raises(EngineLost):
-            await ask(rig, generate(grammar=Grammar(GrammarKind.REGEX, "a*")))
-    assert observed == ["engine_lost"]
-
-
 async def test_an_answer_does_not_go_on_with_other_weights(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
         rig.pool.has = "old"
@@ -142,14 +128,6 @@ async def test_a_prefill_gets_the_embeddings_and_a_decode_their_places_in_every_
         prefills, decodes = rig.worker("p").asked, rig.worker("d").asked
         assert [request.media for request in prefills] == [media] * 2
         assert [request.media for request in decodes] == [tuple(item.place for item in media)] * 2
-
-
-async def test_a_request_that_goes_on_elsewhere_takes_its_embeddings_along(autojump_clock: MockClock) -> None:
-    media = (embedded(pixels_of(image("a", 2))),)
-    async with routed(Fake("a", [Play(LinkLost("gone"), 2)]), Fake("b")) as rig:
-        await ask(rig, evolve(generate(), media=media))
-        asked = [request for name in ("a", "b") for request in rig.worker(name).asked]
-        assert [request.media for request in asked] == [media] * 2
 
 
 # What the policy hears -----------------------------------------------------------------------------
@@ -197,14 +175,6 @@ async def test_a_policy_hears_what_becomes_of_its_choice_and_what_was_computed_o
     assert policy.heard == {"a": ["taken", "begun", ids[:computed], "ended"]}
 
 
-async def test_a_policy_hears_of_both_legs(autojump_clock: MockClock) -> None:
-    policy = Follower()
-    async with routed(*pair()) as rig:
-        rig.routing.policy = policy
-        ids = (await ask(rig, generate())).ids
-    assert policy.heard == {name: ["taken", "begun", ids[:-1], "ended"] for name in "pd"}
-
-
 @define(eq=False)
 class Predictions(RoutingObserver):
     """Notes what was predicted when an answer begins."""
@@ -237,15 +207,6 @@ async def test_a_policy_does_not_hear_of_an_answer_that_several_workers_computed
         wanted = generate()
         check_whole(await ask(rig, wanted), wanted)
     assert policy.heard == {"a": ["taken", "begun", "ended"], "b": ["taken", "begun", "ended"]}
-
-
-async def test_a_policy_hears_of_an_answer_that_another_worker_had_not_begun(autojump_clock: MockClock) -> None:
-    policy = Follower()
-    async with routed(Fake("a", [Play(LinkLost("gone"), 0)]), Fake("b")) as rig:
-        rig.routing.policy = policy
-        ids = (await ask(rig, generate())).ids
-    heard = policy.heard["b"]
-    assert heard == ["taken", "begun", ids[:-1], "ended"]
 
 
 async def test_a_policy_hears_of_a_prompt_that_never_began(autojump_clock: MockClock) -> None:

@@ -29,19 +29,8 @@ class CountingPolicy:
         return least_loaded(request, candidates)
 
 
-@define(eq=False)
-class Choices(RoutingObserver):
-    """Counts the choices that are observed."""
-
-    chosen_count: int = 0
-
-    def chosen(self, seconds: float) -> None:
-        self.chosen_count += 1
-
-
-def routing_of(pool: FakePool, policy: CountingPolicy, observer: RoutingObserver | None = None) -> Routing:
-    observer = observer or RoutingObserver()
-    return Routing(pool, policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset(), observer)
+def routing_of(pool: FakePool, policy: CountingPolicy) -> Routing:
+    return Routing(pool, policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset(), RoutingObserver())
 
 
 async def wait(
@@ -196,13 +185,3 @@ async def test_one_that_leaves_as_it_is_given_a_route_gives_it_back(_: int, auto
         got[-1].end()
     assert routing.statistics().requests == 0
     assert (len(routing.waiting), routing.waiting.lines) == (0, 0)
-
-
-async def test_a_choice_in_vain_is_none() -> None:
-    observed = Choices()
-    routing = routing_of(FakePool([Fake("a", slots=1)], None), CountingPolicy(), observed)
-    route = routing.choose(generate())
-    assert route is not None
-    assert routing.choose(generate()) is None
-    assert observed.chosen_count == 1
-    route.end()

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.text.candidates import TOKENS_A_TURN, CandidateChoice
-from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.candidates import CandidateChoice
 from actors.text.pieces import SCORED_A_PIECE
 from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
@@ -31,7 +30,6 @@ from tests.actors.text.test_encoding import Counting
 from tests.actors.text.test_logprobs import reading
 from tests.rig.fake_engine import logprob_at
 from tests.rig.gateway import INFO, TINY, Client, Reply, Worker, at_rest, create, gateway_rig, head, ids, post
-from tests.rig.scheduler import counting
 from tests.rig.turn_cost import Costs
 
 SCORED = {"logprobs": True, "top_logprobs": 20}
@@ -115,40 +113,6 @@ def test_a_body_in_pieces_is_the_whole_of_it(parts: list[Any]) -> None:
     assert b"".join(pieces) == b"".join(parts)
     assert body.size == sum(map(len, parts))
     assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
-
-
-async def test_a_slow_reader_of_a_long_answer_has_a_small_backlog(rather_slow: MockClock) -> None:
-    body = {"model": "tiny", "n": 64, "max_tokens": 60, "messages": [{"role": "user", "content": "n=60"}], **SCORED}
-    most = 0
-    async with gateway_rig(requests_max=256, backlog_bytes_max=300_000) as rig:
-        client = Client(await rig.connect(receive_buffer=65_536))
-        await client.send(post(body))
-        await client.more()
-        [outbox] = rig.gateway.connections
-        while len(client.buffer) < 1_000_000:
-            most = max(most, outbox.backlog_bytes)
-            assert await client.more(), client.buffer[-300:]
-        reply = await client.reply()
-        assert (reply.whole, len(reply.body) > 1_000_000) == (True, True)
-    assert 0 < most <= 300_000
-
-
-@pytest.mark.parametrize(
-    ("prompt", "choices"), [("n=4 " + "x" * 1500, 64), (["n=4 " + "x" * 1500, "n=4 " + "y" * 1500], 128)]
-)
-async def test_a_prompt_that_is_repeated_in_every_choice_comes_as_fast_as_its_client_reads(
-    prompt: str | list[str], choices: int, rather_slow: MockClock
-) -> None:
-    body = {"model": "tiny", "n": 64, "max_tokens": 4, "prompt": prompt, "echo": True, "stream": True}
-    async with gateway_rig(requests_max=256, backlog_bytes_max=30_000, send_buffer_bytes=4096) as rig:
-        client = Client(await rig.connect(receive_buffer=4096))
-        reply = await client.ask(post(body, "/v1/completions"))
-        assert reply.whole
-        assert reply.body.endswith(b"[DONE]\n\n")
-        assert (reply.body.count(b'xxx"'), reply.body.count(b'finish_reason":"length')) == (64, choices)
-        await client.stream.aclose()
-        await at_rest(rig)
-        assert rig.gateway.answers.reserved_bytes == 0
 
 
 async def test_a_prompt_that_is_repeated_counts_as_often_as_it_comes(rather_slow: MockClock) -> None:
@@ -237,17 +201,6 @@ async def test_text_held_back_for_a_stop_string_is_sent_a_few_tokens_a_turn(
         assert "".join(each.text for each in own) == line
         assert sum(len(each.logprobs) for each in own) == sum(each.tokens for each in own) == count
         assert all("".join(token.text for token in each.logprobs) == each.text for each in own)
-
-
-async def test_a_candidate_of_a_thousand_tokens_is_replayed_in_many_turns() -> None:
-    draft, line, replies = CandidateChoice(list[Any]().append), ids("The oak is old. "), list[Any]()
-    for place in range(1000):
-        draft.note(Tokens((line[place % len(line)],)), scored=False)
-    draft(ChoiceEnded(FinishReason.LENGTH))
-    with counting() as steps:
-        await draft.replay(IncrementalDetokenizer(TINY.tokenizer), replies.append)
-    assert sum(piece.tokens for piece in replies[:-1]) == 1000
-    assert steps.taken >= 1000 / TOKENS_A_TURN
 
 
 @pytest.mark.parametrize("no_number", [float("nan"), float("-inf"), float("inf")])
@@ -355,16 +308,4 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(pa
         assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
         assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
         await client.ask(head())
-        assert rig.gateway.answers.reserved_bytes == 0
-
-
-async def test_an_answer_about_tokens_for_which_there_is_never_memory_is_the_askers_mistake(
-    rather_slow: MockClock,
-) -> None:
-    async with gateway_rig(answers_bytes_max=1_000) as rig:
-        client = await rig.client()
-        assert (await client.ask(post({"prompt": "oak " * 50}, "/tokenize"))).status == 200
-        reply = await client.ask(post({"prompt": "oak " * 500}, "/tokenize"))
-        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
-        assert "answers_bytes_max" in reply.error["message"]
         assert rig.gateway.answers.reserved_bytes == 0

@@ -158,12 +158,6 @@ async def test_a_long_echo_is_read_aside_and_once_a_prompt(autojump_clock: MockC
     assert len(read) == 1
 
 
-async def test_of_several_prompts_the_likeliest_choices_begin_with_their_own(autojump_clock: MockClock) -> None:
-    async with running(limits=ROOMY) as address:
-        replies, _ = await ask(address, texts("n=1 x", "n=2 x", best_of=3, echo=True))
-    assert [text_of(replies, choice) for choice in range(2)] == ["n=1 xThe", "n=2 xThe oak"]
-
-
 async def test_an_id_that_reads_as_nothing_is_refused_before_the_request_is_accepted(autojump_clock: MockClock) -> None:
     worker, replies = Worker(), list[Any]()
     asked = Respond("b" * 32, token_lists=((599,),), echo=True, params={"turns": "prompt"})
@@ -241,12 +235,6 @@ async def test_what_does_not_fit_is_refused_before_any_choice_runs(
     assert worker.prompts == []
 
 
-async def test_the_longest_prompt_that_may_be_is_taken(autojump_clock: MockClock) -> None:
-    async with running(limits=ROOMY) as address:
-        _, answered = await ask(address, Respond("b" * 32, token_lists=((1,) * 1024,), tokens_max=1))
-    assert answered.usage.prompt_tokens == 1024
-
-
 async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autojump_clock: MockClock) -> None:
     plain = PromptLimits(evolve(INFO, grammars=()), 2048, 2048)
     grammar = Grammar(GrammarKind.REGEX, "a+")
@@ -304,14 +292,6 @@ async def test_a_truncated_conversation_begins_with_a_user(count: int, kept: int
     cuts = [turns[:kept] + turns[kept + cut :] for cut in range(0, count, 2)]
     wanted = next(tokens for cut in cuts if len(tokens := model.encode(cut)) + 20 <= 300)
     assert worker.asked[0].tokens == wanted
-
-
-async def test_without_a_later_user_turn_the_last_turn_is_what_stays(autojump_clock: MockClock) -> None:
-    worker = Worker()
-    turns = (Turn(Role.USER, "word " * 1000), *(Turn(Role.ASSISTANT, content) for content in ("n=1 a", "n=1 b")))
-    async with running(worker, limits=ROOMY) as address:
-        await ask(address, respond(turns=turns, truncate=True))
-    assert worker.asked[0].tokens == TINY.encode(turns[-1:])
 
 
 async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_clock: MockClock) -> None:

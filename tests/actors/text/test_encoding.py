@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from trio.testing import MockClock
 
-from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, T, run_inline
-from actors.text import encoding
+from actors.kit.offload import Offload, T, run_inline
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
-from actors.text.prompts import PromptLimits
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.text_messages import Role, Tokenize, Turn
-from tests.actors.test_processor import CONTENTS, ask, respond, running
-from tests.rig.gateway import INFO, TINY, load_with_fixed_clock
+from tests.actors.test_processor import CONTENTS, ask, running
+from tests.rig.gateway import TINY, load_with_fixed_clock
 
 BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 TEXTS = st.text(st.sampled_from("a e\u0301\u1100\u1161\u11a8ᾂ\n\t日🙂A<|im_end|>"), max_size=60)
@@ -152,17 +150,6 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
     assert len(ids) == 1500
 
 
-async def test_a_refused_prompt_of_4_mb_costs_its_key_no_more_than_one_that_fits() -> None:
-    aside = Counting()
-    limits = PromptLimits(INFO, 8192, 8192)
-    unbounded = evolve(TINY, characters_per_token_max=None)
-    async with running(aside=aside, limits=limits, model=unbounded) as address:
-        with pytest.raises(ContextTooLong, match="the prompt is more than 8191 tokens long, and prompt and answer"):
-            await ask(address, respond("a" * 4_000_000))
-    assert sum(aside.sizes[1:]) <= 5 * 8192  # the template comes first, and is linear
-    assert len(aside.sizes) == 2
-
-
 @pytest.mark.parametrize("turns", [(), (Turn(Role.USER, "oak " * 3000),)])
 async def test_tokenize_has_a_limit_of_its_own(turns: tuple[Turn, ...], autojump_clock: MockClock) -> None:
     async with running(tokenize_max=2000) as address:
@@ -203,16 +190,3 @@ async def test_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.
 def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused() -> None:
     prompt = TINY.prompt([Turn(Role.USER, "x")] * 11_000)
     assert prompt.count("<|im_start|>") == 11_001
-
-
-async def test_one_rule_decides_what_is_long() -> None:
-    aside = Counting()
-    assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN - 1, lambda: 1) == 1
-    assert aside.sizes == []
-    assert await Offload(aside, "").run(OFFLOAD_SIZE_MIN, lambda: 2) == 2
-    assert aside.sizes == [OFFLOAD_SIZE_MIN]
-
-
-def test_the_seam_is_longer_than_any_word_that_is_cut() -> None:
-    assert max(map(len, TINY.tokenizer.get_vocab())) * 8 < SEAM_TOKENS
-    assert encoding.GROWTH > 1

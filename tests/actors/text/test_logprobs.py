@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.logprobs import PendingLogprobs, token_data
@@ -60,18 +58,6 @@ def test_tokens_that_a_stop_string_cuts_off_have_no_log_probabilities(text: str,
     assert len(sizes) < 2 or sizes[-2] < len(sent.encode()), "each of them has a part in the text"
 
 
-def test_the_log_probability_of_a_held_back_token_comes_with_its_text() -> None:
-    detokenizer = reading(["old oak"])
-    token_bytes = text_bytes = b""
-    for token in ids("an old oar"):
-        if (piece := detokenizer.feed([token], [Logprob(-1.0)])) is not None:
-            text_bytes += piece.text.encode()
-            token_bytes += b"".join(scored.data for scored in piece.logprobs)
-            assert text_bytes.startswith(token_bytes), "no token before the whole of its text"
-    assert detokenizer.finish() is None
-    assert token_bytes == text_bytes == b"an old oar"
-
-
 def test_the_likeliest_tokens_are_sent_as_text_and_bytes() -> None:
     detokenizer = reading()
     oak, old = ids(" oak")[0], ids(" old")[0]
@@ -98,16 +84,6 @@ def test_bytes_are_found_for_a_vocabulary_with_byte_fallback() -> None:
         token for name, token in SENTENCEPIECE.get_vocab().items() if name.startswith("\N{LOWER ONE EIGHTH BLOCK}")
     )
     assert data(the).startswith(b" ")
-
-
-def test_bytes_are_found_for_any_other_vocabulary() -> None:
-    described = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": {"oak": 0, "[UNK]": 1}, "unk_token": "[UNK]"},
-    }
-    assert token_data(Tokenizer.from_str(json.dumps(described)))(0) == b"oak"
-    assert token_data(Tokenizer.from_str(json.dumps(described)))(99) == b""
 
 
 @given(st.lists(st.integers(0, 511), max_size=30), st.integers(1, 4))

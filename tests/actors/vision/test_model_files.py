@@ -8,7 +8,6 @@ import pytest
 from actors.vision.layout import PixelLimits, VisionLayout
 from actors.vision.model_files import FRAME_PIXELS, IMAGE_PIXELS, vision_layout
 from protocol.errors import StartFailed
-from tests.rig.gateway import CONTENTS_OF_TINY
 
 CONFIG = {"model_type": "qwen2_vl", "image_token_id": 5, "video_token_id": 6, "vision_config": {"patch_size": 14}}
 IMAGE = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": {"shortest_edge": 8, "longest_edge": 9}}
@@ -37,10 +36,6 @@ def test_older_settings_stand_in_a_file_for_each_processor() -> None:
     assert (layout.image, layout.video) == (PixelLimits(8, 9), PixelLimits(10, 11))
 
 
-def test_videos_have_the_settings_of_images_where_they_have_none_of_their_own() -> None:
-    assert layout_of(preprocessor_config=IMAGE).video == PixelLimits(8, 9)
-
-
 def test_older_names_of_the_limits_count_first() -> None:
     settings = IMAGE | {"min_pixels": 100, "max_pixels": 200}
     assert layout_of(preprocessor_config=settings).image == PixelLimits(100, 200)
@@ -63,10 +58,6 @@ def test_other_settings_are_other_settings_in_a_digest() -> None:
 )
 def test_a_model_of_another_family_or_without_a_tower_takes_text_alone(config: dict[str, Any]) -> None:
     assert vision_layout(files(config=config)) is None
-
-
-def test_the_tiny_model_of_text_takes_text_alone() -> None:
-    assert vision_layout(CONTENTS_OF_TINY) is None
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from attrs import define
 from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
-from protocol.errors import EngineLost, Unsupported
+from protocol.errors import EngineLost
 from protocol.messages import Done, EngineLoad, GetLoad, Ping
 from tests.rig.calls import AnyAnswer
-from tests.rig.gateway import INFO
 from tests.rig.tasks import append_result, call_later
 
 
@@ -53,13 +52,6 @@ async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_a
         for _ in range(100):
             nursery.start_soon(append_result, loads, engine.load)
     assert (link.most, len(loads)) == (CONTROLS_MAX, 100)
-
-
-async def test_an_engine_that_keeps_no_metrics_is_not_asked_for_them(autojump_clock: MockClock) -> None:
-    link, info = Slow(), INFO
-    with pytest.raises(Unsupported):
-        await SglangEngine(cast("Any", link), info).metrics()
-    assert link.most == 0
 
 
 # Whether it lives -------------------------------------------------------------------------

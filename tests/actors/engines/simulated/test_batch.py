@@ -20,19 +20,14 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineLost, RequestError
-from protocol.messages import EngineLoad, Started, Tokens
-from tests.rig.simulated_engines import COSTS, batch, finished, generate, read, running, spec, timed
+from protocol.messages import EngineLoad
+from tests.rig.simulated_engines import batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting, simulate
 
 PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
 
 
 # What time costs --------------------------------------------------------------------------
-
-
-def test_a_step_costs_the_sum_of_its_prices() -> None:
-    assert PRICED.step_s(0, 0, 0) == 1.0
-    assert PRICED.step_s(10, 3, 128) == 1.0 + 2.5 + 0.375 + 1.0
 
 
 async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock: MockClock) -> None:
@@ -44,12 +39,6 @@ async def test_a_request_alone_takes_exactly_what_is_stated(autojump_clock: Mock
     assert times == [first, second, third]
 
 
-async def test_a_piece_of_a_prompt_reads_what_was_computed_before_it(autojump_clock: MockClock) -> None:
-    async with running(spec(costs=PRICED, prefill_chunk=8)) as engine:
-        times = await timed(engine.submit(generate("a", prompt=12, tokens_max=1)))
-    assert times == [(1 + 8 * 0.25 + 0.125) + (1 + 4 * 0.25 + 0.125 + 8 / 128)]
-
-
 async def test_a_cached_prefix_is_not_paid_for_again(autojump_clock: MockClock) -> None:
     prompt = list(range(16))
     async with running(spec(costs=Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0))) as engine:
@@ -57,45 +46,11 @@ async def test_a_cached_prefix_is_not_paid_for_again(autojump_clock: MockClock) 
         assert await timed(engine.submit(generate("b", prompt, tokens_max=1))) == [5.0 + 1 + 4 * 0.25]
 
 
-async def test_requests_of_one_instant_share_their_steps(autojump_clock: MockClock) -> None:
-    async with running(spec(slots=5)) as engine:
-        answers = [engine.submit(generate(name)) for name in "abc"]
-        for name in "de":  # in the same instant, but after the engine has seen the others
-            for _ in range(5):
-                await trio.lowlevel.checkpoint()
-            answers.append(engine.submit(generate(name)))
-        for answer in answers:
-            await answer.over.wait()
-        assert trio.current_time() == 3
-
-
 async def test_a_request_that_comes_during_a_step_joins_the_next(autojump_clock: MockClock) -> None:
     async with running() as engine:
         engine.submit(generate("a", tokens_max=9))
         await trio.sleep(1.5)
         assert await timed(engine.submit(generate("b", tokens_max=2))) == [3, 4]
-
-
-async def test_more_than_the_slots_wait_in_their_order(autojump_clock: MockClock) -> None:
-    async with running(spec(slots=2)) as engine:
-        answers = [
-            engine.submit(generate(name, tokens_max=count)) for name, count in zip("abcd", (2, 4, 3, 1), strict=True)
-        ]
-        await trio.sleep(0.5)
-        assert await engine.load() == EngineLoad(2, 2, 0)
-        ends = []
-        for answer in answers:
-            await answer.over.wait()
-            ends.append(trio.current_time())
-        assert ends == [2, 4, 5, 5]
-
-
-async def test_an_idle_engine_sleeps(autojump_clock: MockClock) -> None:
-    async with running() as engine:
-        await timed(engine.submit(generate("a")))
-        await trio.sleep(1000)
-        assert await timed(engine.submit(generate("b", tokens_max=1))) == [1004]
-        assert await engine.load() == EngineLoad(0, 0, 0)
 
 
 async def test_the_engine_wakes_once_a_step_however_many_answer(autojump_clock: MockClock) -> None:
@@ -138,13 +93,6 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_later(autoj
 
 
 # KvMemory -----------------------------------------------------------------------------------
-
-
-async def test_what_runs_has_all_the_memory_that_it_may_need(autojump_clock: MockClock) -> None:
-    async with running(spec(kv_tokens_max=48)) as engine:
-        answers = [engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab"]
-        assert await timed(answers[0]) == [float(at) for at in range(1, 11)]
-        assert await timed(answers[1]) == [float(at) for at in range(11, 21)]
 
 
 async def counts(engine: SimulatedEngine) -> tuple[int, int]:
@@ -273,22 +221,6 @@ async def test_a_release_may_cost_time_and_counts_until_then(autojump_clock: Moc
         assert trio.current_time() == 4.5
 
 
-async def test_a_reader_may_abort_and_submit_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
-    async with running() as engine:
-        times: list[Any] = []
-
-        def into(_: Started | Tokens) -> None:
-            engine.abort("a")
-            if not times:
-                times.append(engine.submit(generate("b", tokens_max=1)))
-
-        with pytest.raises(AskerLeft):
-            await engine.submit(generate("a", tokens_max=9)).relay(into)
-        assert trio.current_time() == 1
-        await times[0].over.wait()
-        assert trio.current_time() == 2
-
-
 async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock: MockClock) -> None:
     async with running() as engine:
         whole = engine.submit(generate("a", tokens_max=1))
@@ -329,21 +261,6 @@ def test_what_is_late_by_more_than_a_step_begins_anew() -> None:
     assert ends_of(batch(), [1.0, 7.5, 8.5]) == [1, 2, 8.5, 9.5]
 
 
-def test_a_step_shorter_than_the_delay_is_not_made_good() -> None:
-    engine = batch(costs=Costs(fixed_s=0.5, per_prefill_token_s=1.0, per_running_s=0.0))
-    assert ends_of(engine, [5.25, 5.75]) == [4.5, 5.75, 6.25]
-
-
-def test_the_time_of_a_stall_is_not_made_good() -> None:
-    engine = batch()
-    engine.submit(generate("a", tokens_max=9), 0.0)
-    engine.advance(0.0)
-    engine.stall(1.25)
-    assert engine.next_at() == 1.25
-    assert len(engine.advance(1.25).emitted) == 1
-    assert engine.next_at() == 2.25
-
-
 # The same again ---------------------------------------------------------------------------
 
 
@@ -374,13 +291,3 @@ async def everything(rng: random.Random) -> list[object]:
 def test_the_same_load_has_the_same_outcome_to_the_instant() -> None:
     assert simulate(everything, 1) == simulate(everything, 1)
     assert simulate(everything, 1) != simulate(everything, 2)
-
-
-def test_the_batch_alone_is_a_function_of_what_it_is_asked() -> None:
-    def run() -> list[BatchUpdate]:
-        engine = batch(costs=COSTS)
-        for number in range(8):
-            engine.submit(generate(str(number), number + 1, 5), 0.0)
-        return [engine.advance(float(now)) for now in range(12)]
-
-    assert run() == run()

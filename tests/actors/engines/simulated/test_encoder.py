@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 import trio
 from attrs import evolve
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
-from actors.engines.encoder_port import Encoder
 from actors.engines.simulated.costs import EncodingCosts
-from actors.engines.simulated.encoder import WAITING_MAX, SimulatedEncoder, embed
+from actors.engines.simulated.encoder import SimulatedEncoder, embed
 from actors.engines.simulated.faults import Faults
-from protocol.errors import AskerLeft, EngineDied, EngineLost, EngineRefused, Overloaded
-from protocol.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+from protocol.errors import AskerLeft, EngineDied, EngineLost
+from protocol.media import MediaInfo, MediaItem, Modality
 from protocol.messages import EngineLoad
-from protocol.tensors import BYTES, Dtype
+from protocol.tensors import Dtype
 from tests.contracts import encoder as contract
-from tests.contracts.encoder import batch, elements
+from tests.contracts.encoder import batch
 from tests.rig.encoders import COSTS, MEDIA, image, running_encoder, video
 from tests.rig.tasks import expect_error
 from tests.system.simulator import simulate
@@ -86,34 +85,7 @@ async def test_a_batch_that_is_being_computed_is_released_at_its_end_and_one_tha
         assert trio.current_time() == 1
 
 
-async def test_no_more_batches_wait_than_stated(autojump_clock: MockClock) -> None:
-    async with running_encoder(simulated()) as engine:
-        engine.submit(batch(image()))
-        await wait_all_tasks_blocked()
-        for _ in range(WAITING_MAX):
-            engine.submit(batch(image()))
-        with pytest.raises(Overloaded, match=f"{WAITING_MAX} batches wait"):
-            engine.submit(batch(image()))
-
-
 # Faults -------------------------------------------------------------------------------------
-
-
-async def test_a_slow_encoder_takes_a_multiple_of_its_time(autojump_clock: MockClock) -> None:
-    async with running_encoder(simulated(faults=Faults(slow=3))) as engine:
-        await engine.submit(batch(image())).over.wait()
-        assert trio.current_time() == 3
-
-
-async def test_a_stalled_encoder_ends_no_batch_until_it_goes_on(autojump_clock: MockClock) -> None:
-    async with running_encoder(simulated(faults=Faults(stall=1.0, stall_s=4.0))) as engine:
-        await engine.submit(batch(image())).over.wait()
-        assert trio.current_time() == 5
-        engine.inject(Faults())
-        answer = engine.submit(batch(image()))
-        engine.stall(10)
-        await answer.over.wait()
-        assert trio.current_time() == 15
 
 
 async def test_a_stuck_encoder_keeps_what_is_aborted_until_it_is_well(autojump_clock: MockClock) -> None:
@@ -128,13 +100,6 @@ async def test_a_stuck_encoder_keeps_what_is_aborted_until_it_is_well(autojump_c
         engine.inject(Faults())
         assert all(answer.over.is_set() for answer in answers)
         assert await engine.load() == EngineLoad(0, 0, 0)
-
-
-async def test_an_encoder_may_refuse_items(autojump_clock: MockClock) -> None:
-    async with running_encoder(simulated(faults=Faults(refuse=1.0))) as engine:
-        ended = await engine.submit(batch(image())).result()
-        assert ended is not None
-        assert ended.outcomes == (EncodedItem(code=EngineRefused.code, detail="the encoder does not like it"),)
 
 
 @pytest.mark.parametrize("by_itself", [True, False])
@@ -175,20 +140,3 @@ async def test_embeddings_depend_on_pixels_grid_and_modality_and_not_on_the_dige
         evolve(image("a"), modality=Modality.VIDEO),
     ]
     assert len({same, *[await made(other) for other in others]}) == 4
-
-
-@pytest.mark.parametrize("dtype", [Dtype.BFLOAT16, Dtype.FLOAT16, Dtype.FLOAT32])
-async def test_embeddings_are_numbers_of_a_common_size(dtype: Dtype) -> None:
-    tensor = await embed(image("a", 16, 16), evolve(MEDIA, dtype=dtype, width=32))
-    assert tensor.shape == (64, 32)
-    assert len(tensor.data) == 64 * 32 * BYTES[dtype]
-    values = elements(tensor)
-    assert all(0.5 <= abs(value) <= 2 for value in values)
-    assert len(set(values)) > 100
-    assert min(values) < 0 < max(values)
-
-
-def test_it_is_an_encoder() -> None:
-    engine: Encoder = simulated()
-    assert engine.info.media == evolve(MEDIA, form=MediaForm.EMBEDDINGS)
-    assert (engine.info.kind, engine.info.running_max) == ("simulated", 8)

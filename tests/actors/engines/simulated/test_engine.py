@@ -7,21 +7,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-import trio
 from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.request_check import check_request
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import SimulatedSpec
-from protocol.errors import BadRequest, ContextTooLong, Overloaded, Unsupported
+from protocol.errors import BadRequest, Unsupported
 from protocol.media import MediaForm
 from protocol.messages import EngineInfo, Grammar, GrammarKind
-from protocol.strict.structure import structure
 from tests.contracts import engine as contract
 from tests.rig.encoders import MEDIA
-from tests.rig.fake_engine import running_engine
 from tests.rig.simulated_engines import generate, running, spec
 from tests.system.simulator import simulate
 
@@ -29,8 +25,6 @@ COSTS = Costs(fixed_s=0.01, per_prefill_token_s=0.0001, per_running_s=0.001, per
 LINES = [[7, 8, 9], [10, 11, 12, 13, 14], [15]]
 SPECS = {
     "plain": {},
-    "pages of one token": {"page_size": 1},
-    "large pages": {"page_size": 64},
     "pages that do not divide the memory": {"page_size": 7, "kv_tokens_max": 1500},
     "no cache": {"prefix_cache": False},
     "two slots": {"slots": 2, "waiting_max": 1},
@@ -41,7 +35,6 @@ SPECS = {
     "a tiny vocabulary": {"vocabulary_size": 16},
     "images as embeddings": {"media": MEDIA},
     "images as pixels, and no cache": {"media": evolve(MEDIA, form=MediaForm.PIXELS), "prefix_cache": False},
-    "videos alone": {"media": evolve(MEDIA, image_token=None)},
     "images, and pages of one token": {"media": MEDIA, "page_size": 1},
 }
 
@@ -66,17 +59,6 @@ def test_the_contract_holds_in_any_order_of_tasks(seed: int) -> None:
     simulate(scenario, seed)
 
 
-class Forgetful(SimulatedEngine):
-    def abort(self, request_id: str) -> None:
-        pass
-
-
-async def test_the_contract_finds_an_engine_that_does_not_let_go(autojump_clock: MockClock) -> None:
-    with pytest.raises(BaseException) as caught:
-        await contract.check_engine(lambda: running_engine(Forgetful(spec(), random.Random(0))))
-    assert caught.group_contains(AssertionError, match="kept its slot") or caught.group_contains(trio.TooSlowError)
-
-
 # Refusals ---------------------------------------------------------------------------------
 
 
@@ -95,12 +77,9 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, gramma
     ("changes", "param"),
     [
         ({"logit_bias": {100: 1.0}}, "logit_bias"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias"),
-        ({"logprobs": -1}, "logprobs"),
         ({"logprobs": 101}, "logprobs"),
         ({"tokens_min": 4}, "tokens_min"),
-        ({"tokens_min": -1}, "tokens_min"),
         ({"tokens_min": 1, "grammar": Grammar(GrammarKind.REGEX, "a")}, "tokens_min"),
         ({"tokens_max": 0}, "tokens_max"),
         ({"stop_token_ids": (100,)}, "stop_token_ids"),
@@ -114,12 +93,6 @@ def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes: dic
     assert caught.value.param == param
 
 
-def test_a_request_may_be_as_long_as_the_engines_limit() -> None:
-    check_request(generate("a", prompt=57), INFO)
-    with pytest.raises(ContextTooLong, match="holds 60"):
-        check_request(generate("a", prompt=58), INFO)
-
-
 @pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])
 async def test_one_request_may_fill_the_context_or_the_memory(
     kv_tokens_max: int, most: int, autojump_clock: MockClock
@@ -129,39 +102,7 @@ async def test_one_request_may_fill_the_context_or_the_memory(
         await engine.submit(generate("a", prompt=most - 2, tokens_max=2)).result()
 
 
-async def test_more_than_may_run_and_wait_are_overloaded(autojump_clock: MockClock) -> None:
-    async with running(spec(slots=2, waiting_max=1)) as engine:
-        for name in "abc":
-            engine.submit(generate(name))
-        with pytest.raises(Overloaded, match="2 requests run and 1 wait"):
-            engine.submit(generate("d"))
-
-
 # The section of cluster.toml --------------------------------------------------------------
-
-
-def test_a_spec_is_read_as_it_stands_in_a_file() -> None:
-    data = {"slots": 8, "eos_id": 2, "costs": {"fixed_s": 0.5}, "faults": {"slow": 2, "crash_after_s": 10}}
-    read = structure(data, SimulatedSpec)
-    assert (read.slots, read.eos_id, read.costs.fixed_s, read.faults.slow) == (8, 2, 0.5, 2.0)
-    assert read.costs.per_prefill_token_s == Costs().per_prefill_token_s
-    assert not list(read.disagreements())
-
-
-@pytest.mark.parametrize(
-    ("data", "path"),
-    [
-        ({"slots": 0}, "slots"),
-        ({"slots": "8"}, "slots"),
-        ({"costs": {"fixed_s": 0}}, "costs.fixed_s"),
-        ({"costs": {"per_running_s": -1}}, "costs.per_running_s"),
-        ({"faults": {"refuse": 1.5}}, "faults.refuse"),
-        ({"faults": {"slow": 0}}, "faults.slow"),
-    ],
-)
-def test_a_wrong_key_of_a_spec_is_named(data: dict[str, Any], path: str) -> None:
-    with pytest.raises(Exception, match=path):
-        structure(data, SimulatedSpec)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from protocol.cluster import Leg
 from protocol.errors import BadRequest
 from protocol.media import MediaForm, MediaItem
 from protocol.messages import Generate, Rendezvous
-from tests.rig.encoders import IMAGE_TOKEN, MEDIA, VIDEO_TOKEN, embeddings, image
+from tests.rig.encoders import IMAGE_TOKEN, MEDIA, embeddings
 from tests.rig.simulated_engines import generate, read, running, spec
 
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -63,13 +63,6 @@ async def test_an_answer_about_an_image_that_goes_on_elsewhere_is_the_same(autoj
         assert (await answer(other, again))[1] == 8 + 4 + 8 + 8, "the answer's pages lie behind those of its own image"
 
 
-async def test_no_answer_has_a_placeholder(autojump_clock: MockClock) -> None:
-    async with running(spec(media=MEDIA, vocabulary_size=92)) as engine:
-        for number in range(20):
-            ids, _ = await answer(engine, about(str(number), embeddings(str(number)), tokens_max=64))
-            assert not {IMAGE_TOKEN, VIDEO_TOKEN} & set(ids)
-
-
 async def test_the_decode_of_a_pair_gets_places_alone_and_continues_what_its_prefill_has_begun(
     autojump_clock: MockClock,
 ) -> None:
@@ -97,15 +90,3 @@ async def test_the_decode_of_a_pair_gets_places_alone_and_continues_what_its_pre
             legs.start_soon(ask, "prefill", prefill, met)
             legs.start_soon(ask, "decode", decode, places)
         assert results == {"prefill": expected[:1], "decode": expected}
-
-
-async def test_an_engine_with_a_vision_tower_takes_pixels(autojump_clock: MockClock) -> None:
-    async with running(spec(media=evolve(MEDIA, form=MediaForm.PIXELS))) as engine:
-        pixels, _ = await answer(engine, about("1", image("a")))
-    async with running(spec(media=MEDIA)) as engine:
-        assert (await answer(engine, about("2", embeddings("a"))))[0] == pixels, "it depends on the digest"
-
-
-def test_a_placeholder_beyond_the_vocabulary_is_a_contradiction() -> None:
-    with pytest.raises(ValueError, match=r"media: the vocabulary ends at 90, got \[90, 91\]"):
-        SimulatedEngine(spec(media=MEDIA, vocabulary_size=91), chance=None)  # type: ignore[arg-type]

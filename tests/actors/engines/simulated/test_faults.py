@@ -56,18 +56,6 @@ async def test_an_engine_may_find_a_request_wrong_when_it_computes_it(autojump_c
         assert len(await timed(engine.submit(generate("b")))) == 3
 
 
-async def test_a_share_of_the_requests_is_drawn_by_chance(autojump_clock: MockClock) -> None:
-    async with running(spec(slots=100, waiting_max=100, faults=Faults(refuse=0.3))) as engine:
-        answers = [engine.submit(generate(str(number), tokens_max=1)) for number in range(100)]
-        refused = 0
-        for answer in answers:
-            try:
-                await answer.result()
-            except EngineRefused:
-                refused += 1
-    assert 15 < refused < 45
-
-
 async def test_nothing_happens_during_a_stall_and_everything_goes_on_after_it(autojump_clock: MockClock) -> None:
     async with running() as engine, trio.open_nursery() as nursery:
         times: list[float] = []
@@ -79,11 +67,6 @@ async def test_nothing_happens_during_a_stall_and_everything_goes_on_after_it(au
         await engine.wait_released("b")
         assert trio.current_time() == 11.5
     assert times == [1, 11.5, 12.5]
-
-
-async def test_stalls_come_between_steps(autojump_clock: MockClock) -> None:
-    async with running(spec(faults=Faults(stall=1.0, stall_s=3.0))) as engine:
-        assert await timed(engine.submit(generate("a", tokens_max=3))) == [1, 5, 9]
 
 
 async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock: MockClock) -> None:
@@ -111,31 +94,3 @@ async def test_an_engine_crashes_at_its_time(autojump_clock: MockClock) -> None:
         nursery.start_soon(expect_error, EngineDied, engine.run)
         await engine.wait_lost()
         assert trio.current_time() == 7.5
-
-
-async def test_a_crash_that_is_asked_for_later_is_counted_from_then(autojump_clock: MockClock) -> None:
-    engine = SimulatedEngine(spec(), random.Random(0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(expect_error, EngineDied, engine.run)
-        await trio.sleep(3)
-        engine.inject(Faults(crash_after_s=2))
-        await engine.wait_lost()
-        assert trio.current_time() == 5
-
-
-async def test_a_reader_may_crash_the_engine_in_the_turn_of_a_token(autojump_clock: MockClock) -> None:
-    engine = SimulatedEngine(spec(), random.Random(0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(expect_error, EngineDied, engine.run)
-        other = engine.submit(generate("b"))
-        with pytest.raises(EngineLost):
-            await engine.submit(generate("a")).relay(lambda _: engine.crash())
-        with pytest.raises(EngineLost):
-            await other.result()
-
-
-async def test_a_lost_engine_does_not_run_again(autojump_clock: MockClock) -> None:
-    async with running() as engine:
-        pass
-    with pytest.raises(EngineDied):
-        await engine.run()

@@ -34,13 +34,6 @@ def held(
     return made
 
 
-def test_a_prompt_may_find_all_but_its_last_token() -> None:
-    assert [len(held(SAME[:size]).reusable(PAGE)) for size in (1, 8, 9, 16, 17)] == [0, 0, 1, 1, 2]
-    without_cache = HeldRequest(generate("a", SAME))
-    without_cache.look_up(PAGE, None, caches=False)
-    assert not without_cache.reusable(PAGE)
-
-
 def test_a_prompt_finds_what_others_have_computed_until_it_begins() -> None:
     memory, first, second = KvMemory(64), held(), held([*SAME[:40], *SAME])
     for each in (first, second):

@@ -15,7 +15,7 @@ from actors.engines.simulated.kv_memory import KvMemory, Lease
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.errors import AskerLeft
 from protocol.messages import Generate, Usage
-from tests.rig.simulated_engines import batch, generate, read, running, spec
+from tests.rig.simulated_engines import generate, read, running, spec
 
 SIZE = 2  # tokens a page
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of variety that prefixes meet
@@ -37,12 +37,6 @@ def test_digests_agree_as_far_as_the_prefixes_do(
     agreeing = [left == right for left, right in zip(first, second, strict=False)]
     assert agreeing == [True] * (same // SIZE) + [False] * (len(agreeing) - same // SIZE)
     assert len(first) == len(one) // SIZE
-
-
-def test_a_chain_goes_on_where_it_was_left() -> None:
-    tokens = list(range(20))
-    whole = digests(tokens)
-    assert whole[:4] + block_digests(whole[3], pack_tokens(tokens[8:]), SIZE) == whole
 
 
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.
@@ -145,46 +139,6 @@ def test_the_least_recently_used_page_is_evicted_first() -> None:
     assert [memory.cached_prefix(prompt_digests) for prompt_digests in (first, second, third)] == [2, 0, 1]
 
 
-def test_a_page_that_others_have_computed_meanwhile_takes_the_place_of_an_own_one() -> None:
-    memory = KvMemory(4)
-    prompt_digests = digests([0] * 4)
-    first, second = memory.take(prompt_digests, 2), memory.take(prompt_digests, 2)
-    assert first is not None
-    assert second is not None
-    assert not memory.share(second, prompt_digests[0])
-    memory.publish(first, prompt_digests[0])
-    assert memory.share(second, prompt_digests[0])
-    assert (second.shared, second.own, memory.free, memory.referenced) == (prompt_digests[:1], 1, 1, 1)
-    memory.release(first)
-    assert memory.take([], 2) is not None
-    assert memory.cached_prefix(prompt_digests) == 1, "the second one still holds it"
-
-
-def test_of_one_prefix_the_end_is_evicted_first() -> None:
-    memory = KvMemory(4)
-    prompt_digests = stored(memory, [0] * 8)
-    assert memory.take([], 1) is not None
-    assert memory.cached_prefix(prompt_digests) == 3
-
-
-def test_a_page_that_is_used_again_is_not_evicted() -> None:
-    memory = KvMemory(4)
-    prompt_digests = stored(memory, [0] * 4)
-    lease = memory.take(prompt_digests, 2)
-    assert lease is not None
-    assert (memory.idle, memory.free) == (0, 2)
-    assert memory.take([], 3) is None
-    assert memory.take([], 2) is not None
-    assert memory.cached_prefix(prompt_digests) == 2
-
-
-def test_the_pages_that_a_lease_shares_do_not_make_room_for_it() -> None:
-    memory = KvMemory(4)
-    prompt_digests = stored(memory, [0] * 4)
-    assert memory.take(prompt_digests, 5) is None
-    assert memory.take(prompt_digests, 4) is not None
-
-
 # The cache as requests see it -------------------------------------------------------------
 
 
@@ -220,16 +174,6 @@ async def test_a_continued_conversation_finds_the_answer_cached_too(autojump_clo
         assert (await usage(engine, generate("b", [*first.tokens, *ids, 1, 2]))).cached_tokens == 12
 
 
-@pytest.mark.parametrize(("salt", "cached"), [("x", 8), ("y", 0), (None, 0)])
-async def test_an_answer_to_a_prompt_shorter_than_a_page_is_cached_under_its_salt(
-    salt: str | None, cached: int, autojump_clock: MockClock
-) -> None:
-    async with running() as engine:
-        first = generate("a", [1, 2], tokens_max=7, salt="x")
-        ids, _, _ = await read(engine.submit(first))
-        assert (await usage(engine, generate("b", [1, 2, *ids], salt=salt))).cached_tokens == cached
-
-
 async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock: MockClock) -> None:
     prompt = list(range(12))
     async with running(spec(prefill_chunk=4)) as engine:
@@ -239,40 +183,3 @@ async def test_an_aborted_request_leaves_what_it_has_computed(autojump_clock: Mo
         with pytest.raises(AskerLeft):
             await left.result()
         assert (await usage(engine, generate("b", prompt))).cached_tokens == 4
-
-
-async def test_a_flushed_cache_knows_nothing(autojump_clock: MockClock) -> None:
-    prompt = list(range(9))
-    async with running() as engine:
-        await usage(engine, generate("a", prompt))
-        await engine.flush_cache()
-        assert (await usage(engine, generate("b", prompt))).cached_tokens == 0
-
-
-async def test_without_a_prefix_cache_nothing_is_cached(autojump_clock: MockClock) -> None:
-    prompt = list(range(9))
-    async with running(spec(prefix_cache=False)) as engine:
-        for name in "ab":
-            assert (await usage(engine, generate(name, prompt))).cached_tokens == 0
-
-
-async def test_a_page_that_several_hold_counts_once(autojump_clock: MockClock) -> None:
-    prompt = list(range(9))
-    async with running() as engine:
-        await usage(engine, generate("a", prompt))
-        for name in "bc":
-            engine.submit(generate(name, prompt, tokens_max=9))
-        await trio.sleep(1.5)
-        load = await engine.load()
-        assert (load.running, load.kv_tokens_used) == (2, 8 + 1 + 1)
-
-
-def test_two_that_compute_the_same_at_once_end_with_one_copy() -> None:
-    engine, prompt = batch(), list(range(8))
-    for name in "ab":
-        engine.submit(generate(name, prompt, tokens_max=4), 0.0)
-    engine.advance(0.0)
-    assert engine.memory.referenced == 0
-    engine.advance(1.0)
-    assert engine.memory.referenced == 2
-    assert engine.memory.free == engine.memory.pages_max - 4, "each has a page for its answer beside them"

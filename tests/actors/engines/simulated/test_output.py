@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from itertools import pairwise
 from math import exp
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from protocol.messages import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec
@@ -43,17 +41,6 @@ async def test_sentences_are_whole_and_none_comes_twice_in_a_row(autojump_clock:
     assert all(line in lines for line in LINES)
 
 
-async def test_a_single_sentence_is_repeated(autojump_clock: MockClock) -> None:
-    ids, _ = await complete(many(ignore_eos=True), lines=[[1, 2, 3]])
-    assert ids == ([1, 2, 3] * 67)[:200]
-
-
-async def test_an_eos_token_within_a_sentence_is_left_out(autojump_clock: MockClock) -> None:
-    ids, finished = await complete(many(), [[1, EOS, 2, 3], [EOS]], length_min=9, length_max=9)
-    assert ids == [1, 2, 3] * 3 + [EOS]
-    assert finished.matched == EOS
-
-
 @pytest.mark.parametrize("lines", [LINES, []])
 async def test_an_answer_ends_by_itself_at_a_drawn_length(lines: list[list[int]], autojump_clock: MockClock) -> None:
     lengths = set()
@@ -66,12 +53,6 @@ async def test_an_answer_ends_by_itself_at_a_drawn_length(lines: list[list[int]]
     assert len(lengths) > 1
 
 
-async def test_an_answer_that_ends_with_its_last_token_has_stopped(autojump_clock: MockClock) -> None:
-    request = generate("a", tokens_max=11)
-    ids, finished = await complete(request, (), length_min=10, length_max=10)
-    assert (len(ids), finished.reason, finished.matched) == (11, FinishReason.STOP, EOS)
-
-
 async def test_an_ignored_eos_is_never_generated(autojump_clock: MockClock) -> None:
     for lines in (LINES, ()):
         ids, finished = await complete(many(ignore_eos=True), lines, length_min=1, length_max=2)
@@ -79,23 +60,11 @@ async def test_an_ignored_eos_is_never_generated(autojump_clock: MockClock) -> N
         assert EOS not in ids
 
 
-async def test_an_answer_has_at_least_the_tokens_asked_for(autojump_clock: MockClock) -> None:
-    ids, finished = await complete(many(tokens_min=50), (), length_min=5, length_max=5)
-    assert (len(ids), finished.matched) == (51, EOS)
-    assert ids[:50] == (await complete(many(ignore_eos=True), ()))[0][:50]
-
-
 @pytest.mark.parametrize("sampling", [{}, {"ignore_eos": True}])
 async def test_a_stop_token_is_delivered_and_named(sampling: dict[str, bool], autojump_clock: MockClock) -> None:
     ids, finished = await complete(many(stop_token_ids=(7,), **sampling))
     assert (ids[-1], finished.reason, finished.matched) == (7, FinishReason.STOP, 7)
     assert 7 not in ids[:-1]
-
-
-async def test_no_stop_token_is_generated_before_tokens_min(autojump_clock: MockClock) -> None:
-    ids, finished = await complete(many(stop_token_ids=(7,), tokens_min=40))
-    assert 7 not in ids[:40]
-    assert finished.matched == 7
 
 
 @pytest.mark.parametrize("lines", [LINES, []])
@@ -112,14 +81,6 @@ async def test_a_bias_of_100_forces_a_token_and_its_opposite_forbids_one(
     ids, finished = await complete(many(logit_bias={EOS: 100.0}, tokens_min=3), lines)
     assert (len(ids), ids[-1], finished.matched) == (4, EOS, EOS)
     assert EOS not in ids[:-1]
-
-
-async def test_where_every_token_is_forbidden_none_is(autojump_clock: MockClock) -> None:
-    expected, _ = await complete(many(ignore_eos=True))
-    ids, _ = await complete(many(ignore_eos=True, logit_bias=dict.fromkeys(range(100), -100.0)))
-    assert ids == expected
-    ids, finished = await complete(many(stop_token_ids=tuple(range(100)), tokens_min=5))
-    assert (len(ids), finished.matched) == (6, ids[-1])
 
 
 # What it depends on -----------------------------------------------------------------------
@@ -150,16 +111,6 @@ def test_with_temperature_the_seed_decides_or_else_the_id(lines: list[list[int]]
     assert len({warm("a", seed) for seed in range(9)}) > 5
     assert warm("a") == warm("a")
     assert len({warm(name) for name in "abcdefghi"}) > 5
-
-
-def test_neither_limits_nor_a_salt_change_the_output() -> None:
-    expected = first(generate("a", PROMPT))
-    assert first(generate("a", PROMPT, tokens_max=500, tokens_min=2, salt="x", top_p=0.1, logprobs=3)) == expected
-
-
-def test_lines_must_be_in_the_vocabulary() -> None:
-    with pytest.raises(ValueError, match="0 to 99"):
-        SimulatedEngine(spec(), random.Random(0), [[1], [100]])
 
 
 # Log probabilities ------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from protocol.errors import BadRequest
 from protocol.messages import Finished, FinishReason, Generate, Logprob
 from tests.rig.simulated_engines import batch, generate, read, running
 
@@ -95,20 +94,6 @@ def test_it_does_so_for_whatever_was_asked(
     check_cut_everywhere(request, LINES if sentences else ())
 
 
-def test_an_answer_cut_twice_goes_on_too() -> None:
-    request = generate("a", prompt=6, tokens_max=30, tokens_min=12)
-    ids, _, _ = whole(request, LINES)
-    once = rest(request, ids, 5)
-    assert whole(rest(once, ids[5:], 4), LINES)[0] == ids[9:]
-
-
-def test_without_a_seed_it_is_another_answer_under_another_id() -> None:
-    request = generate("a", prompt=6, tokens_max=20, temperature=1.0, ignore_eos=True)
-    ids, _, _ = whole(request, ())
-    assert whole(rest(request, ids, 3), ())[0] != ids[3:]
-    assert whole(evolve(rest(request, ids, 3), id="a"), ())[0] == ids[3:]
-
-
 async def test_tokens_sent_before_are_part_of_the_prompt_and_may_be_cached(autojump_clock: MockClock) -> None:
     async with running() as engine:
         request = generate("a", prompt=8, tokens_max=9)
@@ -118,11 +103,3 @@ async def test_tokens_sent_before_are_part_of_the_prompt_and_may_be_cached(autoj
         assert finished == Finished(FinishReason.LENGTH, finished.usage)
         assert (finished.usage.prompt_tokens, finished.usage.completion_tokens) == (13, 4)
         assert finished.usage.cached_tokens == 12
-
-
-@pytest.mark.parametrize("sent", [-1, 4, 5])
-async def test_no_more_tokens_can_have_been_sent_than_the_prompt_holds(sent: int, autojump_clock: MockClock) -> None:
-    async with running() as engine:
-        with pytest.raises(BadRequest, match="said must be from 0 to 3") as caught:
-            engine.submit(evolve(generate("a", prompt=4), said=sent))
-        assert caught.value.param == "said"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,9 +19,8 @@ from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.cluster import Leg
-from protocol.errors import AskerLeft, BadRequest, EngineLost, EngineRefused
-from protocol.messages import EngineLoad, FinishReason, Generate, HandOff, Rendezvous, Usage
-from protocol.strict.structure import structure
+from protocol.errors import AskerLeft, BadRequest
+from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Usage
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.rig.tasks import call_later
 from tests.system.simulator import simulate
@@ -38,16 +35,6 @@ def met(request: Generate, meeting: Rendezvous | None = MEETING) -> Generate:
 
 def leg_of(leg: Leg, **changes: int | Costs | Faults) -> SimulatedSpec:
     return spec(**({"leg": leg, "costs": COSTS, "prefill_chunk": 8} | changes))
-
-
-def test_the_legs_of_a_file_announce_themselves() -> None:
-    read = structure({"leg": "decode", "costs": {"transfer_s": 0.5}}, SimulatedSpec)
-    assert (read.leg, read.costs.transfer_s, Costs().transfer_s, SimulatedSpec().leg) == (Leg.DECODE, 0.5, 0, Leg.BOTH)
-    with pytest.raises(Exception, match="leg"):
-        structure({"leg": "third"}, SimulatedSpec)
-    infos = [leg_of(leg).info for leg in (Leg.BOTH, Leg.PREFILL, Leg.DECODE)]
-    assert [info.hand_off for info in infos] == [HandOff.NONE, HandOff.RENDEZVOUS, HandOff.RENDEZVOUS]
-    assert [info.bootstrap for info in infos] == [None, BOOTSTRAP, None]
 
 
 # Prefill ----------------------------------------------------------------------------------
@@ -66,13 +53,6 @@ async def test_a_prefill_gives_the_first_token_and_ends(sampling: Mapping[str, A
         assert (finished.reason, finished.matched, finished.usage) == (FinishReason.LENGTH, None, Usage(20, 1))
         assert trio.current_time() - began == COSTS.step_s(8, 1, 0) + COSTS.step_s(8, 1, 8) + COSTS.step_s(4, 1, 16)
         assert await engine.load() == EngineLoad(0, 0, 0)
-
-
-async def test_a_prefill_does_not_end_by_itself(autojump_clock: MockClock) -> None:
-    async with running(leg_of(Leg.PREFILL)) as engine:
-        request = met(generate("a", tokens_max=9, stop_token_ids=tuple(range(100))))
-        _, finished, _ = await read(engine.submit(request))
-        assert (finished.reason, finished.matched) == (FinishReason.LENGTH, None)
 
 
 async def test_a_prefill_needs_no_memory_for_the_answer_and_caches_prompts(autojump_clock: MockClock) -> None:
@@ -120,15 +100,6 @@ async def test_a_prefill_does_not_wait_for_a_decode_that_was_left(autojump_clock
         assert await timed(prefill.submit(in_room("a", 2))) == [12.5]
 
 
-async def test_a_prefill_does_not_wait_for_a_decode_that_has_crashed(autojump_clock: MockClock) -> None:
-    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
-        async with full_pair() as (prefill, decode, _):
-            decode.submit(in_room("a", 2))
-            assert prefill.rendezvous_rooms.wait(2, lambda: None)
-            decode.crash()
-            assert not prefill.rendezvous_rooms.wait(2, lambda: None)
-
-
 async def test_a_prompt_that_waits_for_its_decode_can_be_aborted_and_computes_nothing_meanwhile(
     autojump_clock: MockClock,
 ) -> None:
@@ -160,12 +131,6 @@ async def test_a_decode_alone_takes_what_both_take_and_the_transfer(
     assert [at_s - began for at_s in times] == [at_s + transfer_s for at_s in both]
 
 
-async def test_a_slow_engine_is_slow_to_be_given_a_prompt(autojump_clock: MockClock) -> None:
-    async with running(leg_of(Leg.DECODE, faults=Faults(slow=2.0), costs=evolve(COSTS, transfer_s=0.5))) as engine:
-        times = await timed(engine.submit(met(generate("a", prompt=8, tokens_max=1))))
-    assert times == [2 * (COSTS.step_s(8, 1, 0) + 0.5)]
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.integers(1, 20), st.floats(0, 9)), min_size=1, max_size=6),
     st.sampled_from([{}, {"temperature": 1.0, "seed": 5}, {"tokens_min": 4}]),
@@ -194,36 +159,6 @@ def test_the_text_is_that_of_one_engine_whatever_comes_together(
     assert simulate(lambda _: every(Leg.BOTH), 0) == simulate(lambda _: every(Leg.DECODE), 0)
 
 
-async def test_transferred_prompts_delay_no_running_request(autojump_clock: MockClock) -> None:
-    costs = Costs(fixed_s=1.0, per_prefill_token_s=4.0, per_running_s=0.0)
-    async with running(leg_of(Leg.DECODE, costs=costs)) as engine, trio.open_nursery() as nursery:
-        times: list[float] = []
-        nursery.start_soon(timed, engine.submit(met(generate("a", prompt=1, tokens_max=40))), times)
-        await trio.sleep(7)
-        await timed(engine.submit(met(generate("b", prompt=8, tokens_max=3))))
-        engine.abort("a")
-        nursery.cancel_scope.cancel()
-    assert {after - before for before, after in pairwise(times)} <= {1.0}
-
-
-async def test_memory_is_held_for_a_prompt_that_comes_and_given_back(autojump_clock: MockClock) -> None:
-    engine_spec = leg_of(
-        Leg.DECODE, kv_tokens_max=40, page_size=4, costs=evolve(COSTS, transfer_s=100.0, release_s=0.5)
-    )
-    async with running(engine_spec) as engine:
-        first = engine.submit(met(generate("a", prompt=16, tokens_max=8)))
-        second = engine.submit(met(generate("b", prompt=16, tokens_max=8)))
-        await trio.sleep(1)
-        assert await engine.load() == EngineLoad(1, 1, 0)
-        engine.abort("a")
-        await engine.wait_released("a")
-        assert trio.current_time() == 1.5
-        with pytest.raises(AskerLeft):
-            await first.result()
-        assert (await finished(second)).usage == Usage(16, 8)
-        assert await engine.load() == EngineLoad(0, 0, 0)
-
-
 @pytest.mark.parametrize("after_s", [0, 1, 3.125, 3.5, 4, 5])
 async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_clock: MockClock) -> None:
     async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=0.25))) as engine:
@@ -234,40 +169,6 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_cloc
             await answer.result()
         assert await engine.load() == EngineLoad(0, 0, 0)
         assert trio.current_time() <= after_s + 0.25
-
-
-async def test_an_aborted_request_gets_no_token_though_its_prompt_arrives(autojump_clock: MockClock) -> None:
-    async with running(leg_of(Leg.DECODE, costs=evolve(COSTS, release_s=20.0))) as engine:
-        answer, received = engine.submit(met(generate("a", prompt=8, tokens_max=9))), list[object]()
-        await trio.sleep(3)
-        engine.abort("a")
-        with pytest.raises(AskerLeft):
-            await answer.relay(received.append)
-        assert (received, trio.current_time()) == ([], 23)
-
-
-async def test_a_decode_that_refuses_does_so_when_the_prompt_is_there_and_a_crash_ends_all(
-    autojump_clock: MockClock,
-) -> None:
-    async with running(leg_of(Leg.DECODE, faults=Faults(refuse=1.0))) as engine:
-        with pytest.raises(EngineRefused):
-            await engine.submit(met(generate("a", prompt=8))).result()
-        assert trio.current_time() == COSTS.step_s(8, 1, 0)
-        assert await engine.load() == EngineLoad(0, 0, 0)
-    with pytest.RaisesGroup(pytest.RaisesExc(Exception, match="crashed"), flatten_subgroups=True):
-        async with running(leg_of(Leg.DECODE)) as engine:
-            answer = engine.submit(met(generate("a", prompt=8)))
-            engine.crash()
-            with pytest.raises(EngineLost):
-                await answer.result()
-
-
-async def test_a_stalled_decode_is_given_nothing(autojump_clock: MockClock) -> None:
-    async with running(leg_of(Leg.DECODE)) as engine:
-        answer = engine.submit(met(generate("a", prompt=8, tokens_max=1)))
-        await trio.sleep(1)
-        engine.stall(50)
-        assert await timed(answer) == [51]
 
 
 # The wrong leg ----------------------------------------------------------------------------
@@ -291,18 +192,3 @@ async def test_what_is_for_another_leg_is_refused_by_name(
         with pytest.raises(BadRequest, match=why):
             engine.submit(met(generate("a"), meeting))
         assert await engine.load() == EngineLoad(0, 0, 0)
-
-
-def test_an_answer_that_was_cut_goes_on_in_a_pair_too() -> None:
-    async def scenario(_: random.Random) -> None:
-        request = generate("a", prompt=6, tokens_max=12)
-        async with running(leg_of(Leg.BOTH)) as engine:
-            whole = (await read(engine.submit(request)))[0]
-        for sent in range(1, 12):
-            sampling = evolve(request.sampling, tokens_max=12 - sent)
-            rest = met(evolve(request, tokens=request.tokens + whole[:sent], said=sent, sampling=sampling))
-            async with running(leg_of(Leg.PREFILL)) as prefill, running(leg_of(Leg.DECODE)) as decoder:
-                assert (await read(prefill.submit(rest)))[0] == whole[sent : sent + 1]
-                assert (await read(decoder.submit(rest)))[0] == whole[sent:]
-
-    simulate(scenario, 0)

@@ -108,16 +108,6 @@ def test_a_result_comes_behind_its_tensors(size: int) -> None:
     assert host.peer.statistics() == PeerStatistics()
 
 
-def test_a_result_without_tensors_and_an_error_are_one_frame_each() -> None:
-    host = Host()
-    for _ in range(2):
-        host.ask(codec.encode(Ping()))
-    host.messages.end(1, Done())
-    host.messages.fail(2, NotReady("it loads"))
-    host.settle()
-    assert host.received == [(End(1, codec.encode(Done())), b""), (Fail(2, "not_ready", "it loads"), b"")]
-
-
 @pytest.mark.parametrize(
     "result", [Encoded(embeddings(pixels(), 800)), GrammarChecked("x" * BODY_BYTES_MAX)], ids=["tensor", "body"]
 )
@@ -175,18 +165,6 @@ def test_a_buffer_that_somebody_computes_with_is_not_unmapped() -> None:
     close()
 
 
-def test_a_request_whose_region_is_gone_fails_alone() -> None:
-    host = Host()
-    described, close = share(Encode("a", pixels(LARGE)))
-    close()
-    host.ask(codec.encode(described))
-    ((fail, _),) = host.received
-    assert isinstance(fail, Fail)
-    assert fail.code == "deadline_exceeded"
-    host.ask(codec.encode(Ping()))
-    assert host.requests == [Ping()]
-
-
 def shared_result(host: Host) -> Encoded:
     """Let a host share a result, and return it as the node gets it."""
     host.ask(codec.encode(Ping()))
@@ -218,15 +196,3 @@ def test_a_result_that_nobody_takes_is_freed_after_its_lease() -> None:
     assert delay == 7.0
     callback(stream)
     assert host.messages.statistics() == HostStatistics()
-
-
-def test_a_result_for_which_there_is_no_room_is_attached() -> None:
-    host = Host()
-    host.messages = LinkMessages(host.peer, host.call_later, shared_bytes_max=LARGE + 1)
-    shared_result(host)
-    host.ask(codec.encode(Ping()))
-    host.messages.end(2, Encoded(embeddings(pixels(), LARGE)))
-    host.settle()
-    assert host.received[-2] == (Item(2, b"", 0, LARGE), bytes(embeddings(pixels(), LARGE).data.data))
-    assert host.messages.statistics().regions == 1
-    host.messages.taken(1)

@@ -126,30 +126,6 @@ def test_what_is_behind_a_sliding_window_is_not_read(monkeypatch: pytest.MonkeyP
     assert read == [13, 256, 54]
 
 
-def test_few_cached_tokens_are_computed_again_instead_of_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed, compute = list[tuple[int, bool]](), torch.nn.functional.scaled_dot_product_attention
-
-    def counted(query: Any, *rest: Any, **options: Any) -> Any:
-        computed.append((query.shape[2], options.get("is_causal", False)))
-        return compute(query, *rest, **options)
-
-    monkeypatch.setattr(ATTENTION, "scaled_dot_product_attention", counted)
-    Batch([(8, 128), (9, 128)]).attended()
-    assert computed == [(136, True), (128, False)]
-
-
-def test_no_triangle_is_computed_where_pytorch_would_make_a_mask_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    computed, compute = list[int](), torch.nn.functional.scaled_dot_product_attention
-
-    def counted(query: Any, *rest: Any, **options: Any) -> Any:
-        computed.append(query.shape[2])
-        return compute(query, *rest, **options)
-
-    monkeypatch.setattr(ATTENTION, "scaled_dot_product_attention", counted)
-    Batch([(0, 300)], value_size=SIZE // 2).attended()
-    assert computed == [256, 44]
-
-
 @pytest.mark.parametrize(
     "options",
     [
