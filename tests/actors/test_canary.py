@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import Factory, define, evolve
+from attrs import Factory, define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.canary import (
     ANSWERED,
     FAILED,
     LATE,
-    PRIORITY_MIN,
     YIELDED,
     CanaryLimits,
     CanaryObserver,
@@ -42,9 +41,7 @@ from protocol.errors import (
     EngineStuck,
     RequestError,
 )
-from protocol.media import MediaForm, MediaInfo
 from protocol.messages import NO_PARTNER, EngineLoad, Finished, FinishReason, Generate, Started, Tokens, Usage
-from protocol.tensors import Dtype
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
 from tests.rig.scheduler import sweep
@@ -143,19 +140,6 @@ async def test_an_idle_engine_is_asked_again_and_again_and_a_busy_one_never(auto
         assert system.observer.outcomes[3:] == [(106, ANSWERED)]
         assert await system.engine.load() == EngineLoad(0, 0, 0)
         assert system.slots.free.value == 1, "decode holds one in advance"
-
-
-def test_a_canary_is_a_short_request_of_nobodys_that_shares_no_cache() -> None:
-    info = Costs().info
-    first, second = (canary_request(info, name, f"salt {name}", 7) for name in "ab")
-    assert first.id == "a"
-    assert first.cache_salt != second.cache_salt
-    assert (first.sampling.tokens_max, first.sampling.temperature, first.sampling.ignore_eos) == (1, 0.0, True)
-    assert (len(first.tokens), first.priority, first.owner, first.rendezvous) == (1, PRIORITY_MIN, "", None)
-    tiny = evolve(info, vocabulary_size=1)
-    assert canary_request(tiny, "a", "b", 7).tokens == [0]
-    media = MediaInfo(MediaForm.EMBEDDINGS, 8, Dtype.BFLOAT16, 2, image_token=1, video_token=2)
-    assert canary_request(evolve(info, media=media), "a", "b", 7).tokens == [3]
 
 
 @pytest.mark.parametrize(("leg", "tokens"), [(Leg.PREFILL, 1), (Leg.DECODE, 2)])

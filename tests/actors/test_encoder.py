@@ -214,17 +214,6 @@ async def test_an_item_with_which_an_encoder_was_lost_is_a_batch_alone(autojump_
         assert rig.names[4:] == ["e", "fg"]
 
 
-async def test_calls_beyond_the_slots_wait_where_they_can_be_taken_elsewhere(autojump_clock: MockClock) -> None:
-    async with encoder_rig(slots=2) as rig, trio.open_nursery() as nursery:
-        for name in "abc":
-            nursery.start_soon(rig.ask, name)
-            await wait_all_tasks_blocked()
-        assert rig.inbox.waiting == (1, 0)
-        await trio.sleep(4)
-        assert rig.inbox.waiting == (0, 0)
-        assert rig.times == {"a": 1.5, "b": 1.5, "c": 3}
-
-
 # One item once ------------------------------------------------------------------------------
 
 

@@ -86,14 +86,6 @@ def test_tensors_are_read_as_they_were_written(sizes: tuple[int, ...]) -> None:
     assert all(each.data.readonly for each in read)
 
 
-def test_tensors_of_one_file_have_one_mapping() -> None:
-    region, described = written(tensor(100), tensor(200), tensor(300))
-    tensors, (mapping,) = open_tensors(reversed(described))
-    assert [len(each.data) for each in tensors] == [300, 200, 100]
-    os.close(mapping.descriptor)
-    region.close()
-
-
 def test_a_region_cannot_be_changed_once_it_is_sealed() -> None:
     region, _ = written(tensor(5000))
     for change in (

@@ -365,18 +365,6 @@ def test_a_decode_has_its_share_of_a_prefill_and_always_one_prompt() -> None:
     assert not places.pending
 
 
-@pytest.mark.parametrize("most", [0, 1000])
-def test_a_decode_has_its_share_of_a_prefills_slots_and_leaves_one_to_each_that_has_none(most: int) -> None:
-    places = Reservations()
-    held(places, "a", 1, 1, 1)
-    for busy, decodes, more in ((3, 2, True), (3, 3, False), (6, 2, True), (7, 2, False)):
-        assert places.has_room(Load("p", busy, 8, shared_max=most), "a", decodes) is more
-    held(places, "b", 1)
-    assert places.has_room(Load("p", 7, 8, shared_max=most), "a", 2)
-    held(places, "a", 1)
-    assert not places.has_room(Load("p", 5, 8, shared_max=most), "a", 2)
-
-
 # In cluster.toml --------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ from actors.routing.candidates import Candidates, Choice, WorkerCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
 from protocol.messages import Generate
 from tests.rig.router import Fake, FakePool, generate
 
@@ -112,12 +111,6 @@ def test_a_reservation_takes_the_last_slot() -> None:
     one = [Fake("a", slots=1), Fake("b", slots=2)]
     assert names(candidates(one, reserved=["a", "b"], room=begins)) == ["b"]
     assert candidates(one, reserved=["a"]).find("a") is None
-
-
-def test_a_prefill_without_a_rendezvous_is_none() -> None:
-    prefills = [Fake("p", leg=Leg.PREFILL), Fake("q", leg=Leg.PREFILL, bootstrap=("h", 1))]
-    assert names(candidates(prefills)) == ["q"]
-    assert candidates(prefills).find("p") is None
 
 
 def test_ranked_workers_are_looked_at_up_to_the_first_that_nothing_speaks_against() -> None:

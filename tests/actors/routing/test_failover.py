@@ -65,15 +65,6 @@ async def test_a_stop_token_ends_whole_too(autojump_clock: MockClock) -> None:
         assert got.ids == text(PROMPT)[:3]
 
 
-@pytest.mark.parametrize("sampling", [{"ignore_eos": True}, {"tokens_min": 4}])
-async def test_a_token_that_ends_nothing_is_gone_on_from(sampling: dict[str, Any], autojump_clock: MockClock) -> None:
-    lost, well = Play(EngineLost("gone"), 4, length=3, at_once=True), Play(length=8)
-    async with routed(Fake("a", [lost]), Fake("b", otherwise=well)) as rig:
-        got = await ask(rig, generate(**sampling))
-        assert got.ids[:4] == text(PROMPT, 3)
-        assert len(got.ids) == 6
-
-
 @pytest.mark.parametrize("error", [BadRequest, ContextTooLong, DeadlineExceeded, InternalError])
 @pytest.mark.parametrize("tokens", [0, 3])
 async def test_what_is_no_loss_is_passed_as_it_is(

@@ -147,38 +147,6 @@ def test_the_worker_of_a_session_is_preferred_softly() -> None:
     assert chosen(made, wanted(session="s"), *others, evolve(at_home, busy=2))[0] != home
 
 
-def test_a_choice_that_comes_to_nothing_moves_no_session() -> None:
-    made = policy(session_tokens=100.0)
-    home = chosen(made, wanted(session="s"), A, B, C)[0]
-    others = [load for load in (A, B, C) if load.name != home]
-    assert made(wanted(session="s"), Loads(others)) is not None
-    assert {chosen(made, wanted(session="s"), A, B, C)[0] for _ in range(50)} == {home}
-    moved = chosen(made, wanted(session="s"), *others)[0]
-    assert {chosen(made, wanted(session="s"), A, B, C)[0] for _ in range(50)} == {moved}
-
-
-class OfLeg(Fake):
-    @property
-    def load(self) -> Load:
-        return evolve(super().load, leg=self.leg)
-
-
-async def test_a_session_has_the_workers_of_both_legs_once_a_pair_is_taken() -> None:
-    prefills = [OfLeg(name, leg=Leg.PREFILL, bootstrap=("h", 1)) for name in ("p0", "p1")]
-    decodes = [OfLeg(name, leg=Leg.DECODE) for name in ("d0", "d1")]
-    made = policy()
-    pool = FakePool([*prefills, *decodes], None)
-    routing = Routing(pool, made, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset())
-    assert routing.choose_idle(wanted(session="s"), ("d0", "d1")) is None
-    legs = [Leg.DECODE, Leg.PREFILL]
-    assert [made.sessions.get(leg, "s") for leg in legs] == [None, None]
-    route = routing.choose(wanted(session="s"))
-    assert route is not None
-    assert [made.sessions.get(leg, "s") for leg in legs] == [*route.names]
-    route.end()
-    assert len(made.expected) == 0
-
-
 def test_a_temperature_spreads_by_cost() -> None:
     made = policy({"a": PROMPT}, temperature=0.5)
     counts = Counter(chosen(made, wanted(), A, B)[0] for _ in range(2000))

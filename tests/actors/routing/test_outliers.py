@@ -46,14 +46,6 @@ def test_a_worker_is_ejected_for_a_while_after_failures_max_in_a_row() -> None:
     assert [(each.name, each.why, each.for_s) for each in outliers.ejected(4)] == [("a", "internal", 6)]
 
 
-def test_an_answer_between_failures_restarts_the_count() -> None:
-    outliers = OutlierDetector()
-    for _ in range(3):
-        fail(outliers, times=2)
-        outliers.answered("a", LIMITS, 0)
-    assert not outliers
-
-
 def test_a_rate_of_failures_ejects_a_worker_as_well() -> None:
     outliers = OutlierDetector()
     for _ in range(4):
@@ -335,23 +327,6 @@ async def test_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
     async with routed(*decodes, *prefills, limits=FOR_LONG) as rig:
         await many(rig, 100)
         assert ejected(rig) == [bad]
-
-
-async def test_a_prefill_that_hands_over_again_is_probed_by_one_request_and_readmitted(
-    autojump_clock: MockClock,
-) -> None:
-    limits = FailoverLimits(ejection=Ejection(failures_max=3, ejected_s=600, ejected_max_s=600))
-    async with routed(*pairs(4, 8), limits=limits) as rig:
-        assert await one_by_one(rig, 10) == ["p0"]
-        tries = met(rig, "p0")
-        await trio.sleep(600)
-        assert await many(rig, 30) == []
-        assert met(rig, "p0") == tries + 1, "one tries, and what it finds is known before another asks"
-        for each in rig.pool.all[4:]:
-            each.cut = ()
-        await trio.sleep(600)
-        assert await one_by_one(rig, 2) == []
-        assert met(rig, "p0") > tries + 1
 
 
 # What a choice costs -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
 from protocol.cluster import Leg
-from protocol.errors import EngineLost, HandOffFailed, InternalError, Preempted
+from protocol.errors import HandOffFailed, InternalError, Preempted
 from protocol.messages import Generate
 from tests.rig.router import Fake, Play, Received, RouterRig, ask, check_whole, generate, routed
 from tests.rig.tasks import append_result
@@ -47,12 +47,6 @@ async def check_leaves(rig: RouterRig, nursery: trio.Nursery, worker: Memory) ->
     worker.kv = 120
     await trio.sleep(20)
     check_whole(got[0], generate())
-
-
-async def test_a_request_goes_where_its_tokens_fit_though_slots_are_fewer_there(autojump_clock: MockClock) -> None:
-    async with routed(Memory("a", slots=16, kv=95), Memory("b", slots=16, more=8, kv=50)) as rig:
-        check_whole(await ask(rig, generate()), generate())
-        assert len(rig.worker("b").asked) == 1
 
 
 async def test_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(autojump_clock: MockClock) -> None:
@@ -102,25 +96,6 @@ async def test_a_request_that_finds_no_memory_holds_up_no_smaller_one(
         await trio.sleep(20)
         assert [len(each.asked) for each in (a, b, c)] == [3, 1, 0]
         assert b.asked[0].sampling.tokens_max == 4
-        nursery.cancel_scope.cancel()
-
-
-async def test_requests_that_may_not_go_to_the_only_idle_worker_keep_no_other_from_moving(
-    autojump_clock: MockClock,
-) -> None:
-    a, c = Memory("a", [SILENT] * 9, slots=16, more=8), Memory("c", [Play(EngineLost("died"), 0)] * 2, kv=10)
-    async with routed(a, c) as rig, trio.open_nursery() as nursery:
-        for crashed in ("oldest", "next"):  # one would not do: a round tries two that may go to the same workers
-            nursery.start_soon(ask, rig, generate(crashed))
-        await trio.sleep(1.5)
-        assert [len(each.asked) for each in (a, c)] == [2, 2], "both crashed at c"
-        c.slots = 0
-        for number in range(5):
-            nursery.start_soon(ask, rig, generate(f"{number}"))
-        await wait_all_tasks_blocked()
-        a.kv, c.slots, c.kv = 120, 8, 10
-        await trio.sleep(20)
-        assert [len(each.asked) for each in (a, c)] == [7, 7]
         nursery.cancel_scope.cancel()
 
 

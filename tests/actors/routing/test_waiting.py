@@ -33,15 +33,8 @@ def routing_of(pool: FakePool, policy: CountingPolicy) -> Routing:
     return Routing(pool, policy, FailoverLimits(), lambda: 1, lambda: "", 0, frozenset(), RoutingObserver())
 
 
-async def wait(
-    routing: Routing,
-    got: list[Route],
-    *,
-    pause_s: float = 0.0,
-    lost: Collection[str] = (),
-    crashed: Collection[str] = (),
-) -> None:
-    got.append(await routing.wait_for_other(generate(), lost, crashed, pause_s))
+async def wait(routing: Routing, got: list[Route], *, crashed: Collection[str] = ()) -> None:
+    got.append(await routing.wait_for_other(generate(), (), crashed, 0.0))
 
 
 async def test_a_change_is_looked_at_by_one_of_those_that_wait(autojump_clock: MockClock) -> None:
@@ -99,21 +92,6 @@ async def test_requests_that_may_go_elsewhere_wait_for_no_others(autojump_clock:
         await wait_all_tasks_blocked()
         assert [route.name for route in got] == ["idle"]
         nursery.cancel_scope.cancel()
-
-
-async def test_after_the_pause_a_lost_worker_is_asked_again(autojump_clock: MockClock) -> None:
-    lost, got = Fake("lost"), list[Route]()
-    pool = FakePool([lost], None)
-    routing = routing_of(pool, CountingPolicy())
-    async with trio.open_nursery() as nursery:
-        for _ in range(2):
-            nursery.start_soon(lambda: wait(routing, got, pause_s=2.0, lost=["lost"]))
-        await trio.sleep(1)
-        assert not got
-        await trio.sleep(1.5)
-        assert [route.name for route in got] == ["lost", "lost"]
-        for route in got:
-            route.end()
 
 
 async def test_requests_that_have_lost_their_workers_come_before_new_ones(autojump_clock: MockClock) -> None:

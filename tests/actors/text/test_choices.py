@@ -187,16 +187,6 @@ async def test_the_likeliest_of_many_choices_is_sent_and_all_are_in_the_usage(au
     assert answered.usage.completion_tokens == sum(len(ids(line)) for line in lines)
 
 
-async def test_log_probabilities_are_requested_and_sent(autojump_clock: MockClock) -> None:
-    worker = Worker()
-    async with running(worker, limits=ROOMY) as address:
-        replies, _ = await ask(address, respond("n=6", logprobs=2))
-    assert worker.asked[0].logprobs == 2
-    scored = [token for each in replies if isinstance(each, Text) for token in each.logprobs]
-    assert "".join(token.text for token in scored) == text_of(replies)
-    assert all(len(token.top) == 2 for token in scored)
-
-
 async def test_a_warm_up_request_computes_its_prompt_and_sends_no_text(autojump_clock: MockClock) -> None:
     worker = Worker()
     async with running(worker, limits=ROOMY) as address:
@@ -266,21 +256,6 @@ def talk(count: int) -> tuple[Any, ...]:
         Turn((Role.USER, Role.ASSISTANT)[place % 2], f"n=1 {place} and some more words") for place in range(count)
     ]
     return tuple(turns)
-
-
-async def test_truncation_leaves_out_the_oldest_turns_and_no_more(autojump_clock: MockClock) -> None:
-    worker = Worker()
-    turns = talk(41)
-    limits = PromptLimits(INFO, 300, 300)
-    async with running(worker, limits=limits) as address:
-        with pytest.raises(ContextTooLong):
-            await ask(address, respond(turns=turns, tokens_max=20))
-        await ask(address, respond(turns=turns, tokens_max=20, truncate=True))
-    tokens = worker.asked[0].tokens
-    assert len(tokens) + 20 <= 300
-    kept = [count for count in range(2, 41, 2) if TINY.encode(turns[:1] + turns[1 + count :]) == tokens]
-    assert kept
-    assert len(TINY.encode(turns[:1] + turns[kept[0] - 1 :])) + 20 > 300, "one exchange more would not fit"
 
 
 @pytest.mark.parametrize("count", range(3, 42, 6))

@@ -75,18 +75,6 @@ def test_a_video_of_one_frame_is_refused(frames: int) -> None:
         LAYOUT.sample(frames, 25)
 
 
-@given(SIDES, SIDES, st.sampled_from(Detail))
-def test_an_image_that_was_resized_by_its_decoder_keeps_its_grid_in_the_models_processor(
-    height: int, width: int, detail: Detail
-) -> None:
-    assume(max(height, width) <= ASPECT_MAX * min(height, width))
-    fit = LAYOUT.fit_image(height, width, detail)
-    again = LAYOUT.fit_image(*fit.decoded)
-    assert (again.grid, again.tokens) == (fit.grid, fit.tokens)
-    assert fit.decoded[0] * fit.decoded[1] <= max(IMAGES.pixels_max, 1)
-    assert IMAGES.pixels_min <= fit.tokens * LAYOUT.factor**2 <= IMAGES.pixels_max
-
-
 @given(
     st.sampled_from(MODELS), st.integers(1, 50_000), st.floats(1, ASPECT_MAX), st.booleans(), st.sampled_from(Detail)
 )

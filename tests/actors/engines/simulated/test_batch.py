@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -17,12 +16,11 @@ import actors.engines.simulated.batch as batch_module
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.faults import Faults
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineLost, RequestError
+from protocol.errors import AskerLeft, EngineLost
 from protocol.messages import EngineLoad
 from tests.rig.simulated_engines import batch, finished, generate, read, running, spec, timed
-from tests.system.simulator import Steps, counting, simulate
+from tests.system.simulator import Steps, counting
 
 PRICED = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
 
@@ -253,41 +251,6 @@ def ends_of(engine: Batch, turns: list[float]) -> list[float]:
     return ends
 
 
-def test_small_delays_do_not_add_up() -> None:
+def test_small_delays_do_not_add_up_and_what_is_late_by_more_than_a_step_begins_anew() -> None:
     assert ends_of(batch(), [1.25, 2.5, 3.125, 4.0]) == [1, 2, 3, 4, 5]
-
-
-def test_what_is_late_by_more_than_a_step_begins_anew() -> None:
     assert ends_of(batch(), [1.0, 7.5, 8.5]) == [1, 2, 8.5, 9.5]
-
-
-# The same again ---------------------------------------------------------------------------
-
-
-async def everything(rng: random.Random) -> list[object]:
-    """A mixed load with faults; returns all that can be seen of it, with its times."""
-    seen: list[object] = []
-    faults = Faults(refuse=0.2, stall=0.1, stall_s=0.5, stuck=0.1)
-    engine_spec = spec(costs=Costs(fixed_s=0.01, per_running_s=0.001), eos_id=99, length_max=40, faults=faults)
-    async with running(engine_spec) as engine, trio.open_nursery() as nursery:
-
-        async def ask_one(name: str, prompt: int, tokens_max: int, after_s: float, leaves_s: float) -> None:
-            await trio.sleep(after_s)
-            answer = engine.submit(generate(name, prompt, tokens_max, temperature=1.0))
-            with trio.move_on_after(leaves_s):
-                try:
-                    seen.append((name, await read(answer), trio.current_time()))
-                except RequestError as error:
-                    seen.append((name, repr(error), trio.current_time()))
-            engine.abort(name)
-            seen.append((name, await engine.load(), trio.current_time()))
-
-        for number in range(20):
-            times = rng.uniform(0, 1), rng.choice((0.3, 100))
-            nursery.start_soon(ask_one, f"{number}", rng.randrange(1, 200), rng.randrange(1, 60), *times)
-    return seen
-
-
-def test_the_same_load_has_the_same_outcome_to_the_instant() -> None:
-    assert simulate(everything, 1) == simulate(everything, 1)
-    assert simulate(everything, 1) != simulate(everything, 2)

@@ -93,15 +93,6 @@ def test_what_no_engine_could_do_is_refused_with_the_field_at_fault(changes: dic
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(("kv_tokens_max", "most"), [(64, 64), (70, 64), (1000, 100)])
-async def test_one_request_may_fill_the_context_or_the_memory(
-    kv_tokens_max: int, most: int, autojump_clock: MockClock
-) -> None:
-    async with running(spec(page_size=16, context_max=100, kv_tokens_max=kv_tokens_max)) as engine:
-        assert engine.info.request_tokens_max == most
-        await engine.submit(generate("a", prompt=most - 2, tokens_max=2)).result()
-
-
 # The section of cluster.toml --------------------------------------------------------------
 
 

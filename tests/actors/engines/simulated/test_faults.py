@@ -86,11 +86,3 @@ async def test_a_crash_fails_every_answer_and_ends_the_actor(autojump_clock: Moc
     with pytest.raises(EngineLost):
         engine.submit(generate("later"))
     assert whole.over.is_set()
-
-
-async def test_an_engine_crashes_at_its_time(autojump_clock: MockClock) -> None:
-    engine = SimulatedEngine(spec(faults=Faults(crash_after_s=7.5)), random.Random(0))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(expect_error, EngineDied, engine.run)
-        await engine.wait_lost()
-        assert trio.current_time() == 7.5

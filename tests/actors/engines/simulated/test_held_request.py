@@ -50,16 +50,3 @@ def test_a_prompt_finds_what_others_have_computed_until_it_begins() -> None:
     third = held()
     third.lease, third.has_begun = memory.take([], 12), True
     assert third.find(memory, PAGE) == 0
-
-
-def test_what_a_preempted_request_finds_again_was_not_cached_for_it() -> None:
-    memory, first, again = KvMemory(64), held(), held()
-    again.output += [5, 6]
-    again.preempt()
-    again.look_up(PAGE, None, caches=True)
-    for each in (first, again):
-        each.lease = memory.take(each.reusable(PAGE), 14)
-    assert first.lease is not None
-    memory.publish(first.lease, first.reusable(PAGE)[0])
-    assert again.find(memory, PAGE) == PAGE
-    assert (again.computed, again.cached) == (PAGE, 0)
