@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,7 +46,8 @@ async def running(
     address, inbox = mailbox(requests_max)
     async with trio.open_nursery() as nursery:
         worker = worker or Worker()
-        await nursery.start(processor, inbox, model, worker, lambda: limits, aside, requests_max, tokenize_max)
+        arguments = inbox, model, worker, lambda: limits, aside, requests_max
+        await nursery.start(partial(processor, *arguments, tokenize_tokens_max=tokenize_max))
         yield address
         nursery.cancel_scope.cancel()
 
