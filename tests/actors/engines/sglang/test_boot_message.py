@@ -66,7 +66,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ("dtype = 16", "settings.dtype: must be a string, got 16"),
         ('schedule_conservativeness = "high"', "settings.schedule_conservativeness: must be a number, got 'high'"),
         ("cuda_graph_bs_decode = 8", "settings.cuda_graph_bs_decode: must be a list, got 8"),
-        ('grammar_backend = "outlines"', "settings.grammar_backend: must be xgrammar or none: no limit of"),
+        ('grammar_backend = "outlines"', "settings.grammar_backend: must be xgrammar or none: no limit on"),
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
