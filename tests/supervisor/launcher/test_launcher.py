@@ -293,3 +293,11 @@ async def test_a_file_that_cannot_be_read_changes_nothing(
     assert await following("nonsense") == []
     assert [record.message for record in log_records(caplog)] == ["the file changes nothing"]
     assert await following(FILE + THREE) == ["three"]
+
+
+async def test_a_node_that_was_removed_from_the_file_and_is_not_up_is_not_retried(
+    one: Launcher, following: Callable[[Any], Any], autojump_clock: MockClock
+) -> None:
+    await following(FILE + THREE)
+    await following(FILE)
+    assert one.nodes["three"].scope.cancel_called

@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import ADMIN
 from supervisor.gateway.server import serve
+from supervisor.links.endpoint import Endpoint
 from supervisor.node import monitoring, preview
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
@@ -118,3 +120,18 @@ async def test_a_worker_is_ready_while_any_gateway_is_linked(tmp_path: Path) -> 
     assert monitoring.unready(configuration, directory) == "there is no link to nodes front-0, front-1"
     directory.linked("front-1", idle_link())
     assert monitoring.unready(configuration, directory) is None
+
+
+async def test_the_monitoring_endpoint_of_a_gateway_is_not_ready_while_its_node_drains(tmp_path: Path) -> None:
+    configuration = cluster(tmp_path)
+    node = evolve(configuration.node["front"], metrics=Endpoint("127.0.0.1", 7500))
+    configuration = evolve(configuration, node={**configuration.node, "front": node})
+    assembly, _ = built_assembly(configuration, "front")
+    assert assembly.monitoring is not None
+    assert assembly.gateway is not None
+    assembly.gateway.unready = lambda: None
+    await trio.lowlevel.checkpoint()
+    unready = partial(monitoring.gateway_unready, assembly.directory, assembly.gateway)
+    assert unready() is None
+    assembly.directory.drain()
+    assert assembly.monitoring.unready() == unready() == "the node drains"

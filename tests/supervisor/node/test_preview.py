@@ -110,3 +110,10 @@ def test_the_check_command_prints_every_node_or_the_named_one() -> None:
     assert trees == ["front", "prefill", "decode"]
     one = run_supervisor("--check", "--node", "decode", "examples/disagg.toml")
     assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
+
+
+def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
+    text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
+    assert "qwen3-32b on cuda" in text
+    assert "zygote" not in text
+    assert "KV tokens 400,000 · slots 256" in text

@@ -6,8 +6,10 @@ import socket
 from contextlib import nullcontext
 from functools import partial
 from itertools import count
+from typing import NoReturn
 
 import pytest
+import trio
 from attrs import evolve
 
 from actors.engines.sglang.boot_message import build
@@ -78,3 +80,17 @@ async def test_the_name_of_a_host_is_resolved_outside_of_the_event_loop(monkeypa
     lives = BootstrapPorts(evolve(PREFILL, host="localhost"), lambda: 0.0)
     assert await lives.next_port() == tried[0][1]
     assert [at[0] for at in tried] == ["127.0.0.1"]
+
+
+async def test_a_host_that_cannot_be_found_fails_the_start_with_a_sentence_about_it() -> None:
+    class Unknown(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, *_: object) -> NoReturn:
+            await trio.lowlevel.checkpoint()
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        async def getnameinfo(self, *_: object) -> NoReturn:
+            raise NotImplementedError
+
+    trio.socket.set_custom_hostname_resolver(Unknown())
+    with pytest.raises(StartFailed, match=r"^engine p: its host nowhere cannot be found: Name or service not known$"):
+        await BootstrapPorts(evolve(PREFILL, host="nowhere"), lambda: 0.0).next_port()
