@@ -326,6 +326,23 @@ async def test_prompts_and_answers_are_in_no_log(rather_slow: MockClock, caplog:
     assert all(SECRET not in str(vars(record)) for record in caplog.records)
 
 
+async def test_a_bug_in_a_handler_fails_its_request_alone(
+    rather_slow: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with gateway_rig() as rig:
+
+        async def broken() -> bytes:
+            await trio.lowlevel.checkpoint()
+            raise ZeroDivisionError
+
+        rig.gateway.metrics_text = broken
+        client = await rig.client()
+        reply = await client.ask(head(path="/metrics"))
+        assert (reply.status, reply.error["code"]) == (500, "internal")
+        assert (await client.ask(head())).status == 200
+    assert "a bug failed a request" in caplog.text
+
+
 # A port that several gateways share -----------------------------------------------------------------
 
 

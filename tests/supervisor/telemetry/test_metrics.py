@@ -17,7 +17,7 @@ from protocol.messages import EngineLoad
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.work import request_inbox
-from supervisor.observers import RoutingMetrics
+from supervisor.observers import RoutingMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, engine
@@ -73,6 +73,15 @@ async def test_the_time_of_an_abort_is_from_the_cancellation_to_the_release_of_t
     await engine.wait_released(wanted.id)
     await wait_all_tasks_blocked()
     assert observer.aborts == [trio.current_time() - left_at]
+
+
+def test_stuck_slots_are_counted_until_the_engine_releases_them() -> None:
+    metrics = Metrics()
+    observer = SlotMetrics(metrics, "main/tiny-0")
+    observer.stuck(2)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 2.0}
+    observer.stuck(0)
+    assert lines(metrics, "espalier_engine_slots_stuck") == {'espalier_engine_slots_stuck{engine="main/tiny-0"}': 0.0}
 
 
 async def test_an_answer_that_ends_and_an_actor_that_is_stopped_are_not_counted_as_aborts(
