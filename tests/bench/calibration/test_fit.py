@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from array import array
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,9 +28,8 @@ from bench.calibration.fit import (
     measure,
     next_token,
     table,
-    tokens_between,
 )
-from bench.load.messages import Record, Target
+from bench.load.messages import Target
 from protocol.messages import Generate, Sampling, Tokens
 from supervisor.engines.kinds import read_cluster
 
@@ -87,11 +85,6 @@ def test_costs_that_were_not_varied_are_not_separated_and_the_times_still_fit() 
     assert sum(value > 0 for value in fitted.costs.values()) == 1
 
 
-def test_a_fit_without_timings_raises_an_error() -> None:
-    with pytest.raises(Unusable, match="nothing"):
-        fit([])
-
-
 def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
     text = table(fit(rows(0.008, 5e-5, 3e-5, 4e-8, 0.002))).replace("NAME", "tiny-0")
     before, _, _ = SIMULATED.read_text().partition("[engine.tiny-0.simulated.costs]")
@@ -101,16 +94,6 @@ def test_the_table_is_a_section_of_the_file(tmp_path: Path) -> None:
     costs = read_cluster(file).engine["tiny-0"].simulated.costs  # type: ignore[attr-defined]
     assert costs == Costs(fixed_s=0.008, per_running_s=5e-5, per_prefill_token_s=3e-5, per_kv_token_s=4e-8)
     assert "2.00 ms beside its step" in text
-
-
-def test_tokens_without_text_are_taken_to_come_evenly() -> None:
-    def record(*stamps: float, tokens: int, ended_s: float) -> Record:
-        return Record(number=0, sent_s=1.0, ended_s=ended_s, stamps=array("d", stamps).tobytes(), output_tokens=tokens)
-
-    uneven = record(0.0, 1.0, 2.0, 3.0, ended_s=3.0, tokens=4)
-    assert tokens_between(uneven, 1.0, 3.5) == 2
-    silent = record(0.0, ended_s=10.0, tokens=11)
-    assert tokens_between(silent, 3.0, 6.0) == 3
 
 
 # Against a server that takes its time as stated -------------------------------------------

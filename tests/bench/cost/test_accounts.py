@@ -63,11 +63,6 @@ def test_the_cpu_time_of_a_living_process_is_finer_than_a_tick() -> None:
         exact_cpu_s(2**22 + 1)
 
 
-def test_a_process_that_does_not_exist_has_no_usage(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        usage(7, tmp_path)
-
-
 def test_a_family_is_the_roots_what_they_started_and_their_sessions(tmp_path: Path) -> None:
     write(tmp_path, 10, "root", session=10)
     write(tmp_path, 11, "child", parent=10, session=11)
@@ -109,17 +104,6 @@ def test_another_process_with_an_ended_ones_number_has_spent_all_of_its_own(tmp_
     after = accounts.take([10], tmp_path)
     assert accounts.ended(before, after) == 1
     assert accounts.spent(before, after)["a"].cpu_s * TICKS_A_S == pytest.approx(30)
-
-
-def test_processes_of_one_group_are_summed(tmp_path: Path) -> None:
-    for pid in (10, 11):
-        write(tmp_path, pid, "python -m dynamo.sglang", session=pid, peak_mb=100)
-    before = accounts.take([10, 11], tmp_path)
-    for pid in (10, 11):
-        write(tmp_path, pid, "python -m dynamo.sglang", session=pid, ticks=(20, 5), peak_mb=100)
-    worker = accounts.spent(before, accounts.take([10, 11], tmp_path))["worker"]
-    assert (worker.processes, worker.memory_max_mb) == (2, 200)
-    assert worker.cpu_s * TICKS_A_S == pytest.approx(50)
 
 
 def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> None:

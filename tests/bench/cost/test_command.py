@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -49,17 +48,6 @@ def test_all_clients_ask_at_once_where_each_asks_once() -> None:
     assert (load.requests, load.processes) == (5, 5)
 
 
-def test_the_clients_of_a_burst_may_have_their_connections_before_it() -> None:
-    (load,) = options.loads(parsed("--clients", "5", "--requests-a-client", "1", "--warm-connections"))
-    pace = load.job("http://127.0.0.1:1", "tiny", seed=0, warmup=load.clients).pace
-    assert (pace.warm_connections, pace.warmup, pace.requests) == (True, 5, 5)
-    assert options.describe(load) == "5 clients, 128 tokens, chat, warm connections"
-
-
-def test_the_step_of_a_simulated_engine_is_chosen(tmp_path: Path) -> None:
-    assert options.setup(parsed("--step-ms", "50"), tmp_path).step_s == 0.05
-
-
 def test_a_server_can_take_its_largest_load(tmp_path: Path) -> None:
     chosen = options.setup(parsed("--clients", "16", "256", "--output-tokens", "16", "128"), tmp_path)
     assert chosen.slots == 256
@@ -84,29 +72,11 @@ def test_a_wrong_command_line_is_refused(words: list[str], complaint: str, capsy
     assert complaint in capsys.readouterr().err
 
 
-def test_a_peer_that_is_not_installed_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cost", "--server", "dynamo-mocker", "--environments", str(tmp_path)]) == 1
-    assert "python -m bench peers install dynamo-mocker" in capsys.readouterr().err
-
-
-def test_a_load_has_answers_of_exactly_its_length() -> None:
-    job = Load(output_tokens=16, clients=4, requests=32).job("http://127.0.0.1:1", "tiny", seed=3, warmup=4)
-    assert (job.target.ignore_eos, job.workload.output_tokens) == (True, 16)
-    assert (job.pace.clients, job.pace.requests, job.pace.warmup, job.workload.seed) == (4, 32, 4, 3)
-
-
 @pytest.mark.realtime
 def test_a_load_that_fails_has_no_price() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(Failed, match="connection"):
         sample.measure_load(Load(clients=2, requests=2), url=url, model="tiny", roots=[], seed=0)
-
-
-@pytest.mark.realtime
-def test_a_load_whose_process_dies_has_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
-    with pytest.raises(Failed, match="worker 0 ended with 3"):
-        sample.measure_load(Load(clients=1, requests=1), url="http://127.0.0.1:1", model="m", roots=[], seed=0)
 
 
 @pytest.mark.realtime

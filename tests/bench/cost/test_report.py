@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve
 
 from bench.cost import report
-from bench.cost.accounts import Spent
 from bench.cost.sample import Load, Sample
 from tests.bench.cost.samples import sample, spent
 
@@ -27,36 +26,9 @@ def test_a_token_costs_its_groups_cpu_over_the_tokens() -> None:
     assert found[report.EVERYTHING]["us a token"] == [pytest.approx(600)]
 
 
-def test_context_switches_are_counted_a_token() -> None:
-    one = sample(tokens=100, groups={"node": evolve(spent(1.0), voluntary=50, involuntary=7)})
-    found = rows([one])["node"]
-    assert (found["waits a token"], found["preemptions a token"]) == ([0.5], [0.07])
-
-
-def test_without_a_scheduler_nothing_is_apart() -> None:
-    assert list(rows([sample(groups={"frontend": spent(1.0), "mocker": spent(1.0)})])) == [
-        "frontend",
-        "mocker",
-        report.EVERYTHING,
-    ]
-
-
-def test_a_cell_has_the_value_of_every_sample() -> None:
-    several = [sample(tokens=100, groups={"node": spent(seconds)}) for seconds in (0.01, 0.03, 0.02)]
-    assert rows(several)["node"]["us a token"] == pytest.approx([100, 300, 200])
-
-
 def test_answers_of_one_token_have_no_gaps() -> None:
     names = [row[0] for row in report.tables("S", [sample(load=Load(output_tokens=1))])[1].rows]
     assert names == [name for name in report.SEEN if "gap" not in name]
-
-
-def test_each_load_has_tables_of_its_own() -> None:
-    tables = report.tables("S", [sample(), sample(load=Load(clients=1)), sample()])
-    assert [table.title for table in tables if "the clients" not in table.title] == [
-        "S: 64 clients, 128 tokens, chat",
-        "S: 1 client, 128 tokens, chat",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +46,3 @@ def test_a_doubtful_figure_has_a_warning(doubtful: Sample, words: str) -> None:
 
 def test_three_starts_of_a_client_that_was_not_busy_have_no_warning() -> None:
     assert report.warnings([evolve(sample(tokens=1280), start=start) for start in range(3)]) == []
-
-
-def test_what_a_load_spent_is_summed_over_groups() -> None:
-    one = sample(groups={"node": spent(1.0, 0.5), "engine host": spent(2.0), "scheduler": spent(9.0)})
-    assert isinstance(one.outside, Spent)
-    assert (one.outside.cpu_s, one.everything.cpu_s) == (3.5, 12.5)

@@ -32,12 +32,6 @@ def test_each_start_is_split_by_itself() -> None:
     assert list(table.rows[0]) == ["chat, 64 clients", pytest.approx([1000, 2000]), pytest.approx([20, 20])]
 
 
-def test_each_api_has_a_row() -> None:
-    apis: tuple[Api, ...] = ("chat", "responses-ws")
-    (table,) = trends.split_tables("S", [costing(tokens, api=api) for api in apis for tokens in (16, 128)])
-    assert [row[0] for row in table.rows] == ["chat, 64 clients", "responses-ws, 64 clients"]
-
-
 def test_the_memory_of_a_client_is_the_growth_of_the_peak_over_the_clients_that_are_more() -> None:
     several = [
         sample(Load(clients=clients), groups={"node": evolve(spent(0.1), memory_max_mb=peak_mb)}, start=start)
@@ -56,7 +50,3 @@ def test_a_load_with_no_more_clients_than_one_before_it_has_no_peak_of_its_own()
     ]
     (table,) = trends.memory_tables("S", several)
     assert [list(row) for row in table.rows] == [["1124 clients, 128 tokens, chat", "node", [1.0]]]
-
-
-def test_answers_of_one_length_and_one_number_of_clients_have_no_trend() -> None:
-    assert trends.split_tables("S", [costing(128)]) == []

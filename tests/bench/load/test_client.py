@@ -29,7 +29,6 @@ from tests.rig.scripted_server import (
     scripted,
     whole,
 )
-from tests.rig.tasks import append_result
 
 
 class Client:
@@ -89,13 +88,6 @@ async def test_a_whole_answer_is_completed_and_its_connection_serves_the_next() 
     }
 
 
-async def test_each_request_has_a_new_connection_if_that_is_asked_for() -> None:
-    async with scripted(whole) as server:
-        client = Client(server, reuse=False)
-        assert [(await client.ask()).fault for _ in range(3)] == [None] * 3
-        assert server.connections == 3
-
-
 async def test_a_connection_that_ended_between_two_requests_costs_neither() -> None:
     async def once(asked: Asked) -> None:
         await whole(asked)
@@ -136,32 +128,6 @@ async def test_an_answer_without_done_is_whole_if_its_body_ends_well() -> None:
 async def test_an_answer_that_stops_anywhere_before_its_end_is_truncated(kept: int) -> None:
     answer = await sent(saying(HEAD, *map(chunk, chat_events(3)[:kept])))
     assert fault_of(answer).kind == "truncated"
-
-
-@pytest.mark.parametrize("close", [b"0\r\n\r\n", b""])
-async def test_done_without_a_finish_reason_is_truncated_however_well_the_body_ends(close: bytes) -> None:
-    events = [event(delta("a")), event("[DONE]")]
-    assert fault_of(await sent(saying(HEAD, *map(chunk, events), close))).kind == "truncated"
-
-
-async def test_a_finish_reason_without_a_proper_end_is_truncated() -> None:
-    assert fault_of(await sent(saying(HEAD, chunk(event(delta("a", "stop")))))).kind == "truncated"
-
-
-async def test_errors_have_their_kinds() -> None:
-    lost = event({"error": {"code": "engine_died", "message": "it died"}})
-    assert fault_of(await sent(saying(HEAD, chunk(event(delta("a"))), chunk(lost)))).code == "engine_died"
-    refused = b'HTTP/1.1 503 No\r\ncontent-length: 31\r\n\r\n{"error":{"code":"overloaded"}}'
-    assert fault_of(await sent(saying(refused))).code == "503 overloaded"
-    assert fault_of(await sent(saying(b""))).kind == "connection"
-    assert fault_of(await sent(saying(HEAD, chunk(b"data: what\n\n")))).kind == "shape"
-
-
-async def test_a_refused_connection_is_named_as_the_system_names_it() -> None:
-    async with scripted(whole) as server:
-        pass
-    answer = await Client(server).ask()
-    assert (fault_of(answer).kind, fault_of(answer).code) == ("connection", "ECONNREFUSED")
 
 
 @pytest.mark.realtime
@@ -212,15 +178,6 @@ async def test_a_websocket_that_closes_after_an_answer_is_not_used_again() -> No
         await trio.testing.wait_all_tasks_blocked(0.001)  # the close is under way
         second = await client.ask()
         assert (first.fault, second.fault, server.connections) == (None, None, 2)
-
-
-async def test_many_clients_at_once_get_each_their_own_answer() -> None:
-    async with scripted(whole) as server:
-        records: list[Record] = []
-        async with trio.open_nursery() as nursery:
-            for number in range(20):
-                nursery.start_soon(append_result, records, Client(server).ask, number + 1, number)
-    assert sorted((each.number, each.output_tokens) for each in records) == [(n, n + 1) for n in range(20)]
 
 
 async def test_pools_that_share_a_limit_connect_one_after_the_other() -> None:

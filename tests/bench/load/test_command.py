@@ -14,13 +14,13 @@ import pytest
 import trio
 
 from bench.load import command, report
-from bench.load.messages import Done, Fault, Job, Lines, Record, Target
+from bench.load.messages import Done, Fault, Job, Record, Target
 from bench.load.plan import Pace, PlannedRequest, Workload
-from bench.load.process import ROOT, Failed, Run, split_job
+from bench.load.process import ROOT, Run, split_job
 from bench.load.requests import parse_url
 from bench.load.worker import Worker
 from bench.rig import result
-from tests.rig.scripted_server import Asked, Scripted, nothing, saying, scripted, whole
+from tests.rig.scripted_server import Asked, Scripted, nothing, scripted, whole
 
 
 def parse(*words: str) -> Job:
@@ -57,13 +57,6 @@ async def test_clients_may_keep_the_connections_of_the_warm_up(warmup: int, kept
         _, done = await worked(job(server, clients=4, requests=4, warmup=warmup, warm_connections=True))
     assert server.connections == 4
     assert sum(each.connect_s is None for each in done.records) == kept
-
-
-async def test_failures_of_the_warm_up_are_reported_and_not_counted() -> None:
-    async with scripted(saying(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")) as server:
-        faults, done = await worked(job(server, clients=2, requests=1, warmup=2))
-    assert faults == (Fault("http", "500"),) * 2
-    assert len(done.records) == 1
 
 
 @pytest.mark.realtime
@@ -119,14 +112,6 @@ async def test_a_run_that_is_stopped_has_the_results_so_far() -> None:
 
 
 @pytest.mark.realtime
-async def test_a_worker_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.load.process.COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
-    async with scripted(whole) as server:
-        with trio.fail_after(120), pytest.RaisesGroup(Failed):
-            await Run(split_job(job(server, clients=1, requests=1), 1)).run()
-
-
-@pytest.mark.realtime
 async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Path) -> None:
     async with scripted(whole) as server:
         words = ["--url", server.url, "--model", "m", "--clients", "3", "--requests", "12", "--output-tokens", "4"]
@@ -144,26 +129,6 @@ async def test_the_command_prints_a_table_and_writes_its_documents(tmp_path: Pat
     assert found["latencies"]["itl"]["count"] == sum(len(each["stamps"]) - 1 for each in raw)
     assert "hush" not in (tmp_path / "a.json").read_text()
     assert len(result.read(tmp_path / "a.json").figures) == 2
-
-
-class Pieces(trio.abc.ReceiveStream):
-    """A stream that arrives in pieces of one size."""
-
-    def __init__(self, data: bytes, size: int) -> None:
-        self.parts = iter([data[start : start + size] for start in range(0, len(data), size)])
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        await trio.lowlevel.checkpoint()
-        return next(self.parts, b"")
-
-    async def aclose(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-
-@pytest.mark.parametrize("size", [1, 3, 7, 100])
-async def test_lines_are_the_same_wherever_they_are_cut(size: int) -> None:
-    lines = Lines(Pieces(b"first\n\nthird line\nnot ended", size))
-    assert [await lines.next() for _ in range(4)] == [b"first", b"", b"third line", None]
 
 
 # The report -------------------------------------------------------------------------------
@@ -190,13 +155,6 @@ def test_every_time_has_its_unit_and_no_figure_the_key() -> None:
     assert "hush" not in str(found)
     assert "1 answers came without usage" in found["notes"][0]
     assert found["title"] == "chat at http://h: 1 client"
-
-
-def test_a_failure_has_a_row_and_no_latency() -> None:
-    found = reported(Record(number=0, sent_s=0.0, ended_s=1.0, fault=Fault("http", "503", "later")))
-    assert (found["requests"]["completed"], found["requests"]["failed"]) == (0, 1)
-    assert "http: 503: later" in report.text(found)
-    assert found["latencies"]["e2e"]["count"] == 0
 
 
 # The command line -------------------------------------------------------------------------

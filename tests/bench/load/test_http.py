@@ -1,7 +1,6 @@
 """Bytes may be cut anywhere; the same events come of them. What is no protocol fails alone."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -11,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from wsproto import ConnectionType
-from wsproto.connection import Connection, ConnectionState
+from wsproto.connection import Connection
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 
 from bench.load.http import Chunked, Event, EventStream, HttpDialogue
 from bench.load.messages import Fault, RequestFailed
-from bench.load.requests import parse_url
 from bench.load.websocket import CLOSE, PING, PONG, TEXT, Frames, SocketDialogue, frame
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -62,19 +60,6 @@ def test_events_are_the_same_wherever_their_bytes_are_cut(places: list[int]) -> 
     assert [event for part in cut(odd_stream, places) for event in stream.feed(part)] == ODD_EVENTS
 
 
-def test_events_are_the_same_byte_by_byte() -> None:
-    stream = EventStream()
-    assert [event for byte in odd_stream for event in stream.feed(bytes([byte]))] == ODD_EVENTS
-
-
-def test_the_last_event_may_lack_its_blank_line_but_half_a_line_is_dropped() -> None:
-    stream = EventStream()
-    assert stream.feed(b"data: whole\n") == []
-    assert stream.end() == [(b"", b"whole")]
-    stream = EventStream()
-    assert stream.feed(b"data: ha") + stream.end() == []
-
-
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.load.http.EVENT_BYTES_MAX", 100)
     assert failure(EventStream().feed, b"data: " + b"x" * 200).kind == "shape"
@@ -115,12 +100,6 @@ def test_an_answer_is_the_same_wherever_its_bytes_are_cut(places: list[int], chu
     assert events == ODD_EVENTS
     assert dialogue.finished
     assert dialogue.reusable is chunked
-
-
-def test_a_connection_that_the_server_will_close_is_not_used_again() -> None:
-    dialogue = http()
-    dialogue.feed(CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: Keep-Alive, Close\r\n\r\n") + b"0\r\n\r\n")
-    assert (dialogue.finished, dialogue.reusable) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -184,15 +163,6 @@ def test_another_library_reads_our_frames(size: int) -> None:
     server = Connection(ConnectionType.SERVER)
     server.receive_data(frame(TEXT, b"x" * size, b"\x01\x02\xf3\xff"))
     assert "".join(each.data for each in server.events()) == "x" * size  # type: ignore[attr-defined]
-
-
-def test_another_library_reads_our_answer_to_a_ping() -> None:
-    server, client = Connection(ConnectionType.SERVER), opened()
-    client.feed(server.send(Ping(payload=b"hello?")))
-    server.receive_data(client.outgoing)
-    assert [(type(each).__name__, bytes(each.payload)) for each in server.events()] == [("Pong", b"hello?")]  # type: ignore[attr-defined]
-    assert client.outgoing == b""
-    assert server.state is ConnectionState.OPEN
 
 
 @pytest.mark.parametrize(
@@ -263,35 +233,3 @@ def test_arbitrary_bytes_raise_nothing_but_a_failure(data: bytes, places: list[i
         with suppress(RequestFailed):
             for part in cut(data, places):
                 assert isinstance(feed(part), list | bytes)
-
-
-@pytest.mark.parametrize("last", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-def test_a_long_event_in_small_parts_is_read_in_linear_time(last: bytes) -> None:
-    stream, part, parts = EventStream(), b"x" * 1024, 16 * 1024
-    begun = time.process_time()
-    for each in [b"data: ", *[part] * parts]:
-        assert stream.feed(each) == []
-    assert [*stream.feed(last), *stream.end()] == [(b"", part * parts)]
-    assert time.process_time() - begun < 2  # going over all of it again at each part takes tens of seconds
-
-
-def test_a_long_message_in_small_parts_is_read_in_linear_time() -> None:
-    frames, payload = Frames(), b"x" * (16 * 2**20)
-    data = b"\x81\x7f" + len(payload).to_bytes(8, "big") + payload + b"\x81\x01y"
-    begun = time.process_time()
-    messages = [message for start in range(0, len(data), 1024) for message in frames.feed(data[start : start + 1024])]
-    assert messages == [(TEXT, payload), (TEXT, b"y")]
-    assert time.process_time() - begun < 2
-
-
-@pytest.mark.parametrize(
-    ("url", "authority"),
-    [
-        ("http://h", b"h"),
-        ("http://h:443", b"h:443"),
-        ("ws://h:80", b"h"),
-        ("ws://[::1]:80", b"[::1]"),
-    ],
-)
-def test_a_port_is_left_out_only_where_it_is_the_schemes_own(url: str, authority: bytes) -> None:
-    assert parse_url(url, "chat").authority == authority

@@ -15,21 +15,11 @@ def record(*, stamps: Sequence[float] = (), **fields: Any) -> Record:
     return Record(**usual, stamps=array("d", stamps).tobytes())
 
 
-def test_one_sample_is_every_percentile_and_none_is_no_number() -> None:
-    assert measure.summarise([3.0], 1e3) == measure.Summary(1, 3e3, 3e3, 3e3, 3e3, 3e3, 3e3)
-    assert measure.summarise([]) == measure.Summary(0)
-
-
 def test_times_of_one_request_are_as_defined() -> None:
     request = record(stamps=[0.5, 0.6, 0.8], ended_s=0.9, output_tokens=5)
     assert measure.ttft_s(request) == 0.5
     assert list(measure.gaps(request)) == pytest.approx([0.1, 0.2])
     assert measure.tpot_s(request) == pytest.approx((0.9 - 0.5) / 4)  # by the server's count, not by events
-
-
-def test_a_request_without_tokens_or_with_one_has_no_time_per_token() -> None:
-    assert (measure.ttft_s(record()), measure.tpot_s(record())) == (None, None)
-    assert measure.tpot_s(record(stamps=[0.1])) is None
 
 
 def test_latencies_are_those_of_completed_requests() -> None:
@@ -56,12 +46,3 @@ def test_rates_count_what_came_within_the_window() -> None:
 def test_without_a_duration_the_window_is_from_the_first_sending_to_the_last_end() -> None:
     assert measure.window([record(sent_s=0.5, ended_s=1.0), record(sent_s=0.7, ended_s=2.0)]) == (0.5, 2.7)
     assert measure.rates([], measure.window([]))["requests_per_s"] == 0.0
-
-
-def test_errors_are_grouped_by_kind_and_code() -> None:
-    faults = [Fault("http", "503", "first"), Fault("http", "503", "second"), Fault("truncated", "closed")]
-    found = measure.errors([record(fault=fault) for fault in faults])
-    assert [(e.kind, e.code, e.count, e.example) for e in found] == [
-        ("http", "503", 2, "first"),
-        ("truncated", "closed", 1, ""),
-    ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers.peer import ROOT, Command, Peer, Setup
-from bench.peers.running import NotReady, NotStarted, Running, started
+from bench.peers.running import NotReady, NotStarted, started
 from bench.peers.table import RIVALS
 from bench.rig.node import free_port, wait_until
 from bench.rig.processes import ProcessEntry, family, process_entry, process_table
@@ -49,17 +49,6 @@ def test_a_server_has_no_more_engines_than_it_can(tmp_path: Path) -> None:
     setup = Setup(folder=tmp_path, port=1, workers=2)
     with pytest.raises(NotStarted, match="at most 1 engines, not 2"), started(peer("true"), setup):
         pass
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "ready"),
-    [(200, b'{"data": [{"id": "tiny"}]}', True), (200, b'{"data": null}', False), (200, b"", False), (0, b"", False)],
-)
-def test_a_server_is_ready_once_it_lists_the_model(
-    status: int, body: bytes, ready: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.peers.running.ask", lambda _, __: (status, body))
-    assert Running(peer("true"), Setup(folder=Path(), port=1)).is_ready() == ready
 
 
 @pytest.mark.realtime

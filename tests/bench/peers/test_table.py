@@ -13,8 +13,8 @@ from actors.engines.sglang import boot_message
 from bench.peers import cpu_sglang
 from bench.peers.install import LISTS, environment_names
 from bench.peers.mock_model import VOCABULARY_SIZE, mock_model
-from bench.peers.peer import ROOT, Peer, Setup
-from bench.peers.table import COUNTERPARTS, OURS, RIVALS, SERVERS
+from bench.peers.peer import Peer, Setup
+from bench.peers.table import OURS, RIVALS
 from bench.rig.node import free_port
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang.children import spec_of
@@ -52,15 +52,6 @@ def test_each_environment_of_a_peer_has_a_list_of_pinned_packages(peer: Peer) ->
         pins = [line for line in lines if line and not line.startswith(("#", "-r "))]
         assert pins, name
         assert all("==" in pin for pin in pins), name
-
-
-def test_every_list_belongs_to_a_peer() -> None:
-    assert {name for peer in RIVALS.values() for name in peer.environments} == set(environment_names())
-
-
-def test_every_server_has_a_counterpart_of_ours_with_an_engine_of_the_same_kind() -> None:
-    for peer in SERVERS.values():
-        assert SERVERS[COUNTERPARTS[peer.engine]].engine == peer.engine
 
 
 @each_of_ours
@@ -118,12 +109,6 @@ def test_our_engine_has_the_arguments_and_the_environment_of_a_peers(name: str, 
     assert cpu_sglang.VARIABLES.keys() - shared == {"PYTHONPATH"}
 
 
-def test_what_a_peer_loads_before_sglang_is_there() -> None:
-    assert (cpu_sglang.PREPARE / "sitecustomize.py").exists()
-    assert (cpu_sglang.SHIM / "espalier_sglang_cpu.py").exists()
-    assert cpu_sglang.SHIM.is_relative_to(ROOT)
-
-
 def test_each_token_that_the_mocker_draws_is_text(tmp_path: Path) -> None:
     folder = mock_model(tmp_path / "model")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -131,15 +116,6 @@ def test_each_token_that_the_mocker_draws_is_text(tmp_path: Path) -> None:
     texts = {tokenizer.decode([token]) for token in range(1000, 2000)}
     assert len(texts) == 1000
     assert all(text.startswith(" ") for text in texts)
-
-
-def test_the_mock_model_splits_text_as_the_tiny_one_does(tmp_path: Path) -> None:
-    ours, mock = (
-        Tokenizer.from_file(str(folder / "tokenizer.json"))
-        for folder in (ROOT / "examples" / "tiny", mock_model(tmp_path / "model"))
-    )
-    text = "The river is wide, and the old bridge is made of stone."
-    assert ours.encode(text).ids == mock.encode(text).ids
 
 
 def test_the_mocker_is_as_slow_as_our_simulated_engine(setup: Setup) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from attrs import asdict
 
 from bench.__main__ import main
 from bench.report import summary
@@ -63,25 +62,3 @@ def test_a_new_document_replaces_its_entry_and_the_page_follows(
     assert "| 1 | >= 1.15 x SGLang's server | 0.87 times the target |" in page
     assert "- versus-sglang: 2026-11-23, 2 cores" in page
     assert [each.name for each in summary.read()] == ["other", "versus-sglang"]
-
-
-@pytest.mark.parametrize("text", [None, "{", "{}"])
-def test_a_file_that_is_no_document_is_named(
-    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if text is not None:
-        (tmp_path / "a.json").write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        main(["report", str(tmp_path / "a.json")])
-    assert ended.value.code == 2
-    assert "a.json" in capsys.readouterr().err
-
-
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="written by python -m bench report"):
-        summary.replaced("no marks", "")
-
-
-def test_a_sample_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result.write(tmp_path / "a.json", versus([sample()], [sample()]))
-    assert result.read(tmp_path / "a.json").samples["ours"] == msgspec.to_builtins([asdict(sample())])

@@ -13,7 +13,6 @@ import pytest
 from attrs import asdict, evolve
 
 from bench.__main__ import COMMANDS
-from bench.cost.accounts import Spent
 from bench.cost.sample import Load, Sample
 from bench.load.messages import Api
 from bench.report import targets
@@ -73,34 +72,6 @@ def test_the_steepest_rise_is_of_the_medians_of_each_api_if_all_was_measured() -
     samples = [*curve("chat", 90, 45, 54, 50, 40), *curve("responses-ws", 80, 40, 20, 10, 5)]
     assert targets.steepest(cost(samples)).values == pytest.approx([1.2, 0.5])
     assert targets.steepest(cost(samples[:-1])) == Found(())
-
-
-def test_gateways_are_priced_by_their_nodes_alone_and_the_busier_by_an_equal_share() -> None:
-    one = sample(requests=10, groups={"node front": spent(0.02), "node worker-0": spent(9.0), "launcher": spent(1.0)})
-    two = evolve(one, groups={"node front-0": spent(0.03), "node front-1": spent(0.01), "node worker-0": spent(1.0)})
-    assert [targets.gateway_us(each) for each in (one, two)] == pytest.approx([2000, 4000])
-    assert targets.busiest_share(cost([two])).values == pytest.approx([1.5])
-
-
-@pytest.mark.parametrize(("words", "beyond_ms"), [(("--step-ms", "50"), 250.0), ((), 294.0)])
-def test_the_longest_gap_counts_from_the_engines_step(words: tuple[str, ...], beyond_ms: float) -> None:
-    slow = evolve(sample(Load(api="responses-ws", clients=1000)), gap_max_ms=300.0, gap_p50_ms=200.0)
-    assert targets.longest_gap(cost([slow, sample(Load(clients=1000))], *words)).values == [beyond_ms]
-
-
-def test_the_memory_of_a_stream_is_of_the_gateways_node() -> None:
-    def node(peak_mb: float) -> dict[str, Spent]:
-        return {"node front": evolve(spent(1.0), memory_max_mb=peak_mb)}
-
-    samples = [sample(Load(api="responses-ws", clients=n), groups=node(peak)) for n, peak in ((24, 50), (1048, 110))]
-    assert targets.client_memory(1048)(cost(samples)).values == [60.0]
-
-
-def test_figures_of_a_documents_own_table_are_taken_by_their_row() -> None:
-    table = Table(title=targets.ADDED, columns=("", "a", "b", "c"), rows=[["gap", [4.0], [5.0], [1.25]]])
-    assert targets.of_table(targets.ADDED, "gap")(document(figures=[table])) == Found([1.25], [4.0], [5.0])
-    with pytest.raises(KeyError):
-        targets.of_table("other", "gap")(document(figures=[table]))
 
 
 # The parts of `make bench` and `make bench-full` ------------------------------------------

@@ -35,15 +35,6 @@ def test_a_close_is_the_end_of_the_connection(listener: socket.socket) -> None:
         assert served.recv(1) == b""
 
 
-def test_a_close_in_the_middle_of_an_answer_ends_the_connection_too(listener: socket.socket) -> None:
-    chat, served = connected(listener)
-    with served:
-        served.sendall(b'HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ndata: {"choices": []}\n')
-        next(chat.events())
-        chat.close()
-        assert served.recv(1) == b""
-
-
 def test_a_reset_is_seen_as_one(listener: socket.socket) -> None:
     chat, served = connected(listener)
     with served:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.rig.result import Cell, Table
-from bench.rig.table_text import number, table_text, tables_text
+from bench.rig.table_text import number, table_text
 
 ROWS: tuple[tuple[Cell, ...], ...] = (
     ("long name", 1234.5, [0.1, 0.3, 0.2], "yes"),
@@ -24,10 +24,6 @@ def test_a_table_has_aligned_columns_and_of_repeated_values_the_median_and_the_e
         "b              -          2",
         "c              7          -  no",
     ]
-
-
-def test_an_empty_line_stands_between_tables() -> None:
-    assert tables_text([TABLE, TABLE]) == f"{table_text(TABLE)}\n\n{table_text(TABLE)}"
 
 
 @pytest.mark.parametrize(

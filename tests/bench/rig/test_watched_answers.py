@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from bench.rig.watched_answers import WatchedAnswer, endings, wait_begun, wait_ended, whole_texts
+from bench.rig.watched_answers import WatchedAnswer, endings, wait_begun, wait_ended
 
 WHOLE = "one two"
 WITHIN_S = 60.0
@@ -87,31 +87,3 @@ def test_the_ending_of_an_answer(server: Server, ending: str) -> None:
     assert answer.next_after(answer.outcome.times[0] - 1) == pytest.approx(1)
     assert not wait_begun([answer], 1, WITHIN_S), "it does not go on"
     answer.leave()
-
-
-@pytest.mark.realtime
-@pytest.mark.nightly
-@pytest.mark.parametrize("server", [HEAD + STREAMS["exact"]], indirect=True)
-def test_whole_texts_are_those_of_a_server_that_answers(server: Server) -> None:
-    assert whole_texts(server.port, ["a", "b"], 2, WITHIN_S) == {"a": WHOLE, "b": WHOLE}
-
-
-@pytest.mark.realtime
-@pytest.mark.nightly
-@pytest.mark.parametrize("server", [HEAD + STREAMS["cut"]], indirect=True)
-def test_a_server_that_cuts_its_answers_has_no_whole_texts(server: Server) -> None:
-    with pytest.raises(RuntimeError, match="does not answer"):
-        whole_texts(server.port, ["a"], 2, WITHIN_S)
-
-
-@pytest.mark.realtime
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "server",
-    [HEAD + b'{"choices": [{"message": {"content": "one two"}, "finish_reason": "length"}]}'],
-    indirect=True,
-)
-def test_an_answer_in_one_piece_has_an_ending_too(server: Server) -> None:
-    answer = WatchedAnswer(server.port, "x", 2, stream=False)
-    wait_ended([answer], WITHIN_S)
-    assert answer.ending(WHOLE) == "exact"

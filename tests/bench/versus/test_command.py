@@ -111,12 +111,6 @@ def test_ours_can_be_chosen_but_not_with_another_kind_of_engine(
     assert "another kind of engine" in capsys.readouterr().err
 
 
-def test_a_server_whose_requests_fail_ends_the_comparison(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
-    machine.fails = "sglang"
-    assert main(["versus", "sglang", "--quick"]) == 1
-    assert "3 x connection refused" in capsys.readouterr().err
-
-
 def test_the_document_has_every_sample_and_the_tables_of_both(machine: Machine, tmp_path: Path) -> None:
     out = tmp_path / "versus.json"
     assert main(["versus", "sglang", "--quick", "--clients", "8", "--apis", "chat", "--json", str(out)]) == 0
@@ -128,7 +122,3 @@ def test_the_document_has_every_sample_and_the_tables_of_both(machine: Machine, 
         f"{SERVERS['espalier'].title}: 8 clients, 128 tokens, chat",
     ]
     assert document["notes"][0] == "rounds: 2; starts of both servers: 1"
-
-
-def test_shares_of_rounds() -> None:
-    assert [command.shares(*each) for each in ((5, 3), (2, 1), (3, 3))] == [[2, 2, 1], [2], [1, 1, 1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
 
 from bench.cost.sample import Load, Sample
 from bench.versus import ratios
@@ -23,10 +22,6 @@ def pairs() -> list[Pair]:
     return [Pair(costing(theirs), costing(ours)) for theirs, ours in ((0.1, 0.05), (0.2, 0.08), (0.2, 0.12))]
 
 
-def test_a_ratio_is_ours_over_theirs_without_the_scheduler() -> None:
-    assert [pair.ratio(COST) for pair in pairs()] == pytest.approx([0.5, 0.4, 0.6])
-
-
 def test_a_ratio_to_nothing_is_none() -> None:
     assert Pair(costing(0.0), costing(0.1)).ratio(COST) is None
 
@@ -38,24 +33,11 @@ def test_a_row_has_every_value_and_every_ratio() -> None:
     assert row[3] == pytest.approx([0.5, 0.4, 0.6])
 
 
-def test_every_figure_has_a_row() -> None:
-    (table,) = ratios.tables("Theirs", "Ours", pairs())
-    assert [row[0] for row in table.rows] == list(FIGURES)
-    assert table.columns == ("", "Theirs", "Ours", "ratio")
-
-
 def test_loads_by_different_apis_have_tables_of_their_own() -> None:
     several = [Pair(costing(0.1), costing(0.1)), Pair(costing(0.1), costing(0.2, WS))]
     chat, websocket = ratios.tables("Theirs", "Ours", several)
     assert chat.title == "64 clients, 128 tokens, chat"
     assert websocket.title == "64 clients, 128 tokens, responses-ws beside chat"
-
-
-def test_nothing_has_no_ratio() -> None:
-    quiet = evolve(spent(0.1), involuntary=0)
-    one = Pair(sample(groups={"node": quiet}), sample(groups={"node": quiet}))
-    (table,) = ratios.tables("Theirs", "Ours", [one])
-    assert next(row for row in table.rows if row[0] == "preemptions a token")[1:] == [[0.0], [0.0], []]
 
 
 def test_answers_of_one_token_have_no_gaps() -> None:
