@@ -19,7 +19,7 @@ from actors.kit.calls import Answer
 from protocol.errors import EngineLost
 from protocol.media import MediaForm, MediaInfo
 from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
-from tests.contracts.engine import CHECKS, check_engine
+from tests.contracts.engine import check_engine
 from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, running_engine, whole
 from tests.rig.fake_host import far_engine
@@ -99,27 +99,7 @@ def _leaf(error: BaseException) -> BaseException:
     return error
 
 
-def test_every_promise_is_on_the_list() -> None:
-    assert len(CHECKS) == len(set(CHECKS)) == 27
-
-
 # What the contract cannot ask of every engine ---------------------------------------------
-
-
-async def test_a_step_gives_each_running_request_one_token(autojump_clock: MockClock) -> None:
-    async with near_engine(Costs(slots=2, step_s=1)) as engine:
-        first, second, third = (engine.submit(generate(name, tokens_max=2)) for name in "abc")
-        await first.over.wait()
-        assert trio.current_time() == 2
-        assert second.over.is_set()
-        await third.over.wait()
-        assert trio.current_time() == 4
-
-
-async def test_a_prompt_takes_its_time(autojump_clock: MockClock) -> None:
-    async with near_engine(Costs(step_s=1, prefill_s=0.5)) as engine:
-        await anext(engine.submit(generate("a", prompt=9)))
-        assert trio.current_time() == 5.5
 
 
 async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_clock: MockClock) -> None:
@@ -133,14 +113,6 @@ async def test_an_abort_takes_its_time_and_the_slot_counts_until_then(autojump_c
         assert trio.current_time() == 3.5
         await after.over.wait()
         assert trio.current_time() == 4.5
-
-
-async def test_requests_wait_for_kv_memory(autojump_clock: MockClock) -> None:
-    async with near_engine(Costs(slots=4, step_s=1, kv_tokens_max=48)) as engine:
-        first, second = (engine.submit(generate(name, prompt=20, tokens_max=10)) for name in "ab")
-        await first.over.wait()
-        await second.over.wait()
-        assert trio.current_time() == 20
 
 
 @pytest.mark.parametrize("far", [False, True])

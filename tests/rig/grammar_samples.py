@@ -30,12 +30,6 @@ def properties(count: int, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{i}": schema for i in range(count)}}
 
 
-def nested(depth: int, leaf: dict[str, Any]) -> dict[str, Any]:
-    for _ in range(depth):
-        leaf = {"type": "object", "properties": {"x": leaf, "y": leaf}, "required": ["x"]}
-    return leaf
-
-
 def tag(content: dict[str, Any]) -> str:
     return json.dumps(
         {"type": "structural_tag", "format": {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}}
@@ -88,14 +82,12 @@ def _ebnfs() -> list[Sample]:
     return [
         Sample("nullable and doubled", EBNF, 'root ::= s "b"\ns ::= s s | "a" | ""'),
         Sample("Catalan", EBNF, catalan),
-        Sample("three times itself", EBNF, 'root ::= s "b"\ns ::= s s s | "a" | ""'),
         Sample("four times itself", EBNF, 'root ::= s\ns ::= s s s s | "a"'),
         Sample("doubling rules", EBNF, doubling),
         Sample("a chain of nullables", EBNF, chain),
         Sample("rules of each other", EBNF, mutual),
         Sample("stars", EBNF, "root ::= " + '("a"* "a"*)* ' * 300),
         Sample("optionals", EBNF, "root ::= " + '("a"? "a"*)? ' * 600),
-        Sample("palindromes", EBNF, 'root ::= p "!"\np ::= "a" p "a" | "b" p "b" | "a" | "b" | ""\nq ::= p p'),
         Sample(
             "many starts", EBNF, "root ::= " + " | ".join(f'"{"a" * (i % 60 + 1)}" root' for i in range(900)) + ' | "b"'
         ),
@@ -105,7 +97,6 @@ def _ebnfs() -> list[Sample]:
 
 
 def _schemas() -> list[Sample]:
-    pattern = {"type": "string", "pattern": "^[a-z]{1,20}(-[a-z0-9]{1,20}){0,5}$"}
     bad = {"type": "string", "pattern": "^" + "(a*)*" * 300 + "$"}
     own = {"$ref": "#/$defs/n"}
     recursive = {
@@ -135,7 +126,6 @@ def _schemas() -> list[Sample]:
     }
     return [
         Sample("1,500 properties with patterns", JSON_SCHEMA, schema(differ), "{"),
-        Sample("1,500 properties with one pattern", JSON_SCHEMA, schema(properties(1500, pattern)), "{"),
         Sample(
             "a bad pattern", JSON_SCHEMA, schema({"type": "object", "properties": {"a": bad}, "required": ["a"]}), "{"
         ),
@@ -144,26 +134,6 @@ def _schemas() -> list[Sample]:
         Sample("overlapping choices", JSON_SCHEMA, schema(either), '"'),
         Sample("a long enum of beginnings", JSON_SCHEMA, schema(enum), '"'),
         Sample("doubling definitions", JSON_SCHEMA, schema(doubled), "{"),
-        Sample("a deep tree", JSON_SCHEMA, schema(nested(9, {"type": "string", "pattern": "^(a|b)*$"})), "{"),
-        Sample(
-            "arrays of arrays",
-            JSON_SCHEMA,
-            schema(
-                {
-                    "type": "array",
-                    "minItems": 3000,
-                    "maxItems": 6000,
-                    "items": {"type": "array", "minItems": 3000, "items": pattern},
-                }
-            ),
-            "[",
-        ),
-        Sample(
-            "many optional ones",
-            JSON_SCHEMA,
-            schema(properties(3000, {"type": "integer", "minimum": 17, "maximum": 123456789})),
-            "{",
-        ),
     ]
 
 
@@ -239,22 +209,16 @@ def _benign_regexes() -> list[Sample]:
         "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])",
         "time with offset": r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?(Z|[+-][01]\d:[0-5]\d)?",
         "e-mail": r"[a-zA-Z0-9._%+-]+@([a-zA-Z0-9-]+\.)+[a-zA-Z]{2,}",
-        "telephone": r"(\+\d{1,3}[ -]?)?(\(\d{2,4}\)[ -]?)?\d{3,4}([ -]?\d{2,4}){1,3}",
         "IPv4": r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
         "UUID": r"[0-9a-f]{8}-[0-9a-f]{4}-[1-5][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}",
         "URL": r"https?://([\w-]+\.)+[\w-]+(:\d+)?(/[\w./?%&=#~+-]*)?",
         "float": r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?",
-        "one of some": "(yes|no|maybe|not applicable)",
         "a sentence": r"([A-Z][a-z]+(,? [a-z]+){3,20}\. ?){1,5}",
         "answer with reasons": r"Reason: .{1,500}\nAnswer: (A|B|C|D)",
-        "semantic version": r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?(\+[0-9A-Za-z.-]+)?",
-        "money": r"\$\d{1,3}(,\d{3})*(\.\d{2})?",
-        "numbered list": r"(\d+\. [^\n]+\n){1,20}",
         "free text": r"[^\x00-\x08]{0,4000}",
         "star of words": r"(\s*\w+\s*)*",
         "a bad star, once": r"(a*)*b",
         "Markdown table": r"\|([^|\n]+\|)+\n\|(-+\|)+\n(\|([^|\n]+\|)+\n)*",
-        "hex colour": r"#([0-9a-fA-F]{3}){1,2}",
         "SQL": r"SELECT [\w*, ]+ FROM \w+( WHERE \w+ ?(=|<|>) ?('[^']*'|\d+)( (AND|OR) \w+ ?(=|<|>) ?('[^']*'|\d+))*)?;",
     }
     return [Sample(name, REGEX, text) for name, text in texts.items()]
@@ -277,14 +241,11 @@ array ::= "[" ws (value (ws "," ws value)*)? ws "]"
 string ::= "\"" ([^"\\\x00-\x1f] | "\\" ["\\/bfnrt])* "\""
 number ::= "-"? ([0-9] | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= [ \n\t]*"""
-    chess = 'root ::= ([1-9] [0-9]? ". " move " " move "\\n")+\nmove ::= (pawn | piece | castle) [+#]?\npiece ::= [NBKQR] [1-8a-h]? "x"? [a-h] [1-8]\npawn ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])?\ncastle ::= "O-O" "-O"?'
     return [
         Sample("arithmetic", EBNF, arithmetic, "1"),
         Sample("a small language", EBNF, language),
         Sample("JSON", EBNF, json_grammar, "["),
-        Sample("chess", EBNF, chess, "1"),
         Sample("left recursion", EBNF, 'root ::= list\nlist ::= list "," item | item\nitem ::= [a-z]+'),
-        Sample("right recursion", EBNF, 'root ::= item rest\nrest ::= "" | "," item rest\nitem ::= [a-z]+'),
         Sample("sums by their own", EBNF, 'root ::= e\ne ::= e "+" e | e "*" e | "(" e ")" | [0-9]+', "1"),
         Sample("a choice", EBNF, 'root ::= "Paris" | "London" | "Berlin"', "P"),
         Sample(
@@ -364,23 +325,6 @@ def _benign_schemas() -> list[Sample]:
         },
         "$ref": "#/$defs/node",
     }
-    steps = {
-        "type": "object",
-        "properties": {
-            "steps": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {"explanation": text, "output": text},
-                    "required": ["explanation", "output"],
-                    "additionalProperties": False,
-                },
-            },
-            "final_answer": text,
-        },
-        "required": ["steps", "final_answer"],
-        "additionalProperties": False,
-    }
     union = {
         "anyOf": [
             {
@@ -398,10 +342,8 @@ def _benign_schemas() -> list[Sample]:
     }
     return [
         Sample("a tool's parameters", JSON_SCHEMA, schema(weather), "{"),
-        Sample("a person", JSON_SCHEMA, schema(person), "{"),
         Sample("an order", JSON_SCHEMA, schema(order), "{"),
         Sample("a tree", JSON_SCHEMA, schema(tree), "{"),
-        Sample("steps of mathematics", JSON_SCHEMA, schema(steps), "{"),
         Sample("thirty kinds", JSON_SCHEMA, schema(union), "{"),
         Sample("208 codes", JSON_SCHEMA, schema(codes), "{"),
         Sample("a hundred fields", JSON_SCHEMA, schema(properties(100, text)), "{"),
@@ -410,19 +352,6 @@ def _benign_schemas() -> list[Sample]:
             JSON_SCHEMA,
             schema(properties(100, {"type": "string", "pattern": "^[a-z0-9-]{1,64}$"})),
             "{",
-        ),
-        Sample("any object", JSON_SCHEMA, '{"type":"object"}', "{"),
-        Sample(
-            "lists of points",
-            JSON_SCHEMA,
-            schema(
-                {
-                    "type": "array",
-                    "items": {"type": "array", "items": number, "minItems": 2, "maxItems": 3},
-                    "maxItems": 500,
-                }
-            ),
-            "[",
         ),
     ]
 
@@ -451,20 +380,8 @@ def _benign_tags() -> list[Sample]:
             ],
         },
     }
-    legacy = {
-        "type": "structural_tag",
-        "structures": [
-            {
-                "begin": "<function=get_weather>",
-                "schema": {"type": "object", "properties": {"city": {"type": "string"}}},
-                "end": "</function>",
-            }
-        ],
-        "triggers": ["<function="],
-    }
     return [
         Sample("calls of functions", STRUCTURAL_TAG, json.dumps(call), "<"),
-        Sample("calls of functions, as they were", STRUCTURAL_TAG, json.dumps(legacy), "<"),
         Sample("a thought and a number", STRUCTURAL_TAG, tag({"type": "regex", "pattern": r"\d{1,5}"}), "<"),
     ]
 

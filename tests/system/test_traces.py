@@ -14,9 +14,7 @@ from trio.testing import MockClock
 
 from actors.engines.port import Generation
 from actors.kit.calls import Address
-from protocol import codec, frames
 from protocol.errors import EngineLost, EngineRefused, InternalError
-from protocol.frames import Open
 from protocol.messages import Finished, Generate, Started, Tokens
 from protocol.trace import Trace, child_span
 from supervisor.cluster.workers import RemoteWorker, Replies
@@ -24,7 +22,7 @@ from tests.actors import test_decode
 from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate
 from tests.rig.gateway import Worker, at_rest, chat, create, gateway_rig, head, post
-from tests.rig.nodes import Node, all_linked, link_by_hand, linked_nodes, until
+from tests.rig.nodes import Node, all_linked, linked_nodes, until
 from tests.rig.router import Fake, Play, pair, routed
 from tests.rig.sockets import websocket_client
 
@@ -89,13 +87,6 @@ async def test_without_a_trace_that_is_valid_each_request_begins_its_own(headers
     assert first.id != second.id
     assert (first.parent, first.state, first.followed) == (None, "", False)
     assert [span(line) for line in lines()] == [first, second]
-
-
-async def test_every_choice_of_a_request_is_in_its_span() -> None:
-    async with gateway_rig() as rig:
-        await (await rig.client()).ask(post(chat("n=2", n=3), traceparent=PARENT))
-    assert len(rig.worker.asked) == 3
-    assert len({*traces(rig.worker)}) == 1
 
 
 async def test_requests_without_a_model_and_refused_ones_have_their_trace_too(lines: Lines) -> None:
@@ -250,19 +241,6 @@ async def test_a_trace_crosses_a_link_as_it_is(rather_slow: MockClock) -> None:
         async with worker.ask(wanted, wanted.sampling.tokens_max) as replies:
             await replies.result()
     assert there == [wanted]
-
-
-async def test_a_node_that_sends_an_invalid_trace_loses_its_link(lines: Lines, rather_slow: MockClock) -> None:
-    a, b = Node("a"), Node("b")
-    lie = codec.encode(evolve(generate(), trace=GATEWAY)).replace(ID.encode(), b"\n" * 32)
-    async with linked_nodes(a, b):
-        await all_linked(a, b)
-        await link_by_hand(a, "x", frames.encode(Open(1, lie, 1, "a-0")))
-        await until(lambda: lines("no link"))
-        assert a.linked == {"b"}
-    (line,) = lines("no link")
-    assert line.reason.startswith("a Generate that cannot be read")
-    assert a.asked == []
 
 
 @frozen

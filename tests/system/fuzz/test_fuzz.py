@@ -15,7 +15,7 @@ from protocol.dialects import chat, completions, responses, tokens
 from protocol.errors import RequestError
 from supervisor.gateway.http.routes import ROUTES
 from tests.rig.dialects import parse_event
-from tests.system.fuzz import answers, bodies, websocket
+from tests.system.fuzz import answers, bodies
 from tests.system.fuzz.answers import Unfinished, Wrong
 from tests.system.fuzz.inputs import make
 from tests.system.fuzz.run import SHARE as FULL_SHARE
@@ -134,30 +134,3 @@ def test_the_judge_accepts_a_right_answer_and_waits_for_the_rest_of_it() -> None
     assert (answer.status, answer.json, rest) == (200, {}, b"HTTP")
     with pytest.raises(Unfinished):
         answers.take(data[:-1], ended=False)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x81\x02{}",
-        b'\x81\x0c{"type":"a"}'[:-1] + b"\xff",
-        b"\xc1\x02{}",
-        b"\x81\x82\0\0\0\0{}",
-        b"\x88\x02\x03\xf3",
-        b"\x88\x00\x8a\x00",
-        b"\x83\x00",
-        b"\x81",
-    ],
-)
-def test_the_judge_detects_a_wrong_frame(data: bytes) -> None:
-    with pytest.raises(Wrong):
-        answers.frames(data, ended=True)
-
-
-def test_the_judge_reads_events_and_the_close_code() -> None:
-    data = b'\x81\x0c{"type":"a"}' + b"\x8a\x01x" + b"\x88\x02\x03\xe8"
-    assert answers.frames(data, ended=True) == ([{"type": "a"}], 1000, b"")
-
-
-def test_a_frame_of_ours_is_masked_as_it_should_be() -> None:
-    assert websocket.frame(b"Hello", mask=b"\x37\xfa\x21\x3d") == bytes.fromhex("8185 37fa213d 7f9f4d5158")

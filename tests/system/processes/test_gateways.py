@@ -7,19 +7,16 @@ import os
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 import pytest
 
-from bench.faults import rolling
 from bench.faults.rolling import Load
 from bench.rig import checked_clients
 from bench.rig.checked_clients import GatewayInterruptions
-from bench.rig.cluster import cluster
-from bench.rig.node import MODEL, ROOT, Node, free_ports, metric, short_folder, wait_until
+from bench.rig.node import MODEL, ROOT, Node, free_ports, short_folder, wait_until
 from tests.rig.launched import (
     SIMULATED,
     check_exit,
@@ -151,21 +148,6 @@ def test_a_drain_of_the_name_in_the_file_ends_all_processes_of_a_gateway(gateway
     assert asked(target) == 0
     target.signal(SIGTERM)
     check_exit(target)
-
-
-@pytest.mark.nightly
-def test_a_gateway_of_two_on_a_port_is_restarted_and_every_answer_is_whole(folder: Path) -> None:
-    with cluster(
-        folder, replace(rolling.plan(drain_s=0.5, tokens_max=80, gateways=2), cluster="silent_s = 8.0\n")
-    ) as target:
-        with rolling.steady(target, CLIENTS, seed=2) as tally:
-            for name in target.plan.fronts:
-                rolling.restart(target, name, WITHIN_S)
-        assert not tally.bad
-        assert tally.counts["whole"] == tally.requests >= CLIENTS
-        assert metric(target.front.get("/metrics")[1].decode(), "espalier_requests_running") == 0
-        assert not target.wait_idle(WITHIN_S)
-        assert not target.stop(WITHIN_S)
 
 
 @pytest.mark.nightly

@@ -164,14 +164,6 @@ def test_kill_9_of_the_launcher_leaves_no_process(running: Node) -> None:
 
 
 @pytest.mark.nightly
-def test_kill_9_of_a_launcher_whose_nodes_load_leaves_no_process(folder: Path) -> None:
-    with simulated_launcher(folder) as target:
-        assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
-        target.signal(signal.SIGKILL)
-        assert target.wait_gone(SOON_S) is not None, target.leftovers()
-
-
-@pytest.mark.nightly
 def test_ctrl_c_while_nodes_load_ends_all_of_them(folder: Path) -> None:
     with simulated_launcher(folder) as target:
         assert wait_until(lambda: len(nodes(target)) == 3, WITHIN_S) is not None
@@ -398,18 +390,6 @@ def test_a_port_in_use_is_reported_before_any_node_starts(folder: Path) -> None:
             assert target.process.returncode == 1
             assert target.output().startswith(f"espalier: port {ports[2]} of 127.0.0.1 cannot be had: ")
             assert target.output().rstrip().endswith("name another as node.two.listen")
-
-
-@pytest.mark.nightly
-def test_one_node_of_several_can_be_run_alone(folder: Path) -> None:
-    with simulated_launcher(folder, "--node", "one") as target:
-        assert wait_until(lambda: "Ready: node one with tiny-1" in target.output(), WITHIN_S) is not None, (
-            target.output()
-        )
-        assert len(target.living()) == 1
-        target.signal(signal.SIGTERM)
-        assert target.wait_exit(WITHIN_S) is not None
-        assert target.process.returncode == 0
 
 
 @pytest.mark.nightly

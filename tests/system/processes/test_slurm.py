@@ -190,18 +190,6 @@ def test_a_job_drains_when_its_script_gets_sigterm_and_leaves_nothing() -> None:
         assert not list(cluster.folder.glob("job-*"))
 
 
-@needs_slurm
-def test_a_job_whose_file_is_wrong_fails() -> None:
-    with slurm() as cluster:
-        example(cluster.folder)
-        file = cluster.folder / "cluster.toml"
-        file.write_text(file.read_text().replace("[gateway]", "[gateway]\nbogus = 1"))
-        job = cluster.run("sbatch", "--parsable", "--output=log", "espalier.sbatch").strip()
-        assert wait_until(lambda: cluster.state(job) not in {"PENDING", "RUNNING", "COMPLETING"}, WITHIN_S) is not None
-        assert cluster.state(job) == "FAILED"
-        assert "gateway.bogus: is not a key here" in (cluster.folder / "log").read_text()
-
-
 # By the script, with the commands of Slurm played -----------------------------------------
 
 SCONTROL = """#!/bin/bash
