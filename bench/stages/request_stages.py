@@ -6,11 +6,8 @@ import logging
 from itertools import count
 
 import trio
-from wsproto import ConnectionType
-from wsproto.connection import Connection
 
 from actors.kit.calls import Address, BugCounter, Call, mailbox
-from bench.load.websocket import TEXT, frame
 from bench.stages.measure import Once, Stage
 from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_HEAD, REQUEST_ID, TURNS, Subject, generate
 from bench.stages.token_stages import pass_on
@@ -22,11 +19,10 @@ from protocol.dialects.responses.events import Events
 from protocol.frames import End, Open
 from protocol.messages import Done, Finished, FinishReason, FlushCache, Usage
 from protocol.peer import Peer
-from protocol.text_messages import Answered, ChoiceEnded
+from protocol.text_messages import ChoiceEnded
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.telemetry.logs import JsonFormatter
-from supervisor.telemetry.metrics import Metrics
 
 HEAD_BYTES_MAX = 64 * 1024
 INBOX = 16
@@ -62,26 +58,10 @@ def _exchange() -> bytes:
     return syntax.send_head(200, STREAM_HEADERS) + syntax.send_end()
 
 
-def _read_websocket() -> Once:
-    data = frame(TEXT, CREATE_EVENT.encode(), b"mask")
-    connection = Connection(ConnectionType.SERVER)
-
-    def once() -> object:
-        connection.receive_data(data)
-        return list(connection.events())
-
-    return once
-
-
 def _create() -> requests.Create:
     create = requests.read_event(decode(CREATE_EVENT))
     assert isinstance(create, requests.Create)
     return create
-
-
-def _respond() -> Once:
-    request = chat.parse(CHAT_BODY)
-    return lambda: chat.to_respond(request, request_id=REQUEST_ID)
 
 
 def _tokenise(subject: Subject) -> Once:
@@ -115,16 +95,6 @@ def _response_events() -> Once:
     return once
 
 
-def _chat_chunks() -> Once:
-    request = chat.parse(CHAT_BODY)
-
-    def once() -> object:
-        chunks = chat.Chunks(request, request_id=REQUEST_ID, created=0)
-        return chunks.choice_ended(ENDED), chunks.finish(Answered(USAGE))
-
-    return once
-
-
 class _Formatting(logging.Handler):
     """A handler that formats lines and writes them nowhere."""
 
@@ -138,16 +108,6 @@ def _log_line() -> Once:
     handler.setFormatter(JsonFormatter("front"))
     logger.addHandler(handler)
     return lambda: logger.info("request ended", extra=LINE)
-
-
-def _metrics() -> Once:
-    metrics = Metrics()
-
-    def once() -> None:
-        metrics.first_token("tiny", 0.1)
-        metrics.request_ended("tiny", "chat", "length", 1.2, USAGE)
-
-    return once
 
 
 def _admission() -> Once:
@@ -188,17 +148,13 @@ def request_stages(subject: Subject) -> tuple[Stage, ...]:
     """Return the stages in the order in which a request passes them."""
     return (
         Stage("read a plain request, and write the head and the end of a stream", lambda _: _exchange),
-        Stage("read a WebSocket message", lambda _: _read_websocket()),
         Stage("admission without a wait", lambda _: _admission()),
         Stage("parse the body of a chat completion", lambda _: lambda: chat.parse(CHAT_BODY)),
         Stage("parse the event of a response", lambda _: _create),
-        Stage("the request for a processor", lambda _: _respond()),
         Stage("render the chat template", lambda _: lambda: subject.model.prompt(TURNS)),
         Stage(f"tokenise {len(subject.prompt_ids)} tokens", lambda _: _tokenise(subject)),
         Stage("a call of an actor that answers at once", _call),
         Stage("open and end a stream of a link, at both ends", lambda _: _stream(subject)),
         Stage("the first and last events of a response", lambda _: _response_events()),
-        Stage("the first and last chunks of a chat completion", lambda _: _chat_chunks()),
-        Stage("the metrics of a request", lambda _: _metrics()),
         Stage("a line of the access log", lambda _: _log_line()),
     )
