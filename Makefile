@@ -145,7 +145,7 @@ routing-scale: $(VENV)/ready-dev  ## what a choice of a worker costs and finds, 
 stages: $(VENV)/ready  ## what each stage of a token's and a request's way costs by itself: CPU, memory
 	$(BIN)/python -m bench stages
 
-attacks: $(VENV)/ready-dev  ## ten attacks, and 77 grammars, beside an honest client that must notice nothing
+attacks: $(VENV)/ready-dev  ## seven attacks, and 77 grammars, beside an honest client that must notice nothing
 	$(BIN)/python -m bench.faults attacks
 	ESPALIER_ALONE=1 $(BIN)/python -m pytest tests/system/sglang/test_grammars.py
 

@@ -1,19 +1,22 @@
 """Attacks from outside, each beside an honest client, which may lose no answer and wait for no token.
 
-An attack is legal or nearly so: large answers, slow readers, unfinished heads, workers that fail. Beside each, an
-honest client with a key of its own streams answers (`honest_client`). None of them may be lost, and no gap between two
-of their tokens may be longer than the engine's own by more than `GAP_S_MAX`.
+An attack is legal or nearly so: large answers, slow readers, unfinished heads. Beside each, an honest client with a key
+of its own streams answers (`honest_client`). None of them may be lost, and no gap between two of their tokens may be
+longer than the engine's own by more than `GAP_S_MAX`. Workers that fail or stop are in `chaos`.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException
@@ -25,12 +28,12 @@ from typing import Any
 
 from attrs import define, field
 
+from bench.faults import slowdown
 from bench.faults.scenario import Run
 from bench.faults.slowdown import attacking
 from bench.rig.clients import headers, write_keys
-from bench.rig.cluster import Cluster, Plan, cluster, simulated
-from bench.rig.node import MODEL, ROOT, SIMULATED, Node, free_port, node, start_process
-from bench.rig.processes import MARK, memory_max_mb
+from bench.rig.node import MODEL, ROOT, SIMULATED, Node, node
+from bench.rig.processes import memory_max_mb
 
 COLUMNS = ("attack", "held", "own gap ms", "worst", "first", "whole", "lost", "result")
 GAP_S_MAX = 0.25
@@ -39,8 +42,7 @@ HONEST, ATTACKER = "honest-secret-of-the-bench-000001", "attacker-secret-of-the-
 UNDISTURBED_S = 4.0  # before each attack, in which the engine's own gaps are measured
 ENDS_WITHIN_S = 40.0  # of the honest client, whose answers last 3 s, and of the node
 TIMEOUT_S = 60.0
-COSTS = {"fixed_s": 0.05}
-STOPPED_GAP_S_MAX = 3.5  # silent_s, and the time to continue on another worker
+FIRST_FRAME, EMPTY_FRAMES = b"\x01\x80\0\0\0\0", b"\x00\x80\0\0\0\0" * 10_000  # of a message that stays empty
 
 
 @define
@@ -51,7 +53,6 @@ class Verdict:
     worst_gap_ms: float = 0.0
     worst_first_ms: float = 0.0
     whole: int = 0
-    gap_s_max: float = GAP_S_MAX  # by which a gap may be longer than the engine's own
     lost: list[str] = field(factory=list)
     wrong: list[str] = field(factory=list)  # other promises that were broken
     result: str = ""  # of the attack itself, in words
@@ -59,7 +60,7 @@ class Verdict:
     @property
     def held(self) -> bool:
         """Whether every promise was kept: nothing lost, nothing wrong, no gap too long."""
-        return not (self.lost or self.wrong) and self.worst_gap_ms - self.own_gap_ms <= 1000 * self.gap_s_max
+        return not (self.lost or self.wrong) and self.worst_gap_ms - self.own_gap_ms <= 1000 * GAP_S_MAX
 
     def conclude(self, result: str, *, kept: bool = True) -> None:
         """Set the result of the attack; it counts as wrong unless its own promise was kept."""
@@ -98,15 +99,10 @@ def attack_beside(run: Run, name: str, attack: Attack) -> None:
 
 
 @contextmanager
-def beside_honest_client(
-    folder: Path, port: int, verdict: Verdict, key: str = HONEST, tokens: int = 60
-) -> Iterator[None]:
-    """Run the honest client before and while the body attacks, and fill in the verdict.
-
-    Its streams have so many `tokens` each.
-    """
-    out = folder / f"honest-{port}.json"
-    command = [sys.executable, "-m", "bench.faults.honest_client", str(port), str(out), key, str(tokens)]
+def beside_honest_client(folder: Path, port: int, verdict: Verdict) -> Iterator[None]:
+    """Run the honest client before and while the body attacks, and fill in the verdict."""
+    out = folder / "honest.json"
+    command = [sys.executable, "-m", "bench.faults.honest_client", str(port), str(out), HONEST]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as client:
         try:
             assert client.stdout is not None
@@ -164,7 +160,7 @@ def post(port: int, path: str, body: object, key: str = ATTACKER, timeout_s: flo
         connection.close()
 
 
-# Attacks on one node by requests ---------------------------------------------------------
+# Attacks by requests ----------------------------------------------------------------------
 
 
 def big_answers(folder: Path, verdict: Verdict) -> None:
@@ -242,76 +238,107 @@ def _conclude_first_token(verdict: Verdict, first_ms_max: float) -> None:
     verdict.conclude(result, kept=verdict.worst_first_ms <= first_ms_max)
 
 
-# Faults of a cluster ---------------------------------------------------------------------
+# Attacks by connections: slow readers, unfinished heads, tiny frames and chunks ----------
 
 
-@contextmanager
-def attacked_cluster(folder: Path, verdict: Verdict, workers: int, **faults: str) -> Iterator[Cluster]:
-    """Run a cluster with the honest client beside it while the body attacks.
-
-    `faults` are lines of the engine's table `faults`, by worker.
-    """
-    engines = {f"w{number}": simulated(f"w{number}", slots=16, costs=COSTS) for number in range(workers)}
-    for name, lines in faults.items():
-        engines[name] += f"\n[engine.tiny-{name}.simulated.faults]\n{lines}\n"
-    plan = Plan(engines, drain_s=2.0, front_drain_s=20.0)  # without keys, which the metrics would need
-    with cluster(folder, plan) as target, beside_honest_client(folder, target.front.port, verdict, key=""):
-        yield target
-
-
-def twins(folder: Path, verdict: Verdict) -> None:
-    """Start a second process with the name of a living node."""
-    with attacked_cluster(folder, verdict, 2) as target:
-        twin_folder = target.folder / "twin"
-        (twin_folder / "t").mkdir(parents=True)
-        text = target.file("w0").replace(f"127.0.0.1:{target.link_ports['w0']}", f"127.0.0.1:{free_port()}")
-        text = text.replace(f"port = {target.gateway_ports['w0']}", f"port = {free_port()}")
-        (twin_folder / "cluster.toml").write_text(text)
-        with (twin_folder / "output").open("wb") as output:
-            arguments = ["--node", "w0", str(twin_folder / "cluster.toml")]
-            twin = start_process(arguments, output, {"TMPDIR": str(twin_folder / "t"), MARK: "twin"})
-        try:
-            time.sleep(15.0)
-        finally:
-            twin.kill()
-            twin.wait()
-        logs = (twin_folder / "output").read_text() + target.nodes["w0"].output() + target.front.output()
-        verdict.conclude("a log has the reason" if "two processes call themselves" in logs else "no log has the reason")
+def slow_readers(folder: Path, verdict: Verdict) -> None:
+    """Read answers that fit into a backlog at 200 kB a second, with `Connection: close` and through a drain."""
+    sizes = {"n": 20, "max_tokens": 100, "logprobs": 5}
+    body = {"model": MODEL, "prompt": "x", "ignore_eos": True, "stream": True, **sizes}
+    readers: dict[str, Future[bool]] = {}
+    with (
+        ThreadPoolExecutor(2) as pool,
+        attacked_node(folder, verdict, while_draining=lambda: wait(readers.values())) as target,
+    ):
+        readers["closed"] = pool.submit(read_slowly, target.port, body, "close", 6.0)
+        # This answer is whole before its client begins to read it.
+        readers["drained"] = pool.submit(read_slowly, target.port, body, "keep-alive", 18.0)
+        readers["closed"].result()
+    whole = {name: reader.result() for name, reader in readers.items()}
+    result = ", ".join(f"{name} {'whole' if is_whole else 'CUT'}" for name, is_whole in whole.items())
+    verdict.conclude(result, kept=all(whole.values()))
 
 
-def black_hole(folder: Path, verdict: Verdict) -> None:
-    """Let one worker of four fail every request at once."""
-    with attacked_cluster(folder, verdict, 4, w0="refuse = 1.0"):
-        time.sleep(12.0)
-    # The first requests may fail before the worker is ejected.
-    failed = [reason for reason in verdict.lost if "engine_refused" in reason or "internal" in reason]
-    verdict.conclude(f"{len(failed)} of {len(failed) + verdict.whole} failed")
-    if len(failed) <= 5:
-        verdict.lost = [reason for reason in verdict.lost if reason not in failed]
+def read_slowly(port: int, body: object, connection: str, unread_s: float) -> bool:
+    """Send a request, read nothing for so long and then slowly; return whether the answer was whole."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {ATTACKER}\r\n"
+    head += f"content-type: application/json\r\nconnection: {connection}\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        sock.settimeout(20.0)
+        sock.connect(("127.0.0.1", port))
+        sock.sendall(head.encode() + data)
+        time.sleep(unread_s)
+        tail = b""
+        with suppress(OSError):
+            while piece := sock.recv(10_000):
+                tail = (tail + piece)[-64:]
+                if b"[DONE]" in tail:
+                    return True
+                time.sleep(0.05 if len(piece) > 5_000 else 0.0)
+    return False
 
 
-def stopped_node(folder: Path, verdict: Verdict) -> None:
-    """Stop a worker's process for six seconds: its kernel still acknowledges, it does not answer."""
-    verdict.gap_s_max = STOPPED_GAP_S_MAX  # a stopped process is noticed by its silence alone
-    with attacked_cluster(folder, verdict, 3) as target:
-        target.nodes["w0"].signal(signal.SIGSTOP)
-        time.sleep(6.0)
-        target.nodes["w0"].signal(signal.SIGCONT)
-        time.sleep(4.0)
+def slow_heads(folder: Path, verdict: Verdict) -> None:
+    """Keep 1,300 connections from one address that never finish their heads, and reopen those that end."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    answered, sent = 0, 0
+    with (
+        attacked_node(folder, verdict) as target,
+        attacking(partial(slowdown.slow_heads, target.port, count=1_300)),
+    ):
+        began = time.monotonic()
+        while time.monotonic() - began < 12.0:
+            sent += 1
+            status, answer = post(target.port, "/v1/completions", body, HONEST, timeout_s=5.0)  # a connection each
+            answered += status == 200
+            if status != 200:
+                verdict.lost.append(f"a new connection: {status} {answer[:80]!r}")
+            time.sleep(0.1)
+    verdict.conclude(f"{answered} of {sent} requests of another key over new connections answered")
 
 
-BY_REQUESTS: dict[str, Attack] = {
+def small_pieces(folder: Path, verdict: Verdict) -> None:
+    """Send only empty WebSocket frames over 24 connections, and chunks of one byte over 24 more."""
+    sent: list[int] = []
+    upgrade = "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    socket_head = f"GET /v1/responses HTTP/1.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n{upgrade}"
+    chunked_head = "POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n"
+    with attacked_node(folder, verdict) as target:
+
+        def flood(over: Event, head: str, first: bytes, pieces: bytes) -> None:
+            while not over.is_set():
+                with suppress(OSError), socket.create_connection(("127.0.0.1", target.port), timeout=10.0) as sock:
+                    sock.sendall(f"{head}host: localhost\r\nauthorization: Bearer {ATTACKER}\r\n\r\n".encode())
+                    if first:
+                        sock.recv(1024)  # the handshake's response
+                    sock.sendall(first)
+                    while not over.is_set():
+                        sock.sendall(pieces)
+                        sent.append(len(pieces))
+
+        with (
+            attacking(lambda over: flood(over, socket_head, FIRST_FRAME, EMPTY_FRAMES), threads=24),
+            attacking(lambda over: flood(over, chunked_head, b"", b"1\r\n \r\n" * 10_000), threads=24),
+        ):
+            time.sleep(12.0)
+    verdict.conclude(f"{sum(sent) / 6e6:.1f} million pieces")
+
+
+ATTACKS: dict[str, Attack] = {
     "big-answers": big_answers,
     "huge-prompts": huge_prompts,
     "greedy-key": greedy_key,
     "long-prompts": long_prompts,
-    "twins": twins,
-    "black-hole": black_hole,
-    "stopped-node": stopped_node,
+    "slow-readers": slow_readers,
+    "slow-heads": slow_heads,
+    "small-pieces": small_pieces,
 }
 
 
-def attacks(run: Run, by_connections: Mapping[str, Attack]) -> None:
+def attacks(run: Run) -> None:
     """Run the chosen attacks."""
-    every = {**BY_REQUESTS, **by_connections}
-    run.each({name: partial(attack_beside, name=name, attack=attack) for name, attack in every.items()})
+    run.each({name: partial(attack_beside, name=name, attack=attack) for name, attack in ATTACKS.items()})

@@ -1,7 +1,7 @@
 """An honest client in a process of its own, which records the gaps between the tokens of its answers.
 
 It streams long answers one after the other, and short ones beside them. `python -m bench.faults.honest_client PORT OUT
-KEY TOKENS` runs until SIGTERM, then finishes its answers and writes `OUT`.
+KEY` runs until SIGTERM, then finishes its answers and writes `OUT`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from bench.rig.clients import Chat, chat_body
 from bench.rig.prompts import OAK_PROMPT
 
-SHORT_TOKENS = 4
+TOKENS, SHORT_TOKENS = 60, 4
 PAUSE_S = 0.3  # between two short requests
 
 Measurements = dict[str, list[Any]]
@@ -27,13 +27,10 @@ regular end; `whole`: when each answer was. In seconds of `perf_counter`, which 
 
 
 def measure(port: int, key: str, tokens: int, measured: Measurements) -> None:
-    """Request exactly so many tokens, and record when they come, or why the answer did not end regularly.
-
-    The penalty is what a resumed request must restore.
-    """
+    """Request exactly so many tokens, and record when they come, or why the answer did not end regularly."""
     began = time.perf_counter()
     try:
-        chat = Chat(port, chat_body(OAK_PROMPT, tokens, frequency_penalty=0.1, return_token_ids=True), key)
+        chat = Chat(port, chat_body(OAK_PROMPT, tokens), key)
     except OSError as error:
         measured["lost"].append(repr(error)[:300])
         return
@@ -46,7 +43,7 @@ def measure(port: int, key: str, tokens: int, measured: Measurements) -> None:
     measured["whole"].append(outcome.ended_at)
 
 
-def main(port: str, out: str, key: str, tokens: str) -> None:
+def main(port: str, out: str, key: str) -> None:
     """Send requests until SIGTERM, and write the measurements."""
     measured: Measurements = {"gaps": [], "firsts": [], "lost": [], "whole": []}
     over = Event()
@@ -58,7 +55,7 @@ def main(port: str, out: str, key: str, tokens: str) -> None:
             over.wait(pause_s if len(measured["lost"]) == lost else PAUSE_S)
 
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    threads = [Thread(target=send_all, args=each) for each in ((int(tokens), 0.0), (SHORT_TOKENS, PAUSE_S))]
+    threads = [Thread(target=send_all, args=each) for each in ((TOKENS, 0.0), (SHORT_TOKENS, PAUSE_S))]
     for thread in threads:
         thread.start()
     print("started", flush=True)

@@ -122,22 +122,22 @@ def wrong_keys(port: int, over: Event) -> None:
         connection.close()
 
 
-def slow_heads(port: int, over: Event) -> None:
+def slow_heads(port: int, over: Event, count: int = SLOW_HEADS) -> None:
     """Hold many connections, send each head a byte at a time, and replace those that are closed."""
     sockets: list[socket.socket] = []
-    with ExitStack() as stack:
-        while not over.wait(0.5):
-            while len(sockets) < SLOW_HEADS:
-                fresh = stack.enter_context(socket.socket())
-                fresh.connect(("127.0.0.1", port))
-                fresh.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ")
-                sockets.append(fresh)
-            for sock in tuple(sockets):
-                try:
-                    sock.send(b"a")
-                except OSError:
-                    sockets.remove(sock)
-                    sock.close()
+    while not over.wait(0.5):
+        while len(sockets) < count and not over.is_set():
+            with suppress(OSError):
+                sockets.append(socket.create_connection(("127.0.0.1", port), timeout=0.5))
+                sockets[-1].sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ")
+        for sock in tuple(sockets):
+            try:
+                sock.send(b"a")
+            except OSError:
+                sockets.remove(sock)
+                sock.close()
+    for sock in sockets:
+        sock.close()
 
 
 def flood(port: int, over: Event) -> None:

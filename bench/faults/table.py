@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from bench.faults import aborts, attacks, growth, pictures, servers, slowdown, zombies
 from bench.faults.chaos import KINDS, chaos
-from bench.faults.connection_attacks import BY_CONNECTIONS
 from bench.faults.endings import endings
 from bench.faults.media_aborts import media_abort_times
 from bench.faults.pair_aborts import TARGET_P90_MS, pair_abort_times
@@ -66,7 +63,7 @@ SCENARIOS = {
     ),
     "attacks": Scenario(
         "Attacks beside an honest client: is any of its answers lost, and does any token come late?",
-        partial(attacks.attacks, by_connections=BY_CONNECTIONS),
+        attacks.attacks,
         attacks.COLUMNS,
     ),
     "endings": Scenario(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.faults.activity import COUNTS, Window, computing, engine_processes
-from bench.faults.servers import node, parent, scheduler, told_apart, with_migrations
-from bench.peers.table import SERVERS
+from bench.faults.activity import Window, computing, engine_processes
+from bench.faults.servers import node, parent, scheduler, told_apart
 from bench.rig.processes import ProcessEntry
 
 IDLE, BUSY = 0.01, 0.9
@@ -19,11 +18,6 @@ def observed(*shares: float) -> list[Window]:
 
 def entry(pid: int, command: str) -> ProcessEntry:
     return ProcessEntry(pid, 1, pid, "1", "S", command)
-
-
-def test_an_engine_that_is_idle_at_once_has_not_computed() -> None:
-    after = computing(iter(observed(*[IDLE] * 20)), THRESHOLD, limit_s=5.0, quiet_s=0.3)
-    assert (after.computed_s, after.cpu_s, after.limited) == (0.0, 0.0, False)
 
 
 def test_the_time_is_that_of_the_last_busy_window() -> None:
@@ -59,17 +53,6 @@ def test_the_processes_of_an_engine_are_found(commands: list[str], engines: list
     assert engine_processes([entry(pid, command) for pid, command in enumerate(commands)]) == engines
 
 
-def test_only_counts_of_requests_are_read_from_metrics() -> None:
-    text = """\
-# TYPE espalier_requests_running gauge
-espalier_requests_running 1.0
-espalier_engine_waiting{engine="front/tiny-0"} 2.0
-espalier_engine_kv_tokens_used{engine="front/tiny-0"} 3.0
-dynamo_frontend_inflight_requests{model="tiny"} 4
-"""
-    assert [float(value) for _, value in COUNTS.findall(text)] == [1.0, 2.0, 4.0]
-
-
 def test_a_victim_is_one_process_of_one_worker() -> None:
     processes = [
         entry(1, "python -m supervisor a.toml"),
@@ -88,7 +71,3 @@ def test_a_victim_is_one_process_of_one_worker() -> None:
 )
 def test_streams_are_told_apart_once_those_that_go_on_have_moved_far(moved: list[int], apart: bool) -> None:
     assert told_apart(moved) == apart
-
-
-def test_a_server_that_migrates_none_by_default_is_measured_with_migrations() -> None:
-    assert with_migrations(SERVERS["dynamo"]).title.endswith("3 migrations")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from bench.faults.injector import ENGINES, NODES, FaultInjector
+from bench.faults.injector import FaultInjector
 from bench.faults.rolling import Load
 from bench.rig.checked_clients import CheckedRequest, GatewayInterruptions
 from bench.rig.cluster import FRONT, Cluster, cluster_engine_name
@@ -92,12 +92,6 @@ def done_to(target: Stubs, fault: str, name: str = "w1", chance: Random | None =
     return injector
 
 
-@pytest.mark.parametrize("faults", [NODES, ENGINES])
-def test_every_kind_of_target_has_faults(faults: dict[str, dict[str, int]]) -> None:
-    assert all(weight > 0 for chances in faults.values() for weight in chances.values())
-    assert {"worker", "front", "link"} <= {*faults}
-
-
 @pytest.mark.parametrize(("fault", "sent"), [("kill", signal.SIGKILL), ("SIGTERM", signal.SIGTERM)])
 def test_a_node_that_a_fault_ended_is_started_again_and_is_not_bad(fault: str, sent: signal.Signals) -> None:
     node = Stub(UP)
@@ -129,13 +123,6 @@ def run(target: Stubs, faults: dict[str, dict[str, int]], seconds: float, seed: 
     injector = FaultInjector(cast("Cluster", target), {})
     injector.run(faults, 0.01, seconds, seed)
     return injector
-
-
-def test_a_node_that_ends_by_itself_is_bad_and_is_started_again() -> None:
-    target = Stubs(w1=Stub(UP, code=1))
-    injector = run(target, {"worker": {"kill": 1}}, 0.05)
-    assert [each.partition("\n")[0] for each in injector.bad] == ["node w1 ended by itself, by 1"]
-    assert target.started[:1] == ["w1"]
 
 
 @pytest.mark.parametrize(("log", "bad"), [("", 0), (UP, 1)])

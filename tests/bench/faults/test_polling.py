@@ -54,12 +54,6 @@ def test_what_is_held_has_sums_and_names() -> None:
         held.total("front", "nothing of the kind")
 
 
-def test_nothing_more_may_be_held_than_before() -> None:
-    assert Held(IDLE, 1.0).within(Held(BUSY, 0.0))
-    assert not Held(BUSY, 1.0).within(Held(IDLE, 0.0))
-    assert not Held({"new": 1.0}, 1.0).within(Held(IDLE, 0.0))
-
-
 def test_engines_are_idle_when_they_hold_neither_a_request_nor_kv_memory() -> None:
     assert Scripted((10.0, BUSY, 0), (10.1, ONLY_KV, 0), (10.2, IDLE, 0)).until_idle(10.0) == pytest.approx(0.2)
 
