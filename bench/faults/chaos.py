@@ -10,13 +10,11 @@ with 0 and leaves nothing. The same seed replays the faults of each node, proces
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from bench.faults.injector import ENGINES, NODES, SHUTDOWN_MAX_S, FaultInjector
 from bench.faults.proxy import FaultProxy
@@ -39,7 +37,7 @@ SHORT_DEADLINES = "[engine.{name}.deadlines]\ngap_s = 5.0\n"  # shorter than som
 class Kind:
     """The settings of one kind of engines."""
 
-    workers: tuple[str, ...]  # without a pair, when each computes whole requests
+    workers: tuple[str, ...]
     clients: int
     every_s: float  # between two faults, on the average
     faults: Mapping[str, Mapping[str, int]]  # how often each happens beside the others, by its target
@@ -52,19 +50,13 @@ KINDS = {
 }
 
 
-def plan(engines: str, *, pair: bool) -> Plan:
-    """Return the plan of a cluster: equal workers, or a prefill, a decode and a worker of both legs."""
-    legs = dict.fromkeys(KINDS[engines].workers, "both")
-    if pair:
-        legs = {"w1": "prefill", "w2": "decode", "w3": "both"}
+def plan(engines: str) -> Plan:
+    """Return the plan of a cluster of equal workers."""
+    names, slots = KINDS[engines].workers, KINDS[engines].clients
     if engines == "sglang":
-        texts = {name: sglang(leg) + SHORT_DEADLINES.format(name=node_engine_name(name)) for name, leg in legs.items()}
+        texts = {name: sglang() + SHORT_DEADLINES.format(name=node_engine_name(name)) for name in names}
     else:
-        slots = KINDS[engines].clients
-        texts = {
-            name: simulated(name, leg, slots=slots, costs=COSTS, length_min=16, length_max=96)
-            for name, leg in legs.items()
-        }
+        texts = {name: simulated(name, slots=slots, costs=COSTS, length_min=16, length_max=96) for name in names}
     return Plan(texts, gateway=GATEWAY, drain_s=DRAIN_S)
 
 
@@ -85,10 +77,8 @@ def aftermath(run: Run, target: Cluster, right: References) -> None:
         run.check(not why and answer.whole, f"not served at the end: {why or answer}")
     calls = {name: number - before[name] for name, number in _calls(target).items()}
     run.notes.append(f"calls of {len(requests)} more requests: {calls}")
-    # Beside a pair, a worker of both legs is a reserve.
-    pair = any("leg =" in text for text in target.plan.engines.values())
-    for name, text in target.plan.engines.items():
-        run.check(calls[name] or (pair and "leg =" not in text), f"{name} got no calls at the end")
+    for name, number in calls.items():
+        run.check(number, f"{name} got no calls at the end")
     run.wrong += [f"at rest {each}" for each in target.wait_idle(IDLE_WITHIN_S)]
     run.wrong += target.stop(SHUTDOWN_MAX_S)
     run.wrong += [f"process {each.pid} has outlived its node: {each.command}" for each in target.outlived()]
@@ -165,20 +155,10 @@ def chaos(run: Run) -> None:
     """Run for so many minutes."""
     options, proxies = run.options, dict[str, FaultProxy]()
     shared = set(SHARED_MEMORY.iterdir())
-    planned = plan(options.engines, pair=options.pair)
-    with cluster(run.folder, planned, before=partial(behind_proxies, proxies=proxies)) as target:
+    with cluster(run.folder, plan(options.engines), before=partial(behind_proxies, proxies=proxies)) as target:
         try:
             storm(run, target, KINDS[options.engines], proxies, 60 * options.minutes, options.seed)
         finally:
             for proxy in proxies.values():
                 proxy.close()
-            if options.logs:
-                keep_logs(target, Path(options.logs))
     run.wrong += [f"{path} is left" for path in sorted(set(SHARED_MEMORY.iterdir()) - shared)]
-
-
-def keep_logs(target: Cluster, folder: Path) -> None:
-    """Copy the logs of the nodes and their engines."""
-    for name, node in target.nodes.items():
-        shutil.copytree(node.folder / "logs", folder / name, dirs_exist_ok=True)
-        (folder / f"{name}.log").write_text(node.output())

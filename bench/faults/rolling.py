@@ -24,6 +24,7 @@ from bench.rig.node import Node
 CLIENTS = 16
 ENDS_WITHIN_S = 15.0
 FRONT_DRAIN_S = 30.0  # longer than any answer takes
+DRAIN_S = 1.0  # what has not finished by then must move
 REST_S = 2.0  # between two restarts
 COSTS = {"fixed_s": 0.03}
 MOVED = re.compile(r'"event": "answers go on elsewhere", "count": (\d+)')
@@ -137,9 +138,9 @@ def restart_in_turn(run: Run, target: Cluster, load: Load) -> int:
 def rolling(run: Run) -> None:
     """Restart each node; any answer that was not whole is wrong."""
     options, moved = run.options, 0
-    planned = plan(options.drain, options.engines, gateways=options.gateways, policy=options.policy)
+    planned = plan(DRAIN_S, options.engines, gateways=options.gateways, policy=options.policy)
     with cluster(run.folder, planned) as target:
-        with steady(target, options.clients, options.seed) as load:
+        with steady(target, CLIENTS, options.seed) as load:
             try:
                 moved = restart_in_turn(run, target, load)
             except RuntimeError as error:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from threading import Thread
 
 from attrs import evolve
 
@@ -23,7 +22,6 @@ from bench.faults.scenario import Run, check
 from bench.peers.peer import ENVIRONMENTS, Command, Peer, Setup
 from bench.peers.running import NotReady, NotStarted, Running, started
 from bench.peers.table import SERVERS
-from bench.rig.clients import Chat, chat_body
 from bench.rig.node import free_port, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
 from bench.rig.prompts import OAK_PROMPT, PROMPTS, STORY_PROMPT
@@ -37,31 +35,28 @@ ANSWERS_WITHIN_S = 90.0
 STOPPED_S, STOPPED_MAX_S = 0.6, 2.0  # before a death, which shows the streams that are on the process
 MOVED = 10  # pieces of each stream that goes on meanwhile: by then one without any is not merely late
 SETTLE_S = 0.2  # for the tokens that are on their way
-PROBE_S = 5.0  # for which new requests are sent after a death
 MIGRATIONS = "3"  # of a request that Dynamo allows; by default it allows none
-NEW_AFTER_S = 0.2
 POLL_S = 0.1
-KILLED_LIMIT_S = 10.0
+LIMIT_S, KILLED_LIMIT_S = 30.0, 10.0  # of a shutdown
 ENDINGS = (
     "Exact: the whole text; error: the client was told so; cut: the connection ended without a word; cut, looks whole: "
     "a finish reason, but not all of the text."
 )
 RESUME_COLUMNS = (
     *("server", "killed", "streams on it", "next token s", "they ended", "s, without another token"),
-    *("the other streams", "new requests that failed", "the last of them s"),
+    "the other streams",
 )
 RESUME_NOTE = (
     "On it: no token came while the process was stopped before it was killed: for 0.6 s, and until each stream that "
-    "went on had ten tokens, or for 2 s more. Times from the kill. New requests: one after another, in the 5 s after "
-    f"the kill. {ENDINGS}"
+    "went on had ten tokens, or for 2 s more. Times from the kill. "
+    f"{ENDINGS}"
 )
 SHUTDOWN_COLUMNS = (
-    *("server", "scene", "gone after s", "after the last answer s", "exit codes", "answers", "new request"),
-    "left behind",
+    *("server", "scene", "gone after s", "after the last answer s", "exit codes", "answers", "left behind"),
 )
 SHUTDOWN_NOTE = (
     "Eight streams in their middle and an answer in one piece, where answers run. Gone: until no process lived, of the "
-    f"server and of all that it had started. New request: sent 0.2 s after the signal. {ENDINGS}"
+    f"server and of all that it had started. {ENDINGS}"
 )
 
 Scene = Callable[[Run, Running], None]
@@ -154,13 +149,8 @@ def killed(name: str, victim: Callable[[Sequence[ProcessEntry]], int | None], ru
         silent = [answer for answer in answers if not answer.ended and answer.next_after(settled_at) is None]
         since = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
-        probes: list[tuple[float, bool]] = []
-        prober = Thread(target=_probe, args=(running.setup.port, since, probes), daemon=True)
-        prober.start()
         wait_ended(answers, ANSWERS_WITHIN_S)
-        prober.join()
         nexts = {answer: answer.next_after(since) for answer in silent}
-        failed = [at_s for at_s, was_failed in probes if was_failed]
         run.row(
             running.peer.title,
             name,
@@ -169,8 +159,6 @@ def killed(name: str, victim: Callable[[Sequence[ProcessEntry]], int | None], ru
             endings(silent, whole),
             [answer.outcome.ended_at - since for answer in silent if nexts[answer] is None and answer.ended],
             endings((answer for answer in answers if answer not in silent), whole),
-            f"{len(failed)} of {len(probes)}",
-            max(failed, default=None),
         )
 
 
@@ -186,14 +174,6 @@ def told_apart(moved: Sequence[int]) -> bool:
     """
     going = [pieces for pieces in moved if pieces]
     return bool(going) and min(going) >= MOVED
-
-
-def _probe(port: int, since: float, probes: list[tuple[float, bool]]) -> None:
-    """Send one short request after another, and note when each ended and whether it failed."""
-    while time.perf_counter() - since < PROBE_S:
-        failed = new_request(port) != "answered"
-        probes.append((time.perf_counter() - since, failed))
-        time.sleep(0.05)
 
 
 VICTIMS: dict[str, Scene] = {
@@ -251,15 +231,11 @@ def end(
     whole: dict[str, str],
 ) -> None:
     """Send the signal, and add what happened."""
-    limit_s = run.options.limit if number == signal.SIGTERM else min(run.options.limit, KILLED_LIMIT_S)
+    limit_s = LIMIT_S if number == signal.SIGTERM else KILLED_LIMIT_S
     running.processes()
     since = time.perf_counter()
     for process in running.roots.values():
         process.send_signal(number)
-    refused = ""
-    if answers:
-        time.sleep(NEW_AFTER_S)
-        refused = new_request(running.setup.port)
     gone = wait_until(lambda: len(running.ended()) == len(running.roots) and not running.processes(), limit_s, POLL_S)
     gone_at = time.perf_counter()
     wait_ended(answers, 1.0)
@@ -271,20 +247,8 @@ def end(
         None if gone is None or last_at is None else gone_at - last_at,
         " ".join(str(process.poll()) for process in running.roots.values()),
         endings(answers, whole) if answers else "",
-        refused,
         ", ".join(_left(running)) or "nothing",
     )
-
-
-def new_request(port: int) -> str:
-    """Return how a new request ended, in a word or two."""
-    try:
-        outcome = Chat(port, chat_body(OAK_PROMPT, 4)).read()
-    except OSError as error:
-        return type(error).__name__
-    if outcome.whole:
-        return "answered"
-    return f"{outcome.status or ''} {(outcome.error or {}).get('code', 'cut')}".strip()
 
 
 def _left(running: Running) -> Iterator[str]:

@@ -7,7 +7,7 @@ from bench.faults.chaos import KINDS, chaos
 from bench.faults.endings import endings
 from bench.faults.media_aborts import media_abort_times
 from bench.faults.pair_aborts import TARGET_P90_MS, pair_abort_times
-from bench.faults.rolling import CLIENTS, rolling
+from bench.faults.rolling import rolling
 from bench.faults.scenario import Scenario
 
 TRIES = {"tries": (50, "of each stage")}
@@ -30,8 +30,6 @@ SCENARIOS = {
         {
             **ENGINES,
             "minutes": (10.0, "of faults"),
-            "pair": (False, "a prefill, a decode and a worker of both legs"),
-            "logs": ("", "folder to which the logs of nodes and engines are copied at the end"),
             **SEED,
         },
     ),
@@ -43,8 +41,6 @@ SCENARIOS = {
             **ENGINES,
             "rounds": (0, "how often each worker is restarted; 0: 5 times, real engines once"),
             "gateways": (1, "fronts that share the port"),
-            "clients": (CLIENTS, "at once"),
-            "drain": (1.0, "seconds; what has not finished by then must move"),
             "policy": ("least_loaded", "of routing; with kv, how many requests were routed blind"),
             **SEED,
         },
@@ -106,7 +102,7 @@ SCENARIOS = {
         "Clients that leave: for how long does a server's engine compute on for nobody?",
         zombies.zombies,
         zombies.COLUMNS,
-        {"servers": (SERVERS, "to measure"), "tries": (3, "of each"), "limit": (30.0, "seconds of one try")},
+        {"servers": (SERVERS, "to measure"), "tries": (3, "of each")},
         zombies.NOTE,
     ),
     "resume": Scenario(
@@ -123,7 +119,7 @@ SCENARIOS = {
         "The end of a server, idle or in the middle of answers: how long, what is lost, what is left?",
         servers.shutdown,
         servers.SHUTDOWN_COLUMNS,
-        {"servers": (SERVERS, "to measure"), "tries": (1, "of each scene"), "limit": (30.0, "seconds of a shutdown")},
+        {"servers": (SERVERS, "to measure"), "tries": (1, "of each scene")},
         servers.SHUTDOWN_NOTE,
     ),
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import select
 import socket
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from bench.faults.aborts import first_token
 from bench.faults.activity import Activity, Afterwards, EngineEnded, Unobservable, calibrate
 from bench.faults.scenario import Run
 from bench.faults.servers import each_server, fresh
@@ -33,6 +33,7 @@ SHORT, LONG = 8, 3000  # tokens of a prompt; together with the answer the tiny m
 LONG_ANSWER = 900
 PIECES = 20  # of an answer in mid stream
 SLOTS = 4
+LIMIT_S = 30.0  # of one try
 STARTS_MAX = 4  # of one server, which is started again when it did not become idle or died
 COLUMNS = ("server", "a client leaves", "computed s", "CPU s", "left in the stage", "still counted")
 NOTE = (
@@ -71,8 +72,8 @@ class Stage:
     """One server, and what the scenes need to know of it."""
 
     port: int
-    first_token_s: float = 0.0  # of a short prompt
-    long_first_token_s: float = 0.0  # of the prompt in whose prefill clients leave
+    first_token_s: float  # of a short prompt
+    long_first_token_s: float  # of the prompt in whose prefill clients leave
     _numbers: Iterator[int] = field(factory=partial(count, 1))
     _open: list[Chat] = field(factory=list)
 
@@ -85,21 +86,6 @@ class Stage:
         chat = Chat(self.port, body)
         self._open.append(chat)
         return chat
-
-    def measure(self) -> None:
-        """Measure the times to the first token."""
-        self.first_token_s = self._first_token_s(SHORT)
-        self.long_first_token_s = self._first_token_s(LONG)
-
-    def _first_token_s(self, tokens: int) -> float:
-        times_s = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            outcome = Chat(self.port, self.body(tokens, 2)).read()
-            if outcome.first_at is None:
-                raise Refused(f"a prompt of about {tokens} tokens: {outcome.status} {outcome.error}")
-            times_s.append(outcome.first_at - begin)
-        return statistics.median(times_s)
 
     def close(self) -> None:
         """Close every connection that a scene has left open."""
@@ -253,10 +239,10 @@ def measured(run: Run, peer: Peer) -> None:
 
 def _try_on(run: Run, running: Running, left: list[str]) -> None:
     """Try scenes on one server until it does not become idle; `left` loses each that has been tried."""
-    title, activity, limit_s = running.peer.title, calibrate(running), run.options.limit
-    activity.computing(limit_s)
-    stage = Stage(running.setup.port)
-    stage.measure()
+    title, activity = running.peer.title, calibrate(running)
+    activity.computing(LIMIT_S)
+    port = running.setup.port
+    stage = Stage(port, first_token(port, SHORT)[0], first_token(port, LONG)[0])
     first = f"a long prompt's first token {stage.long_first_token_s:.2f} s"
     run.notes.append(f"{title}: idle {activity.idle:.4f}, busy {activity.busy:.2f} of a core, {first}")
     computes = False
@@ -264,8 +250,8 @@ def _try_on(run: Run, running: Running, left: list[str]) -> None:
         name, tries = left.pop(0), list[Try]()
         try:
             while len(tries) < run.options.tries and not computes:
-                tries.append(tried(name, stage, activity, limit_s))
-                computes = tries[-1].after.limited and activity.computing(limit_s).limited
+                tries.append(tried(name, stage, activity))
+                computes = tries[-1].after.limited and activity.computing(LIMIT_S).limited
         except Refused as error:
             run.row(title, name, f"refused: {error}", None, None, None)
             continue
@@ -277,13 +263,13 @@ def add(run: Run, title: str, name: str, tries: list[Try]) -> None:
     times, made = [each.after for each in tries if each.reached], len(tries)
     cell: str | list[float] = [after.computed_s for after in times]
     if limited := sum(after.limited for after in times):
-        cell = f">= {run.options.limit:g} in {limited} of {len(times)}"
+        cell = f">= {LIMIT_S:g} in {limited} of {len(times)}"
     counted = sum(bool(each.counted) for each in tries)
     cpu_s = [each.after.cpu_s for each in tries]
     run.row(title, name, cell, cpu_s, f"{len(times)} of {made}", f"{counted} of {made}")
 
 
-def tried(name: str, stage: Stage, activity: Activity, limit_s: float) -> Try:
+def tried(name: str, stage: Stage, activity: Activity) -> Try:
     """Try one scene, and observe the engine from the moment that the request should have been over.
 
     Raises `EngineEnded`, with the scene in which it did.
@@ -295,7 +281,7 @@ def tried(name: str, stage: Stage, activity: Activity, limit_s: float) -> Try:
             stage.close()
     late_s = time.perf_counter() - left.since
     try:
-        after = activity.computing(limit_s)
+        after = activity.computing(LIMIT_S)
     except EngineEnded as ended:
         raise EngineEnded(f"{name}: {ended}") from ended
     counted = activity.counts()
