@@ -2,29 +2,29 @@
 
 In each try a client reaches a stage of its request and disconnects there; `/metrics` is polled over kept connections.
 The time is that of the first scrape from which on nothing was held for good. Nothing is subtracted for the polling,
-whose period is printed, nor for other work of the machine: where the time for which nodes waited for a core is near to
-the time that they ran, or above, the figures are the machine's. The column "in the stage" counts the tries that
-disconnected in their stage; the others count all the same.
+whose period is printed, nor for other work of the machine. The column "in the stage" counts the tries that disconnected
+in their stage; the others count all the same.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
 from itertools import count
-from pathlib import Path
 from random import Random
 from typing import Any
+
+from attrs import frozen
 
 from bench.faults.polling import GIVE_UP_S, Held, Poller
 from bench.faults.scenario import Run, check
 from bench.rig.clients import BackgroundReader, Chat, Outcome, ResponsesSocket, chat_body, response_body
-from bench.rig.node import Node, node
+from bench.rig.node import node
 from bench.rig.prompts import STORY_PROMPT, uncached_prompt
 from bench.rig.result import percentile
 
@@ -88,64 +88,41 @@ def leave(*chats: Chat) -> float:
     return left_at
 
 
+@frozen
+class Limits:
+    """What the tries of a stage must keep: a percentile of their times, and how many reached their stage."""
+
+    target_ms: float
+    percent: int = 90
+    reached_min: float = 0.0
+
+
 def try_stages(
     run: Run,
     scene: Scene,
     stages: Mapping[str, Stage],
-    left: Callable[[], list[str]],
-    *,
+    limits: Limits,
+    left: Callable[[], list[str]] = list,
     kind: str = "",
-    percent: int = 90,
-    target_ms: float,
-    reached_min: float = 0.0,
 ) -> None:
-    """Try the chosen stages, and add a row for each; `left` returns what is left after the tries of one.
-
-    A percentile of the times must be under a target, and a share of the tries must have reached their stage.
-    """
+    """Try the chosen stages, and add a row for each; `left` returns what is left after the tries of one."""
     for name in run.chosen(stages):
         tries = [stages[name](scene) for _ in range(run.options.tries)]
-        add(run, f"{kind}{name}", tries, left(), percent=percent, target_ms=target_ms, reached_min=reached_min)
+        add(run, f"{kind}{name}", tries, left(), limits)
+    run.notes.append(f"{kind}polled every {1000 * statistics.median(scene.poll.periods):.1f} ms")
 
 
-def add(
-    run: Run,
-    name: str,
-    tries: list[tuple[float, bool]],
-    left: list[str],
-    *,
-    percent: int,
-    target_ms: float,
-    reached_min: float = 0.0,
-) -> None:
+def add(run: Run, name: str, tries: list[tuple[float, bool]], left: list[str], limits: Limits) -> None:
     """Add the row of a stage, and say what is wrong with it."""
     times_ms = sorted(1000 * took_s for took_s, _ in tries)
     reached = sum(in_stage for _, in_stage in tries)
-    figures = [percentile(times_ms, each) for each in (50, 90, 99, 100)]
-    run.row(name, len(tries), reached, *figures, "; ".join(left) or "nothing")
-    run.check(percentile(times_ms, percent) < target_ms, f"{name}: p{percent} over {target_ms:g} ms")
-    run.check(reached >= reached_min * len(tries), f"{name}: only {reached} of {len(tries)} tries left in their stage")
+    p50, p90, p99, p100 = (percentile(times_ms, each) for each in (50, 90, 99, 100))
+    run.row(name, len(tries), reached, p50, p90, p99, p100, "; ".join(left) or "nothing")
+    late = percentile(times_ms, limits.percent) >= limits.target_ms
+    run.check(not late, f"{name}: p{limits.percent} over {limits.target_ms:g} ms")
+    enough = reached >= limits.reached_min * len(tries)
+    run.check(enough, f"{name}: only {reached} of {len(tries)} tries left in their stage")
     run.wrong += [f"{name}: left {each}" for each in left]
-
-
-@contextmanager
-def conditions(run: Run, nodes: Iterable[Node], poll: Poller, kind: str = "") -> Iterator[None]:
-    """Add a note on how often nodes were polled and how busy the machine was while the body ran."""
-    folders = [Path(f"/proc/{node.pid}/schedstat") for node in nodes]
-    before = [_schedule(folder) for folder in folders]
-    yield
-    after = [_schedule(folder) for folder in folders]
-    ran_s, waited_s = (sum(b[i] - a[i] for a, b in zip(before, after, strict=True)) for i in (0, 1))
-    polled = percentile(sorted(poll.periods), 50)
-    run.notes.append(
-        f"{kind}polled every {1000 * polled:.1f} ms; nodes ran {ran_s:.1f} s and waited {waited_s:.1f} s for a core"
-    )
-
-
-def _schedule(file: Path) -> tuple[float, float]:
-    """Return for how long a node's event loop has run so far, and has waited for a core."""
-    ran_ns, waited_ns, _ = file.read_text().split()
-    return int(ran_ns) / 1e9, int(waited_ns) / 1e9
 
 
 def first_token(port: int, tokens: int) -> tuple[float, int]:
@@ -202,8 +179,9 @@ def abort_times(run: Run) -> None:
     """Measure two lengths of prompts, three moments, and both protocols."""
     with node(run.folder) as target:
         Chat(target.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
-        nodes = {"node": target}
-        with closing(Poller(nodes, ("node",), PAUSE_S, engines_only=True, needs=("engine_running",))) as poll:
+        with closing(
+            Poller({"node": target}, ("node",), PAUSE_S, engines_only=True, needs=("engine_running",))
+        ) as poll:
             scene, stages = Scene(target.port, poll, numbers=count(1)), dict[str, Stage]()
             for tokens in (8, 1500):
                 first_s, size = first_token(target.port, tokens)
@@ -213,5 +191,4 @@ def abort_times(run: Run) -> None:
                     for protocol in LEAVES:
                         stage = partial(moment, protocol, tokens, within_s, pieces)
                         stages[f"{name}, {size} tokens, {protocol}"] = stage
-            with conditions(run, nodes.values(), poll):
-                try_stages(run, scene, stages, list, target_ms=TARGET_P90_MS)
+            try_stages(run, scene, stages, Limits(TARGET_P90_MS))

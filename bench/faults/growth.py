@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
-from bench.faults.polling import memory_files
+from bench.faults.polling import resources
 from bench.faults.scenario import Run, check
 from bench.rig.checked_clients import (
     CHECKED_PROMPTS,
@@ -28,7 +28,7 @@ from bench.rig.checked_clients import (
 )
 from bench.rig.cluster import LOAD_GAUGES
 from bench.rig.node import Node, node, wait_until
-from bench.rig.processes import memory_bytes, open_files, shared_memory_names, threads
+from bench.rig.processes import memory_bytes
 
 COLUMNS = ("process", "what", "at first", "after warm-up", "at the end", "by 1,000", "bound")
 BOUNDS = {"MB": 6.0, "descriptors": 1.0, "memory files": 1.0, "threads": 1.0, "tasks": 1.0, "files": 0.5}
@@ -52,10 +52,7 @@ def sample(pids: Mapping[str, int]) -> dict[tuple[str, str], float]:
     for name, pid in pids.items():
         with suppress(OSError):
             values[name, "MB"] = memory_bytes(pid, "Rss") / 1e6
-            values[name, "descriptors"] = open_files(pid)
-            values[name, "memory files"] = memory_files(pid)
-            values[name, "threads"] = threads(pid)
-            values[name, "files"] = len(shared_memory_names(pid))
+            values.update({(name, what): count for what, count in resources(pid).items()})
     return values
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -23,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.faults.aborts import TOKENS, Scene, Stage, conditions, leave, try_stages
-from bench.faults.polling import DECODERS, Held, Poller, Remains, RequestNotReleased, remains
+from bench.faults.aborts import TOKENS, Limits, Scene, Stage, leave, try_stages
+from bench.faults.polling import Held, Poller, RequestNotReleased, beyond, children, remains, template_of
 from bench.faults.scenario import Run
 from bench.faults.slow_server import SlowServer
 from bench.rig.clients import Chat
@@ -34,8 +35,8 @@ from bench.rig.pictures import commented, file_url, jpeg, picture_body, png, vid
 from bench.rig.vision_cluster import DECODE, ENCODER, PREFILL, simulated_plan
 from bench.rig.vision_model import FACTOR, write_vision_model
 
-TARGET_P99_MS = 250.0
-REACHED_MIN = 0.9  # of the tries of a stage: with fewer, its figures say little
+LIMITS = Limits(target_ms=250.0, percent=99, reached_min=0.9)
+DECODERS = "decoders"  # processes
 LEFT_WITHIN_S = 15.0  # threads close freed descriptors, and Trio keeps an idle thread for 10 s
 SMALL = 16 * FACTOR, 16 * FACTOR  # width and height
 LARGE = 90 * FACTOR, 90 * FACTOR  # 8,100 tokens, 19 MB of pixels
@@ -201,14 +202,14 @@ WIDE: dict[str, Stage] = {
 # The run ---------------------------------------------------------------------------------
 
 
-def left_of(target: Cluster, poll: Poller, before: dict[str, Remains]) -> list[str]:
+def left_of(target: Cluster, poll: Poller, before: dict[str, Counter[str]]) -> list[str]:
     """Return a sentence for each thing that is there now, at rest, and was not before."""
 
-    def beyond() -> list[str]:
-        return [f"{name}: {each}" for name in NODES for each in remains(target.nodes[name]).beyond(before[name])]
+    def more() -> list[str]:
+        return [f"{name}: {each}" for name in NODES for each in beyond(remains(target.nodes[name]), before[name])]
 
-    wait_until(lambda: not beyond(), LEFT_WITHIN_S, 0.1)
-    return poll.read(PREFILL, DECODE).sentences() + beyond()
+    wait_until(lambda: not more(), LEFT_WITHIN_S, 0.1)
+    return poll.read(PREFILL, DECODE).sentences() + more()
 
 
 def measure(run: Run, *, narrow: bool) -> None:
@@ -224,8 +225,12 @@ def measure(run: Run, *, narrow: bool) -> None:
         closing(SlowServer()) as server,
         cluster(run.folder, plan(model, files, server.port, narrow=narrow)) as target,
     ):
-        outside, names = (lambda: float(server.connections)), (FRONT, ENCODER)
-        with closing(Poller(target.nodes, names, 0.002, decoders_of=FRONT, outside=outside)) as poll:
+        template = template_of(target.front)
+
+        def outside() -> dict[str, float]:
+            return {"connections": server.connections, DECODERS: len(children(template))}
+
+        with closing(Poller(target.nodes, (FRONT, ENCODER), 0.002, outside=outside)) as poll:
             scene = MediaScene(target.front.port, poll, server=server, files=files)
             for _ in range(2):  # a first request is slower than any other
                 Chat(scene.port, scene.asked(SMALL) | {"max_tokens": 4}).read()
@@ -235,8 +240,7 @@ def measure(run: Run, *, narrow: bool) -> None:
             poll.read(PREFILL, DECODE)  # the connections are there from now on
             before = {name: remains(target.nodes[name]) for name in NODES}
             left = partial(left_of, target, poll, before)
-            with conditions(run, target.nodes.values(), poll):
-                try_stages(run, scene, chosen, left, percent=99, target_ms=TARGET_P99_MS, reached_min=REACHED_MIN)
+            try_stages(run, scene, chosen, LIMITS, left)
         run.wrong += target.wait_idle(5.0) + target.stop(20.0)
 
 

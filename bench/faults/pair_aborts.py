@@ -19,19 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bench.faults.aborts import TOKENS, Scene, Stage, conditions, first_token, leave, try_stages
+from bench.faults.aborts import TOKENS, Limits, Scene, Stage, first_token, leave, try_stages
 from bench.faults.polling import REACHED_S, Held, Poller
 from bench.faults.scenario import Run
 from bench.rig.clients import Chat, Outcome, ResponsesSocket, chat_body, response_body
-from bench.rig.cluster import (
-    FRONT,
-    Plan,
-    cluster,
-    cluster_engine_name,
-    node_engine_name,
-    sglang,
-    simulated,
-)
+from bench.rig.cluster import FRONT, Plan, cluster, cluster_engine_name, node_engine_name, sglang, simulated
 from bench.rig.node import ROOT, wait_until
 from bench.rig.prompts import STORY_PROMPT
 
@@ -238,8 +230,7 @@ def measure(run: Run, kind: str, *, narrow: bool) -> None:
             def left() -> list[str]:
                 return [each for each in poll.read().sentences() if "engine_" in each]
 
-            with conditions(run, target.nodes.values(), poll, f"{kind}: "):
-                try_stages(run, scene, stages, left, kind=f"{kind}: ", target_ms=TARGET_P90_MS[kind])
+            try_stages(run, scene, stages, Limits(TARGET_P90_MS[kind]), left, f"{kind}: ")
         run.wrong += target.wait_idle(5.0) + target.stop(20.0)
 
 

@@ -8,9 +8,10 @@ the load of every engine of the cluster, each read anew; the queue of an encoder
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from math import inf
 from pathlib import Path
@@ -29,7 +30,6 @@ WATCHED = (
     *("espalier_encoder_queue_items", "espalier_link_attached_bytes", "espalier_link_streams"),
     "espalier_engine_requests_assigned",
 )
-DECODERS = "decoders"  # processes
 TEMPLATE = "actors.media_decoder"  # in the command of the process that forks them
 SHARED = "memfd:"
 SERVED = 'side="served"'  # streams, of which a scrape of the asking node opens some for a moment
@@ -93,15 +93,9 @@ class Poller:
     last: str = ""
     engines_only: bool = False  # of what is watched, beside the requests of gateways
     needs: Sequence[str] = ()
-    decoders_of: str = ""  # the node with decoders
-    outside: Callable[[], float] | None = None  # what is held elsewhere, such as connections to a server of the bench
+    outside: Callable[[], Mapping[str, float]] = dict  # what is held elsewhere: decoders, connections to a server
     periods: list[float] = field(default_factory=list)
     _connections: dict[str, HTTPConnection] = field(default_factory=dict)
-    _template: int = 0
-
-    def __post_init__(self) -> None:
-        if self.decoders_of:
-            self._template = template_of(self.nodes[self.decoders_of])
 
     def read(self, *more: str) -> Held:
         """Return what the nodes hold, and these other ones; raises `RequestNotReleased` without an answer."""
@@ -117,10 +111,7 @@ class Poller:
             values = {
                 f"{name} {key}": value for name, text in texts.items() for key, value in series(text, watched).items()
             }
-            if self._template:
-                values[DECODERS] = float(len(children(self._template)))
-            if self.outside is not None:
-                values["outside"] = self.outside()
+            values.update(self.outside())
             now = time.perf_counter()
             self.periods.append(now - asked_at + self.pause_s)
             if all(any(need in name for name in values) for need in self.needs):
@@ -192,30 +183,28 @@ def children(pid: int) -> list[int]:
     return []
 
 
-@dataclass(frozen=True)
-class Remains:
-    """The descriptors, files, threads and shared memory of the processes of a node."""
-
-    descriptors: int
-    memory_files: int  # without a name, open or mapped
-    threads: int
-    shared_memory: int  # names under /dev/shm
-
-    def beyond(self, other: Remains) -> list[str]:
-        """Return a sentence for each number that is more than it was."""
-        pairs = ((name, value, asdict(other)[name]) for name, value in asdict(self).items())
-        return [f"{value} {name.replace('_', ' ')}, {was} before" for name, value, was in pairs if value > was]
+def resources(pid: int) -> dict[str, int]:
+    """Return the descriptors, files in memory without a name, threads and names under /dev/shm of a process."""
+    return {
+        "descriptors": open_files(pid),
+        "memory files": memory_files(pid),
+        "threads": threads(pid),
+        "files": len(shared_memory_names(pid)),
+    }
 
 
-def remains(node: Node) -> Remains:
+def remains(node: Node) -> Counter[str]:
     """Return what the processes of a node hold now."""
-    total = [0, 0, 0, 0]
+    total: Counter[str] = Counter()
     for entry in node.living():
         with suppress(OSError):  # it has ended
-            pid = entry.pid
-            counts = open_files(pid), memory_files(pid), threads(pid), len(shared_memory_names(pid))
-            total = [value + more for value, more in zip(total, counts, strict=True)]
-    return Remains(*total)
+            total.update(resources(entry.pid))
+    return total
+
+
+def beyond(now: Counter[str], before: Counter[str]) -> list[str]:
+    """Return a sentence for each number that is more than it was."""
+    return [f"{value} {name}, {before[name]} before" for name, value in now.items() if value > before[name]]
 
 
 def memory_files(pid: int) -> int:

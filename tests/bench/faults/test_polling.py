@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
-from bench.faults.aborts import add
-from bench.faults.polling import GIVE_UP_S, SETTLE_S, Held, Poller, Remains, RequestNotReleased, memory_files, series
+from bench.faults.aborts import Limits, add
+from bench.faults.polling import GIVE_UP_S, SETTLE_S, Held, Poller, RequestNotReleased, beyond, memory_files, series
 from bench.faults.scenario import Run
 
 SCRAPE = """\
@@ -93,9 +94,9 @@ def test_files_in_memory_are_counted_open_or_mapped() -> None:
 
 
 def test_only_what_is_more_than_before_is_left() -> None:
-    before, now = Remains(30, 0, 5, 2), Remains(31, 3, 4, 2)
-    assert now.beyond(before) == ["31 descriptors, 30 before", "3 memory files, 0 before"]
-    assert before.beyond(before) == []
+    before, now = Counter(descriptors=30, threads=5), Counter(descriptors=31, threads=4, files=3)
+    assert beyond(now, before) == ["31 descriptors, 30 before", "3 files, 0 before"]
+    assert beyond(before, before) == []
 
 
 @pytest.mark.parametrize(
@@ -112,5 +113,5 @@ def test_a_stage_is_wrong_when_slow_when_missed_and_when_something_is_left(
 ) -> None:
     run = Run(argparse.Namespace())
     tries = [(0.021 if number < slow else 0.005, number >= missed) for number in range(50)]
-    add(run, "a stage", tries, left, percent=90, target_ms=20.0, reached_min=0.9)
+    add(run, "a stage", tries, left, Limits(target_ms=20.0, reached_min=0.9))
     assert (run.wrong, len(run.rows)) == (wrong, 1)
