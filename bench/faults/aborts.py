@@ -179,9 +179,8 @@ def abort_times(run: Run) -> None:
     """Measure two lengths of prompts, three moments, and both protocols."""
     with node(run.folder) as target:
         Chat(target.port, chat_body(STORY_PROMPT)).read()  # a first request is slower than any other
-        with closing(
-            Poller({"node": target}, ("node",), PAUSE_S, engines_only=True, needs=("engine_running",))
-        ) as poll:
+        poller = Poller({"node": target}, ("node",), PAUSE_S, engines_only=True, needs=("engine_running",))
+        with closing(poller) as poll:
             scene, stages = Scene(target.port, poll, numbers=count(1)), dict[str, Stage]()
             for tokens in (8, 1500):
                 first_s, size = first_token(target.port, tokens)
