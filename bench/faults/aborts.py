@@ -90,7 +90,7 @@ def leave(*chats: Chat) -> float:
 
 @frozen
 class Limits:
-    """What the tries of a stage must keep: a percentile of their times, and how many reached their stage."""
+    """The limits of the tries of a stage: a percentile of their times, and the share that reached the stage."""
 
     target_ms: float
     percent: int = 90
