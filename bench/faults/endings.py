@@ -23,12 +23,8 @@ from bench.rig.prompts import OAK_PROMPT, STORY_PROMPT
 SOON_S = 20.0  # a drain takes up to 30 s
 WITHIN_S = 60.0  # for what else would never be
 ZYGOTE_WITHIN_S = 120.0
-
-
 PROMISED_S = {"gone": 2.0, "exit at once": 2.0, "served": 3.0, "served by the successor": 4.0}  # of a quiet machine
 DEATHS_A_NODE = 4  # in a row, before its supervision tree gives up
-
-
 TOKENS = 400  # of an answer that must still be running when something dies
 BEGIN_TRIES = 5
 
@@ -102,8 +98,7 @@ def end_complete(readers: list[BackgroundReader], texts: dict[str, str]) -> floa
 
 def end_incomplete(readers: list[BackgroundReader]) -> None:
     """Check that no stream of a node that was killed claims to be complete."""
-    for reader in readers:
-        check(not reader.wait().whole, "a cut answer looks whole")
+    check(not any(reader.wait().whole for reader in readers), "a cut answer looks whole")
 
 
 def served(target: Node, since: float, texts: dict[str, str]) -> float:
@@ -164,8 +159,8 @@ def host_killed_again(target: Node, texts: dict[str, str]) -> Times:
 
 
 DEATHS: dict[str, Callable[[Node, dict[str, str]], Times]] = {
-    "scheduler kill -9": lambda target, texts: engine_killed("scheduler", target, texts),
-    "host kill -9": lambda target, texts: engine_killed("host", target, texts),
+    "scheduler kill -9": partial(engine_killed, "scheduler"),
+    "host kill -9": partial(engine_killed, "host"),
     "host kill -9, and its successor while it loads": host_killed_again,
     "zygote kill -9, then host": zygote_killed,
 }
@@ -201,17 +196,10 @@ def node_killed(folder: Path) -> Times:
         return times
 
 
-def node_killed_while_zygote_imports(folder: Path) -> Times:
-    """Kill the node as soon as it has a zygote."""
+def node_killed_at_start(wait: Callable[[Node], None], folder: Path) -> Times:
+    """Kill the node at a moment of its start that `wait` waits for."""
     with node(folder, ready=False) as target:
-        wait_importing(target)
-        return _kill(target, folder)
-
-
-def node_killed_while_engine_loads(folder: Path) -> Times:
-    """Kill the node as soon as it has a host."""
-    with node(folder, ready=False) as target:
-        wait_loading(target)
+        wait(target)
         return _kill(target, folder)
 
 
@@ -276,14 +264,6 @@ def terminated_with_streams(target: Node, texts: dict[str, str]) -> Times:
     return {"idle closed": idle_s, "exit after the last stream": exit_s}
 
 
-def terminated_idle(folder: Path) -> Times:
-    """Send SIGTERM without a client."""
-    with node(folder) as target:
-        since = time.perf_counter()
-        target.signal(signal.SIGTERM)
-        return {"exit": exited(target, 0, since, within_s=WITHIN_S)}
-
-
 def signalled_twice(number: signal.Signals, folder: Path, *, stopped: bool = False) -> Times:
     """Send a signal twice with streams running, whose engine may be stopped."""
     with node(folder) as target, streams(target) as (readers, _):
@@ -318,10 +298,9 @@ def interrupted_while_starting(wait: Callable[[Node], None], times: int, folder:
 ENDS: dict[str, Callable[[Path], Times]] = {
     "host kill -9 at the first start": host_killed_while_loading,
     "node kill -9": node_killed,
-    "node kill -9, zygote imports": node_killed_while_zygote_imports,
-    "node kill -9, engine loads": node_killed_while_engine_loads,
+    "node kill -9, zygote imports": partial(node_killed_at_start, wait_importing),
+    "node kill -9, engine loads": partial(node_killed_at_start, wait_loading),
     "SIGTERM, streams run": terminated,
-    "SIGTERM, idle": terminated_idle,
     "second SIGTERM": partial(signalled_twice, signal.SIGTERM),
     "second Ctrl-C": partial(signalled_twice, signal.SIGINT),
     "second SIGTERM, engine stopped": partial(signalled_twice, signal.SIGTERM, stopped=True),
@@ -355,18 +334,16 @@ def tries(name: str, times: int, folder: Path) -> Iterator[Times]:
 
 def measured(run: Run, name: str) -> None:
     """Try one scene so often, and add its rows."""
-    times, taken = run.options.times, dict[str, list[float]]()
+    taken = dict[str, list[float]]()
     try:
-        for result in tries(name, times, run.folder):
+        for result in tries(name, run.options.times, run.folder):
             for timed, seconds in result.items():
                 taken.setdefault(timed, []).append(seconds)
     finally:
         for timed, times_s in taken.items():
             run.row(name, timed, len(times_s), times_s)
-            late = f"{name}: {timed} after {max(times_s):.2f} s"
-            run.check(
-                max(times_s) <= PROMISED_S.get(timed, inf), f"{late}, where {PROMISED_S.get(timed)} s are promised"
-            )
+            promised_s, most_s = PROMISED_S.get(timed, inf), max(times_s)
+            run.check(most_s <= promised_s, f"{name}: {timed} after {most_s:.2f} s, {promised_s} s are promised")
 
 
 def endings(run: Run) -> None:

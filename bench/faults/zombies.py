@@ -204,13 +204,8 @@ SCENES: dict[str, Callable[[Stage], Left]] = {
 # The run ---------------------------------------------------------------------------------
 
 
-@frozen
-class Try:
-    """One client that has left."""
-
-    reached: bool  # it left in that stage
-    after: Afterwards
-    counted: dict[str, float]  # requests that the server counted afterwards
+Try = tuple[bool, Afterwards, bool]
+"""Whether the client left in that stage; the engine afterwards; whether the server still counted requests then."""
 
 
 def zombies(run: Run) -> None:
@@ -251,7 +246,7 @@ def _try_on(run: Run, running: Running, left: list[str]) -> None:
         try:
             while len(tries) < run.options.tries and not computes:
                 tries.append(tried(name, stage, activity))
-                computes = tries[-1].after.limited and activity.computing(LIMIT_S).limited
+                computes = tries[-1][1].limited and activity.computing(LIMIT_S).limited
         except Refused as error:
             run.row(title, name, f"refused: {error}", None, None, None)
             continue
@@ -260,12 +255,11 @@ def _try_on(run: Run, running: Running, left: list[str]) -> None:
 
 def add(run: Run, title: str, name: str, tries: list[Try]) -> None:
     """Add the row of one scene on one server."""
-    times, made = [each.after for each in tries if each.reached], len(tries)
+    times, made = [after for reached, after, _ in tries if reached], len(tries)
     cell: str | list[float] = [after.computed_s for after in times]
     if limited := sum(after.limited for after in times):
         cell = f">= {LIMIT_S:g} in {limited} of {len(times)}"
-    counted = sum(bool(each.counted) for each in tries)
-    cpu_s = [each.after.cpu_s for each in tries]
+    counted, cpu_s = sum(counts for *_, counts in tries), [after.cpu_s for _, after, _ in tries]
     run.row(title, name, cell, cpu_s, f"{len(times)} of {made}", f"{counted} of {made}")
 
 
@@ -284,8 +278,8 @@ def tried(name: str, stage: Stage, activity: Activity) -> Try:
         after = activity.computing(LIMIT_S)
     except EngineEnded as ended:
         raise EngineEnded(f"{name}: {ended}") from ended
-    counted = activity.counts()
+    counted = bool(activity.counts())
     stage.close()
     if after.computed_s:
         after = Afterwards(after.computed_s + late_s, after.cpu_s, limited=after.limited)
-    return Try(left.reached, after, counted)
+    return left.reached, after, counted

@@ -48,8 +48,7 @@ class Stub:
 
     def signal(self, number: int) -> None:
         self.sent.append(number)
-        if number not in {signal.SIGSTOP, signal.SIGCONT}:
-            self.process.returncode = 0 if number == signal.SIGTERM else -number
+        self.process.returncode = 0 if number == signal.SIGTERM else -number
 
     def get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         return 200, b""
@@ -73,22 +72,10 @@ class Stubs:
         self.nodes[name] = Stub(self.nodes[name].output())
 
 
-class Least(Random):
-    """The shortest of all durations, and the most likely outcome, or the other one."""
-
-    likely = True
-
-    def uniform(self, a: float, b: float) -> float:
-        return a
-
-    def random(self) -> float:
-        return 0.99 if self.likely else 0.0
-
-
-def done_to(target: Stubs, fault: str, name: str = "w1", chance: Random | None = None) -> FaultInjector:
+def done_to(target: Stubs, fault: str, name: str = "w1") -> FaultInjector:
     """Carry out one fault of a node, and return the injector."""
     injector = FaultInjector(cast("Cluster", target), {})
-    injector.drive([injector.node_fault(name, fault, chance or Least())], WITHIN_S)
+    injector.drive([injector.node_fault(name, fault, Random(1))], WITHIN_S)
     return injector
 
 
@@ -103,15 +90,6 @@ def test_a_node_that_a_fault_ended_is_started_again_and_is_not_bad(fault: str, s
 
 def test_a_node_that_got_sigterm_must_exit_with_0_and_leave_nothing() -> None:
     assert ["left" in each for each in done_to(Stubs(w1=Stub(UP, left=["a folder"])), "SIGTERM").bad] == [True]
-
-
-@pytest.mark.parametrize(("likely", "then"), [(True, signal.SIGCONT), (False, signal.SIGKILL)])
-def test_a_stopped_node_is_continued_or_killed(likely: bool, then: signal.Signals) -> None:
-    node, chance = Stub(UP), Least()
-    chance.likely = likely
-    injector = done_to(Stubs(w1=node), "stop", chance=chance)
-    assert (injector.bad, node.sent) == ([], [signal.SIGSTOP, then])
-    assert injector.done["killed while stopped"] == (then == signal.SIGKILL)
 
 
 def test_interruptions_count_the_kill_of_the_front_and_its_return() -> None:

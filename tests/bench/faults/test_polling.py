@@ -68,12 +68,6 @@ def test_engines_that_were_free_before_the_front_was_quiet_count_from_when_they_
     assert Scripted((5.1, IDLE, 1), (5.2, IDLE, 1), (5.3, IDLE, 0)).until_idle(5.0) == pytest.approx(0.1)
 
 
-def test_the_front_is_left_alone_until_the_engines_are_free() -> None:
-    poll = Scripted((1.0, BUSY, 0), (1.1, BUSY, 0), (1.2, IDLE, 0))
-    poll.until_idle(1.0)
-    assert poll.fronts[:4] == [False, False, False, True]
-
-
 def test_where_all_is_watched_nothing_at_all_may_be_held() -> None:
     media = IDLE | {"worker media_bytes": 8.0}
     poll = Scripted((1.0, media, 0), (1.1, IDLE, 0), engines_only=False)
