@@ -11,10 +11,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.client import HTTPException
 from itertools import count
 from random import Random
 from typing import Any
@@ -51,7 +50,7 @@ class Scene:
     def request(self, body: Mapping[str, object]) -> Iterator[Chat]:
         """Send a request and read its answer in another thread; disconnect when the body ends."""
         chat = Chat(self.port, dict(body))
-        reader = BackgroundReader(chat.read if body["stream"] else partial(_read_whole, chat))
+        reader = BackgroundReader(chat.read)
         try:
             yield chat
         finally:
@@ -74,17 +73,11 @@ Stage = Callable[[Any], tuple[float, bool]]
 """Takes a scene; returns the seconds until the request was released, and whether it was left in this stage."""
 
 
-def _read_whole(chat: Chat) -> Outcome:
-    with suppress(OSError, HTTPException):
-        chat.connection.getresponse()  # there is none: the client disconnects before
-    return chat.outcome
-
-
-def leave(*chats: Chat) -> float:
+def leave(*clients: Chat | ResponsesSocket) -> float:
     """Disconnect clients; return when."""
     left_at = time.perf_counter()
-    for chat in chats:
-        chat.leave()
+    for client in clients:
+        client.leave()
     return left_at
 
 
@@ -141,38 +134,23 @@ def first_token(port: int, tokens: int) -> tuple[float, int]:
 # One node with a real engine -------------------------------------------------------------
 
 
-def leave_chat(scene: Scene, prompt: str, pause_s: float, pieces: int) -> float:
-    """Send a request over HTTP and disconnect; return when."""
-    chat = Chat(scene.port, chat_body(prompt, TOKENS))
-    return _leave(chat.leave, chat.outcome, chat.events(), pause_s, pieces)
-
-
-def leave_socket(scene: Scene, prompt: str, pause_s: float, pieces: int) -> float:
-    """Send a request over a WebSocket and disconnect; return when."""
-    socket, outcome = ResponsesSocket(scene.port), Outcome()
-    socket.send(response_body(prompt, TOKENS))
-    # Without closing the socket, since the polling must begin at once.
-    return _leave(socket.leave, outcome, socket.events(outcome), pause_s, pieces)
-
-
-def _leave(left: Callable[[], None], outcome: Outcome, events: Iterator[object], pause_s: float, pieces: int) -> float:
-    """Disconnect a pause after so many pieces of text have come; return when."""
+def moment(protocol: str, tokens: int, within_s: float, pieces: int, scene: Scene) -> tuple[float, bool]:
+    """Disconnect within so many seconds of a piece of text, or of sending the request."""
+    prompt, outcome = scene.prompt(tokens), Outcome()
+    client: Chat | ResponsesSocket
+    if protocol == "HTTP":
+        client = Chat(scene.port, chat_body(prompt, TOKENS))
+        outcome, events = client.outcome, client.events()
+    else:
+        client = ResponsesSocket(scene.port)
+        client.send(response_body(prompt, TOKENS))
+        events = client.events(outcome)
     while outcome.pieces < pieces and next(events, None) is not None:
         pass
     check(outcome.pieces >= pieces, f"the answer ended before its client left: {outcome.status} {outcome.error}")
-    time.sleep(pause_s)
-    left_at = time.perf_counter()
-    left()
-    return left_at
-
-
-LEAVES: dict[str, Callable[[Scene, str, float, int], float]] = {"HTTP": leave_chat, "WebSocket": leave_socket}
-
-
-def moment(protocol: str, tokens: int, within_s: float, pieces: int, scene: Scene) -> tuple[float, bool]:
-    """Disconnect within so many seconds of a piece of text, or of sending the request."""
-    pause_s = within_s * scene.chance.uniform(0.1, 0.9)
-    return scene.poll.until_idle(LEAVES[protocol](scene, scene.prompt(tokens), pause_s, pieces)), True
+    time.sleep(within_s * scene.chance.uniform(0.1, 0.9))
+    # Without closing the socket, since the polling must begin at once.
+    return scene.poll.until_idle(leave(client)), True
 
 
 def abort_times(run: Run) -> None:
@@ -187,7 +165,7 @@ def abort_times(run: Run) -> None:
                 run.notes.append(f"a first token of {size} tokens takes {1000 * first_s:.0f} ms")
                 moments = {"at once": (0.0, 0), "before the first token": (first_s, 0), "at token 10": (0.0, 10)}
                 for name, (within_s, pieces) in moments.items():
-                    for protocol in LEAVES:
+                    for protocol in ("HTTP", "WebSocket"):
                         stage = partial(moment, protocol, tokens, within_s, pieces)
                         stages[f"{name}, {size} tokens, {protocol}"] = stage
             try_stages(run, scene, stages, Limits(TARGET_P90_MS))

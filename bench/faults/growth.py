@@ -6,13 +6,13 @@ must equal the first answer to its prompt, and nothing may be held at the end.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from random import Random
+from statistics import linear_regression
 
 from bench.faults.polling import resources
 from bench.faults.scenario import Run, check
@@ -63,8 +63,6 @@ def grow(run: Run, count: int, send_all: Callable[[int, int], object], measure: 
         end = min(begin + EVERY, count)
         send_all(begin, end)
         samples.append((end, measure()))
-        megabytes = {name: round(value) for (name, what), value in samples[-1][1].items() if what == "MB"}
-        print(end, megabytes, file=sys.stderr, flush=True)
     judge(run, samples, WARM_UP * count)
 
 
@@ -75,17 +73,10 @@ def judge(run: Run, samples: Sequence[tuple[int, Sample]], warm_from: float) -> 
         raise ValueError(f"a slope needs two samples after the warm-up: at least {2 * EVERY} requests")
     for name, what in samples[0][1]:
         first, begin, end = (each[1].get((name, what), 0.0) for each in (samples[0], warm[0], warm[-1]))
-        grows = slope([(done, values.get((name, what), 0.0)) for done, values in warm])
+        points = [(done, values.get((name, what), 0.0)) for done, values in warm]
+        grows = 1000 * linear_regression(*zip(*points, strict=True)).slope
         run.row(name, what, first, begin, end, grows, BOUNDS[what])
         run.check(grows <= BOUNDS[what], f"{what} of {name} grows by {grows:.1f} a thousand requests")
-
-
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the least-squares slope of points (requests, value), by 1,000 requests."""
-    count = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / count, sum(y for _, y in points) / count
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return 1000 * sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
 
 
 # A soak on a real engine -----------------------------------------------------------------

@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from bench.rig import result
 from bench.rig.node import short_folder
 from bench.rig.result import Cell, Table
-from bench.rig.table_text import number, table_text
+from bench.rig.table_text import table_text
 
 WRONG_SHOWN = 20  # of the sentences about what was wrong; the document has all
 Part = Callable[["Run"], None]
@@ -59,7 +59,7 @@ class Run:
     def row(self, *cells: Cell) -> None:
         """Add one row to the table."""
         self.rows.append(cells)
-        print("  ".join(_words(cell) for cell in cells), file=sys.stderr, flush=True)
+        print(*cells, sep="  ", file=sys.stderr, flush=True)
 
     def check(self, holds: object, sentence: str) -> None:
         """Add a sentence to what is wrong unless a condition holds."""
@@ -106,15 +106,3 @@ def run(name: str, scenario: Scenario, options: argparse.Namespace, words: Seque
         document = {"schema": f"espalier.bench.{name}/1", "title": scenario.summary, **about, "wrong": done.wrong}
         result.write(options.json, document | {"notes": done.notes, "figures": [table]})
     return 1 if done.wrong else 0
-
-
-def _words(cell: Cell) -> str:
-    match cell:
-        case None:
-            return "-"
-        case str():
-            return cell
-        case list():
-            return " ".join(map(number, cell))
-        case _:
-            return number(cell)
