@@ -1,15 +1,10 @@
 """The stages of a request with a picture before its answer begins: a client reaches each one and disconnects there.
 
-A front that fetches and decodes, an encoder, a prefill and a decode: four processes, and real decoders; the engines are
-simulated. All counts must be 0 for good: those of engines and links, the budgets of the media actor, its decoders'
-processes, items at the encoder, and connections to the picture's server. A batch that an encoder computes cannot be
-stopped in its middle, so `encoding` has the rest of one: up to 100 ms. Where others wait at the encoder, the time is
-that until nothing more is held than before the request. After the tries of a stage the descriptors, the files in memory
-and the threads of every node must be as many as before, and nothing may be left under /dev/shm.
-
-Pictures are as large as their stage needs: `LARGE` ones are seconds on their way, since their pixels, and their
-embeddings of `WIDTH` elements a token, are tens of megabytes on a link. In a narrow cluster the encoder computes one
-item at a time and takes long for it, so that others wait for it.
+The decoders are real, the engines simulated. All counts must be 0 for good: those of engines and links, the budgets of
+the media actor, its decoders' processes, items at the encoder, and connections to the picture's server. A batch that an
+encoder computes cannot be stopped in its middle, so `encoding` has the rest of one: up to 100 ms. Where others wait at
+the encoder, the time is that until nothing more is held than before the request. After the tries of a stage every node
+must have as many descriptors, files in memory, threads and names under /dev/shm as before.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """The stages of a request in a pair of engines: a client reaches each one and disconnects there.
 
-A front, a prefill and a decode, three processes. A request that waits at the gateway or for a worker is in no engine:
-its time is by the front's own counts, and both engines must have continued with their requests. For a lane only the
-engine's slot is counted, as its neighbours hold KV memory.
-
-Between engines of one machine a KV cache has moved before a client could disconnect. So each transfer takes
-`TRANSFER_S`: by the costs of the simulated engine, and by `TRANSFER_DELAY_S` of the real one
-(`bench/rig/plugin/espalier_transfer_delay.py`). A real engine publishes its counts at each step here, by default at
-every fifteenth.
+A request that waits at the gateway or for a worker is in no engine: its time is by the front's own counts, and both
+engines must have continued with their requests. For a lane only the engine's slot is counted, as its neighbours hold
+KV memory. Each transfer takes `TRANSFER_S`, since between engines of one machine a KV cache has moved before a client
+could disconnect. A real engine publishes its counts at each step here, by default at every fifteenth.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -182,9 +178,9 @@ def _only_first(now: Held) -> bool:
 
 def _outside(scene: PairScene, chat: Chat, state: str, number: int, after: int) -> tuple[float, bool]:
     """Disconnect once so many requests of the front are in a state; measure until so many are, by its own counts."""
-    reached = scene.poll.wait(lambda now: front(now, state) == number and _only_first(now), every=True)
-    left_at = leave(chat)
-    return scene.poll.until(lambda now: front(now, state) == after, left_at, _only_first, every=True), reached
+    poll = replace(scene.poll, names=(PREFILL, FRONT))
+    reached = poll.wait(lambda now: front(now, state) == number and _only_first(now))
+    return poll.until(lambda now: front(now, state) == after, leave(chat), _only_first), reached
 
 
 def waits_for_worker(scene: PairScene) -> tuple[float, bool]:

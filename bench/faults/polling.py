@@ -119,22 +119,12 @@ class Poller:
             if now - began_at > GIVE_UP_S:
                 raise RequestNotReleased(f"for {GIVE_UP_S:g} s an engine did not report its load")
 
-    def read_all(self) -> Held:
-        """Return what the nodes hold, with the last one."""
-        return self.read(*filter(None, [self.last]))
-
-    def wait(self, holds: Callable[[Held], bool], within_s: float = REACHED_S, *, every: bool = False) -> bool:
-        """Wait until `holds` is true; return whether it was. With `every`, the last node is scraped as well."""
-        read = self.read_all if every else self.read
-        return wait_until(lambda: holds(read()), within_s, self.pause_s) is not None
+    def wait(self, holds: Callable[[Held], bool], within_s: float = REACHED_S) -> bool:
+        """Wait until `holds` is true; return whether it was."""
+        return wait_until(lambda: holds(self.read()), within_s, self.pause_s) is not None
 
     def until(
-        self,
-        free: Callable[[Held], bool],
-        since: float,
-        quiet: Callable[[Held], bool] = lambda _: True,
-        *,
-        every: bool = False,
+        self, free: Callable[[Held], bool], since: float, quiet: Callable[[Held], bool] = lambda _: True
     ) -> float:
         """Return how long after `since` the load was `free` for good, in seconds; raises `RequestNotReleased`.
 
@@ -143,7 +133,7 @@ class Poller:
         """
         free_at = quiet_since = None
         while True:
-            held = self.read_all() if every or free_at is not None else self.read()
+            held = self.read() if free_at is None else self.read(*filter(None, [self.last]))
             free_at = (free_at or held.at) if free(held) else None
             quiet_since = (quiet_since or held.at) if free_at is not None and quiet(held) else None
             if free_at is not None and quiet_since is not None and held.at - quiet_since > SETTLE_S:

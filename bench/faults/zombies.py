@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from bench.faults.aborts import first_token
 from bench.faults.activity import Activity, Afterwards, EngineEnded, Unobservable, calibrate
@@ -50,21 +50,14 @@ SCHEMA = {"type": "array", "items": {"type": "integer"}}
 GRAMMAR: dict[str, Any] = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "numbers", "schema": SCHEMA}}
 }
-PARAMETERS = {"type": "object", "properties": {"numbers": SCHEMA}, "required": ["numbers"]}
-TOOL = {"type": "function", "function": {"name": "note", "parameters": PARAMETERS}}
-TOOLS: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required"}
 
 
 class Refused(Exception):
     """The server does not take such a request."""
 
 
-@frozen
-class Left:
-    """A client that has left."""
-
-    since: float  # when its request should have been over
-    reached: bool  # it was in the stage that the scene is about
+Left = tuple[float, bool]
+"""When the request of a client that left should have been over; whether the client was in the stage of the scene."""
 
 
 @define
@@ -100,7 +93,7 @@ def leave(chat: Chat, way: Way, *, reached: bool) -> Left:
     """Leave, and return when."""
     left_at = time.perf_counter()
     way(chat)
-    return Left(left_at, reached)
+    return left_at, reached
 
 
 def has_begun(chat: Chat) -> bool:
@@ -150,7 +143,7 @@ def queued(stage: Stage, way: Way) -> Left:
         way(chat)
         outcomes = [reader.wait() for reader in readers]
     reached = reached and all(outcome.whole for outcome in outcomes)
-    return Left(max(outcome.ended_at for outcome in outcomes), reached)
+    return max(outcome.ended_at for outcome in outcomes), reached
 
 
 def in_prefill(stage: Stage, way: Way) -> Left:
@@ -164,18 +157,6 @@ def in_stream(stage: Stage, way: Way, pieces: int = PIECES, **options: Any) -> L
     """Leave after some pieces of the answer."""
     chat = stage.ask(stage.body(**options))
     return leave(chat, way, reached=read_pieces(chat, pieces))
-
-
-def in_calls(stage: Stage, way: Way) -> Left:
-    """Leave a request for calls of tools; their arguments are no text, so that time has to do."""
-    chat = stage.ask(stage.body(**TOOLS))
-    events = chat.events()
-    if next(events, None) is None:
-        raise Refused(f"{chat.outcome.status} {_words(chat.outcome.error)}")
-    for _ in range(PIECES):
-        next(events, None)
-    reached = chat.outcome.ended_at == 0.0 and chat.outcome.finish is None
-    return leave(chat, way, reached=reached)
 
 
 def not_streaming(stage: Stage, way: Way) -> Left:
@@ -197,7 +178,6 @@ SCENES: dict[str, Callable[[Stage], Left]] = {
     "non-streaming, reset": partial(not_streaming, way=Chat.reset),
     "three choices (n = 3), close": partial(in_stream, way=Chat.close, n=3, temperature=1),  # Dynamo takes no 0 then
     "answer kept to a JSON schema, close": partial(in_stream, way=Chat.close, **GRAMMAR),
-    "calls of tools required, close": partial(in_calls, way=Chat.close),
 }
 
 
@@ -269,11 +249,11 @@ def tried(name: str, stage: Stage, activity: Activity) -> Try:
     Raises `EngineEnded`, with the scene in which it did.
     """
     try:
-        left = SCENES[name](stage)
+        since, reached = SCENES[name](stage)
     finally:
         if "half" not in name:
             stage.close()
-    late_s = time.perf_counter() - left.since
+    late_s = time.perf_counter() - since
     try:
         after = activity.computing(LIMIT_S)
     except EngineEnded as ended:
@@ -282,4 +262,4 @@ def tried(name: str, stage: Stage, activity: Activity) -> Try:
     stage.close()
     if after.computed_s:
         after = Afterwards(after.computed_s + late_s, after.cpu_s, limited=after.limited)
-    return left.reached, after, counted
+    return reached, after, counted
