@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -86,11 +85,7 @@ Attack = Callable[[Path, Verdict], None]
 def attack_beside(run: Run, name: str, attack: Attack) -> None:
     """Run one attack, and add its row."""
     verdict = Verdict()
-    try:
-        attack(run.folder, verdict)
-    except Exception as error:  # noqa: BLE001  # the row has what was measured
-        traceback.print_exc()
-        verdict.wrong.append(repr(error)[:200])
+    attack(run.folder, verdict)
     times = (verdict.own_gap_ms, verdict.worst_gap_ms, verdict.worst_first_ms)
     words = "; ".join(filter(None, (verdict.result, *verdict.wrong)))
     run.row(name, "yes" if verdict.held else "NO", *times, verdict.whole, len(verdict.lost), words)

@@ -68,7 +68,7 @@ class Stage:
     first_token_s: float  # of a short prompt
     long_first_token_s: float  # of the prompt in whose prefill clients leave
     _numbers: Iterator[int] = field(factory=partial(count, 1))
-    _open: list[Chat] = field(factory=list)
+    _open: ExitStack = field(factory=ExitStack)
 
     def body(self, tokens: int = SHORT, answer: int = TOKENS, **options: Any) -> dict[str, Any]:
         """Return a request whose prompt no cache has."""
@@ -77,13 +77,12 @@ class Stage:
     def ask(self, body: dict[str, Any]) -> Chat:
         """Send a request, whose connection stays open until `close`."""
         chat = Chat(self.port, body)
-        self._open.append(chat)
+        self._open.callback(chat.close)
         return chat
 
     def close(self) -> None:
         """Close every connection that a scene has left open."""
-        while self._open:
-            self._open.pop().close()
+        self._open.close()
 
 
 Way = Callable[[Chat], None]

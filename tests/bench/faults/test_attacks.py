@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.faults.attacks import Verdict, attack_beside
-from bench.faults.scenario import Run
+from bench.faults.attacks import Verdict
 
 
 def noted(during: list[Any], *, lost: tuple[()] | list[Any] = ()) -> dict[Any, Any]:
@@ -31,12 +28,3 @@ def test_a_long_gap_or_a_lost_answer_fails_the_verdict(found: dict[str, Any], he
     verdict.judge(found, 10.0)
     assert verdict.held is held
     assert (verdict.own_gap_ms, verdict.worst_first_ms, verdict.whole) == (50.0, 200.0, 3)
-
-
-def test_an_attack_that_raises_counts_as_not_held() -> None:
-    def fails(folder: Path, verdict: Verdict) -> None:
-        raise RuntimeError("no node")
-
-    run = Run(argparse.Namespace())
-    attack_beside(run, "fails", fails)
-    assert (run.rows[0][:2], len(run.wrong), "no node" in run.wrong[0]) == (("fails", "NO"), 1, True)
