@@ -10,19 +10,20 @@ must have as many descriptors, files in memory, threads and names under /dev/shm
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from bench.faults.aborts import TOKENS, Limits, Scene, Stage, leave, try_stages
 from bench.faults.polling import Held, Poller, RequestNotReleased, beyond, children, remains, template_of
 from bench.faults.scenario import Run
-from bench.faults.slow_server import SlowServer
 from bench.rig.clients import Chat
 from bench.rig.cluster import FRONT, Cluster, Plan, cluster, cluster_engine_name
 from bench.rig.node import wait_until
@@ -45,6 +46,10 @@ SLOTS = 2  # of the narrow encoder
 ATTEMPTS = 5
 COSTS = {"fixed_s": 0.01, "per_prefill_token_s": 0.00005}
 NODES = (FRONT, ENCODER, PREFILL, DECODE)
+PICTURE_BYTES = 8 * 1024 * 1024  # that it promises
+TRICKLE_S = 0.02  # between two pieces
+PIECE = b"\xff" * 512
+HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: image/jpeg\r\nContent-Length: {PICTURE_BYTES}\r\n\r\n".encode()
 
 
 def plan(model: Path, files: Path, port: int, *, narrow: bool) -> Plan:
@@ -63,6 +68,54 @@ def plan(model: Path, files: Path, port: int, *, narrow: bool) -> Plan:
             "allowed_networks": '["127.0.0.0/8"]',
         },
     )
+
+
+class SlowServer:
+    """A web server on loopback that sends a picture so slowly that it is still fetched when a client leaves.
+
+    `/silent` never answers, every other path sends a few bytes a second.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = int(self._listener.getsockname()[1])
+        self._stopped = Event()
+        self.open: dict[socket.socket, bool] = {}  # connections, and whether a request has come
+        Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def asked(self) -> int:
+        """The number of open connections on which something is fetched."""
+        return sum(list(self.open.values()))
+
+    def close(self) -> None:
+        """End all connections, and listen no more."""
+        self._stopped.set()
+        for each in (self._listener, *self.open):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.open[connection] = False
+                Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            head = connection.recv(65_536)
+            self.open[connection] = bool(head)
+            if head and not head.startswith(b"GET /silent"):
+                connection.sendall(HEAD)
+                connection.settimeout(TRICKLE_S)
+            while head and not self._stopped.is_set():
+                try:
+                    head = connection.recv(65_536)  # empty once the client has left
+                except TimeoutError:
+                    connection.send(PIECE)
+        del self.open[connection]
 
 
 @dataclass(kw_only=True)
@@ -94,7 +147,7 @@ class MediaScene(Scene):
 
 def fetching(scene: MediaScene) -> tuple[float, bool]:
     """Disconnect while the front waits for an answer of the picture's server, or reads one that comes slowly."""
-    url = scene.server.url(scene.chance.choice(("silent", "trickle")))
+    url = f"http://127.0.0.1:{scene.server.port}/{scene.chance.choice(('silent', 'trickle'))}"
     with scene.request(picture_body(url, tokens_max=TOKENS)) as chat:
         return scene.left_when(chat, lambda _: scene.server.asked == 1, within_s=0.1)
 
@@ -223,7 +276,7 @@ def measure(run: Run, *, narrow: bool) -> None:
         template = template_of(target.front)
 
         def outside() -> dict[str, float]:
-            return {"connections": server.connections, DECODERS: len(children(template))}
+            return {"connections": len(server.open), DECODERS: len(children(template))}
 
         with closing(Poller(target.nodes, (FRONT, ENCODER), 0.002, outside=outside)) as poll:
             scene = MediaScene(target.front.port, poll, server=server, files=files)
