@@ -93,29 +93,6 @@ def attack_beside(run: Run, name: str, attack: Attack) -> None:
 
 
 @contextmanager
-def beside_honest_client(folder: Path, port: int, verdict: Verdict) -> Iterator[None]:
-    """Run the honest client before and while the body attacks, and fill in the verdict."""
-    out = folder / "honest.json"
-    command = [sys.executable, "-m", "bench.faults.honest_client", str(port), str(out), HONEST]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as client:
-        try:
-            assert client.stdout is not None
-            client.stdout.readline()
-            time.sleep(UNDISTURBED_S)
-            attack_at = time.perf_counter()
-            yield
-            client.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                client.wait(ENDS_WITHIN_S)
-        finally:
-            client.kill()
-    if out.exists():
-        verdict.judge(json.loads(out.read_text()), attack_at)
-    else:
-        verdict.lost.append(f"an answer did not end within {ENDS_WITHIN_S:g} s after the attack")
-
-
-@contextmanager
 def attacked_node(
     folder: Path,
     verdict: Verdict,
@@ -124,14 +101,30 @@ def attacked_node(
     engine: str = SIMULATED,
     while_draining: Callable[[], object] = lambda: None,
 ) -> Iterator[Node]:
-    """Run a node with the honest client beside it while the body attacks; end it by SIGTERM.
+    """Run a node with the honest client before and while the body attacks, fill in the verdict, and end it by SIGTERM.
 
     `while_draining` runs after the signal.
     """
     keys = write_keys(folder, {"honest": HONEST, "attacker": ATTACKER})
     with node(folder, slots=slots, engine=engine, gateway=GATEWAY.format(keys=keys)) as target:
-        with beside_honest_client(folder, target.port, verdict):
-            yield target
+        out = folder / "honest.json"
+        command = [sys.executable, "-m", "bench.faults.honest_client", str(target.port), str(out), HONEST]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as client:
+            try:
+                assert client.stdout is not None
+                client.stdout.readline()
+                time.sleep(UNDISTURBED_S)
+                attack_at = time.perf_counter()
+                yield target
+                client.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    client.wait(ENDS_WITHIN_S)
+            finally:
+                client.kill()
+        if out.exists():
+            verdict.judge(json.loads(out.read_text()), attack_at)
+        else:
+            verdict.lost.append(f"an answer did not end within {ENDS_WITHIN_S:g} s after the attack")
         if target.process.poll() is None:
             target.signal(signal.SIGTERM)
         while_draining()
