@@ -31,7 +31,7 @@ class BudgetStatistics:
 class MemoryBudget:
     """Memory for one purpose: `bytes_max` in all, of which one owner may reserve the fraction `share_max`.
 
-    Both are functions, since the limits of a gateway may be replaced while it runs.
+    Both are functions: tests replace the limits of a running gateway.
     """
 
     name: str  # as an error names it
