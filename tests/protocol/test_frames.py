@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import struct
+import types
+import typing
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+import attrs
 import hypothesis.strategies as st
 import msgspec
 import pytest
@@ -39,9 +43,11 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
+from protocol.kind import Message
 from protocol.messages import FinishReason
 from protocol.peer import Peer
 from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
+from protocol.trace import Trace
 
 fast = settings(max_examples=60, deadline=None)
 
@@ -99,6 +105,70 @@ def pieces(data: bytes, cuts: list[Any]) -> Iterator[bytes]:
 def test_frames_arrive_as_they_were_sent_however_they_are_cut(sent: list[Any], cuts: list[Any]) -> None:
     reader, data = FrameReader(), b"".join(map(encode, sent))
     assert [frame for piece in pieces(data, cuts) for frame in reader.feed(piece)] == sent
+
+
+tensors = st.builds(
+    lambda dtype, size: Tensor(dtype, (size,), memoryview(bytes(range(size * BYTES[dtype])))),
+    st.sampled_from(Dtype),
+    st.integers(0, 9),
+)
+
+
+def hexadecimal(digits: int) -> st.SearchStrategy[Any]:
+    return st.integers(1, 16**digits - 1).map(lambda number: f"{number:0{digits}x}")
+
+
+spans = hexadecimal(16)
+traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans(), st.just("a=b"))
+MADE = {Tensor: tensors, Trace: traces}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one kind of hint each
+    """Return a strategy for the values of a field of a message."""
+    if hint in MADE:
+        return MADE[hint]
+    if attrs.has(hint):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in hint.__attrs_attrs__})
+    inner = [values_of(each) for each in get_args(hint) if each is not ...]
+    match get_origin(hint) or hint:
+        case _ if hint in PLAIN:
+            return PLAIN[hint]
+        case builtins.list:
+            return st.lists(*inner, max_size=3)
+        case builtins.tuple if ... in get_args(hint):
+            return st.lists(*inner, max_size=3).map(tuple)
+        case builtins.tuple:
+            return st.tuples(*inner)
+        case builtins.dict:
+            return st.dictionaries(*inner, max_size=3)
+        case typing.Literal:
+            return st.sampled_from(get_args(hint))
+        case types.UnionType | typing.Union:
+            return st.one_of(inner)
+        case _:
+            return st.sampled_from(hint)  # an enumeration
+
+
+PLAIN = {
+    int: numbers,
+    str: words,
+    bytes: blobs,
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+}
+
+
+@pytest.mark.parametrize("kind", codec.KINDS.values(), ids=lambda kind: kind.__name__)
+def test_every_message_is_decoded_as_it_was_encoded(kind: type[Message]) -> None:
+    @settings(max_examples=15, deadline=None)
+    @given(values_of(kind))
+    def check(message: Message) -> None:
+        attachment = memoryview(b"".join(codec.attached(message)))
+        assert codec.decode(codec.encode(message), attachment) == message
+
+    check()
 
 
 def test_a_frame_of_exactly_the_limit_is_read() -> None:
@@ -173,6 +243,28 @@ def test_one_wrong_byte_raises_a_violation_at_most(sent: list[Any], place: int, 
     data = bytearray(b"".join(map(encode, sent)))
     data[place % len(data)] = value
     check_violation_at_most(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xa3\xff\xfe\xfd", id="a string that is not UTF-8"),
+        pytest.param(b"\x81\xa3\xff\xfe\xfd\x01", id="a key that is not UTF-8"),
+        pytest.param(b"\xdf\xff\xff\xff\xff", id="more entries than bytes"),
+        pytest.param(b"\x81\xa1x" + b"\x91" * 3000, id="nested lists"),
+        pytest.param(b"\x81\xa1x" * 1000, id="nested maps"),
+        pytest.param(b"\xc1", id="no type"),
+        pytest.param(b"\xd6\xff\x00\x00\x00\x00", id="a timestamp"),
+    ],
+)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_malformed_msgpack_is_a_violation(kind: int, body: bytes) -> None:
+    without_fields = not KINDS[kind].__attrs_attrs__
+    # Keys other than the fields of a frame are skipped without being decoded.
+    with suppress(PeerViolation) if without_fields else pytest.raises(PeerViolation):
+        list(FrameReader().feed(head(kind, len(body)) + body))
+    with suppress(PeerViolation):
+        codec.decode(bytes((kind,)) + body)
 
 
 def greeted_peer() -> Peer:
