@@ -13,6 +13,9 @@ ATTENTION = import_module("actors.engines.sglang.host.cpu.espalier_cpu_attention
 PLACES, HEADS, SIZE = 4096, 4, 16
 SCALE = 0.37  # not the one that is used where none is given
 
+# Several threads wait for each other longer than they compute, where other tests run beside.
+torch.set_num_threads(1)
+
 
 class Batch:
     """The arguments of a batch of sequences, each of (cached tokens, new tokens), at places in no order."""
