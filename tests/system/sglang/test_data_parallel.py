@@ -24,7 +24,7 @@ from protocol.messages import Generate, Sampling, Started, Tokens
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import all_completed, prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 RANKS = {"data_parallel": 2, "slots": 4, "kv_tokens_max": 2048, "publishes": True}
 PROMPT = [5 + place % 200 for place in range(64)]
@@ -47,7 +47,6 @@ async def ask(engine: Engine, rank: int, prompt: list[int] = PROMPT, tokens_max:
     return cached, tokens
 
 
-@pytest.mark.nightly
 async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_its_own(
     make_engine: MakeEngine,
 ) -> None:
@@ -116,7 +115,6 @@ def routes(client: OpenAI, count: int) -> set[str]:
         return set(threads.map(ask_one, range(count)))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("first", ["OMP_NUM_THREADS", "TMPDIR"])
 def test_processes_have_their_titles_whatever_the_environment_begins_with(
     first: str, monkeypatch: pytest.MonkeyPatch
@@ -154,7 +152,6 @@ def test_a_node_asks_both_ranks_and_a_killed_one_costs_the_engine_a_restart() ->
         assert {entry.pid for entry in both(running)}.isdisjoint(entry.pid for entry in schedulers)
 
 
-@pytest.mark.nightly
 def test_a_rank_that_stands_still_is_found_while_another_computes() -> None:
     lines = "data_parallel = 2\ncanary.after_s = 1.0\ncanary.within_s = 4.0\n"
     with (
@@ -188,7 +185,6 @@ kv_tokens_max = 4096
 """
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1")
 def test_each_rank_of_a_prefill_hands_over_to_each_rank_of_a_decode(served: Node) -> None:
     with (

@@ -161,9 +161,8 @@ async def test_a_stopped_scheduler_or_host_is_noticed_within_silent_s_and_its_en
         await check_stopped(keep, zygote.pid, SCHEDULER, busy=True)
 
 
-@pytest.mark.parametrize(
-    "page_size", [pytest.param(1, marks=pytest.mark.nightly), 16, pytest.param(64, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("page_size", [1, 16, 64])
 async def test_what_an_engine_accepts_it_answers_whole_however_full_its_memory_becomes(
     page_size: int, make_engine: MakeEngine
 ) -> None:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.rig.node import MODEL, SGLANG, Node, node, short_folder, wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 AGAIN_WITHIN_S = 60.0
 FAMILIES_MIN = 60

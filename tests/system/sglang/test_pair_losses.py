@@ -94,6 +94,7 @@ def check_freed(pair: Cluster, leg: str, within_s: float = FREE_WITHIN_S) -> Non
     assert free is not None, f"the {leg} still holds {pair.counts(leg)}"
 
 
+@pytest.mark.nightly
 def test_a_held_transfer_lasts_until_its_client_leaves_and_then_both_engines_are_free(pair: Cluster) -> None:
     with in_transfer(pair) as (chat, answer):
         time.sleep(1.0)

@@ -19,7 +19,7 @@ from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_read
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import TOKENS, all_completed, completed, prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 READY_WITHIN_S = 240.0
 WITHIN_S = 90.0
@@ -78,13 +78,7 @@ async def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: No
     assert max(len(tokens) for tokens, *_ in got) == TOKENS
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "scheduler 1",
-        *(pytest.param(what, marks=pytest.mark.nightly) for what in ("host 1", "host 0", "node second", "node first")),
-    ],
-)
+@pytest.mark.parametrize("what", ["scheduler 1", "host 1", "host 0", "node second", "node first"])
 def test_when_any_process_of_it_ends_all_ranks_end_and_start_again_together(what: str, spanning: Node) -> None:
     ready = spanning.output().count("first/tiny-0/engine is ready")
     assert completed(spanning.port, [5, 6, 7])[0]

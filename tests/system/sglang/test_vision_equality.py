@@ -21,7 +21,7 @@ from tests.rig.pictures import video
 from tests.rig.random_vision_models import random_vision_model
 from tests.system.sglang.conftest import EACH_FAMILY, MakeEncoder, MakeEngine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 TOKENS = 24
 PROMPTS, VIDEOS = 12, 4
