@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.run.nightly import NIGHTLY, write_page
 from tests.run.outcomes import Outcome, Result, summary
 from tests.run.parts import PYTEST, ROOT, Part, Stage, run_to_the_end
 
@@ -88,6 +90,18 @@ def test_a_run_that_takes_too_long_names_the_files_that_take_most_of_it() -> Non
     outcomes = [Outcome("tests/a.py::test_x", "passed", 300.0), Outcome("tests/b.py::test_y", "passed", 700.0)]
     lines = list(summary([Result("units", 0, 1000.0, Path("log"), outcomes)], 1000.0))
     assert [line.split()[-1] for line in lines if line.endswith(".py")] == ["tests/b.py", "tests/a.py"]
+
+
+def test_a_nightly_run_names_words_of_the_makefile_and_writes_a_row_for_each_part(folder: Path) -> None:
+    words = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {part.name for stage in NIGHTLY for part in stage.parts if not part.command} <= {*words}
+    log = folder / "soak.log"
+    log.write_text("2,000 requests\nnothing | grows\n\n")
+    outcomes = [Outcome("tests/a.py::test_x", "failed", 1.0)]
+    page = write_page([Result("soak", 0, 61.0, log), Result("late", 1, 9.4, log, outcomes)], folder).read_text()
+    assert "| soak | ok | 61 | nothing \\| grows |" in page
+    assert "| late | **failed** | 9 |" in page
+    assert "- failed: `tests/a.py::test_x`" in page
 
 
 @pytest.mark.realtime
