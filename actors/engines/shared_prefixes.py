@@ -6,8 +6,8 @@ it would compute itself. It waits until that one has its first token or has ende
 Routers expect it so: what a worker is about to compute counts as cached there.
 
 Requests behind those that wait pass them. What is in the cache already is known from the router (`cached_tokens`), so
-prompts that are cached wait for nothing. Each prompt is hashed once, in parts: so that two long ones are compared in
-microseconds, however many requests look for others at a time.
+prompts that are cached wait for nothing. Each prompt is hashed once, in parts, so that two long prompts are compared in
+microseconds.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Prompt:
         return cls(packed, hashes)
 
     def begins_like(self, other: Prompt, tokens: int) -> bool:
-        """Whether the first `tokens` of another prompt, which has as many, are the first ones here."""
+        """Whether this prompt begins with the first `tokens` tokens of another prompt, which must have as many."""
         end = tokens * TOKEN_BYTES
         part, rest = end // PART_BYTES, slice(end // PART_BYTES * PART_BYTES, end)
         is_long_enough = len(self.packed) >= end
         return is_long_enough and self.hashes[part] == other.hashes[part] and self.packed[rest] == other.packed[rest]
 
     def common(self, other: Prompt) -> int:
-        """Return how many tokens two prompts have in common from the first one on."""
+        """Return the length of the common prefix of two prompts, in tokens."""
         parts = range(1, min(len(self.hashes), len(other.hashes)))
         same = bisect_left(parts, True, key=lambda part: self.hashes[part] != other.hashes[part])
         rest = slice(same * PART_BYTES, (same + 1) * PART_BYTES)
@@ -74,7 +74,7 @@ class _Computing:
 
 @define(eq=False)
 class SharedPrefixes:
-    """The prompts that one rank of an engine computes, by what they must have in common to share anything."""
+    """The prompts that one rank of an engine is computing, grouped by cache salt, media and first page of tokens."""
 
     page_size: int
     _groups: dict[Hashable, dict[str, _Computing]] = field(factory=dict)

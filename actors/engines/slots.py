@@ -47,9 +47,10 @@ log = logging.getLogger(__name__)
 
 @frozen
 class RequestDeadlines:
-    """`[engine.NAME.deadlines]`: limits on an engine's time to the first token, between two tokens, for all of them.
+    """`[engine.NAME.deadlines]`: limits on an engine's time to the first token, between two tokens, and for an answer.
 
-    Of a prompt behind a longer one, the first and the third begin when that has its first token or ends.
+    `first_token_s` and `total_s` of a prompt that is queued behind a longer one start when the longer one has its first
+    token or has ended.
     """
 
     first_token_s: float = 60.0  # longest time from having a slot to the first token; then `deadline_exceeded`

@@ -15,6 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if (folder := config.getoption("--record")) is not None:
+        os.environ.pop("PYTEST_ADDOPTS", None)  # a run of pytest that a test starts is no part of this one
         config.pluginmanager.register(Recorder(folder / f"{os.getpid()}.json"))
 
 

@@ -74,6 +74,15 @@ def test_a_test_that_fails_twice_fails_its_part(folder: Path) -> None:
     assert list(summary([result], 1.0))[-1] == "0 passed, 1 failed, 0 skipped"
 
 
+def test_a_run_of_pytest_that_a_test_starts_is_no_part_of_its_own(folder: Path) -> None:
+    (folder / "inner").mkdir()
+    inner = pytest_of(folder / "inner" / "test_inner.py", "def test_wrong():\n    assert False\n")
+    text = f"import subprocess\n\ndef test_it():\n    assert subprocess.run({inner!r}).returncode == 1\n"
+    result = result_of(folder, text)
+    assert [Path(outcome.test).name for outcome in result.outcomes] == ["test_file.py::test_it"]
+    assert result.is_good
+
+
 def test_a_part_whose_tests_cannot_be_collected_fails(folder: Path) -> None:
     result = result_of(folder, "import nothing_of_this_name\n")
     assert not result.is_good
