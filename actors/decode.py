@@ -21,7 +21,7 @@ from actors.engines.slots import Slots, from_the_start, generate, raise_when_los
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 
 
 async def decode(

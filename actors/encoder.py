@@ -20,7 +20,7 @@ from actors.kit.calls import BugCounter, Call
 from actors.kit.priority_inbox import PriorityInbox
 from actors.vision.layout import VisionLayout
 from protocol.errors import BadRequest, EngineDied, EngineLost
-from protocol.media import Encode, Encoded, MediaItem, Modality
+from protocol.messages.media import Encode, Encoded, MediaItem, Modality
 
 COMPUTED, CACHED, SHARED = "encoded", "cached", "shared"  # how a call got its embeddings
 

@@ -20,8 +20,8 @@ from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Askable, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
-from protocol.messages import Grammar
-from protocol.operations import CheckGrammar, GrammarChecked
+from protocol.messages.generation import Grammar
+from protocol.messages.operations import CheckGrammar, GrammarChecked
 
 Checker: TypeAlias = Askable[CheckGrammar, GrammarChecked, GrammarChecked]
 CheckObserver: TypeAlias = Callable[[str, float], None]

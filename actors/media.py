@@ -34,7 +34,7 @@ from protocol.errors import (
     TooLarge,
     Unsupported,
 )
-from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import NO_TENSOR, Tensor
 
 OWNER_PART = 0.75  # of memory and of fetches, that one owner may have

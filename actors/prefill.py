@@ -21,7 +21,7 @@ import trio
 from actors.engines.slots import Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter
 from actors.kit.priority_inbox import PriorityInbox
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 
 
 async def prefill(

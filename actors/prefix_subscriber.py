@@ -18,11 +18,11 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from actors.routing.prefix_index import PrefixIndex
-from protocol.cluster import engine_and_rank
 from protocol.errors import PeerViolation, RequestError
-from protocol.kind import Message
-from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
-from protocol.messages import EngineInfo
+from protocol.messages.cluster import engine_and_rank
+from protocol.messages.generation import EngineInfo
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
 
 log = logging.getLogger(__name__)
 

@@ -39,9 +39,9 @@ from actors.vision.preparation import (
     takes_embeddings,
 )
 from protocol.errors import BadRequest, ContextTooLong, NotReady
-from protocol.media import MediaInfo
-from protocol.messages import Finished, Generate, Grammar, Started, Tokens
-from protocol.text_messages import (
+from protocol.messages.generation import Finished, Generate, Grammar, Started, Tokens
+from protocol.messages.media import MediaInfo
+from protocol.messages.text import (
     Accepted,
     Answered,
     ChoiceEnded,

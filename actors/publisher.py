@@ -23,8 +23,8 @@ from actors.engines.following import changes_of
 from actors.engines.port import Engine
 from actors.kit.calls import Answer, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, Overloaded, RequestError, Unsupported
-from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages import Done
+from protocol.messages.generation import Done
+from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 
 log = logging.getLogger(__name__)
 

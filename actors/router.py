@@ -19,7 +19,7 @@ from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routed_request import RoutedRequest
 from actors.routing.routing import Routing
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 
 
 async def router(

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from protocol.cluster import Leg
-from protocol.media import Encode
-from protocol.messages import Generate
-from protocol.text_messages import Respond
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
+from protocol.messages.media import Encode
+from protocol.messages.text import Respond
 
 TOKEN_BYTES = 8
 """Memory of one token of a gathered answer, as text."""

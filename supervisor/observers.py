@@ -16,7 +16,7 @@ from actors.engines.outcomes import ENDED
 from actors.engines.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
 from actors.routing.service_levels import ServiceLevels
-from protocol.media import MediaItem
+from protocol.messages.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 
 

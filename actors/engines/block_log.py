@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import define, evolve, field
 
-from protocol.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
+from protocol.messages.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
 HASH_BYTES = 9  # as it is sent: the name of an adapter counts as so many
 TAIL_EVENTS_MAX = 8192

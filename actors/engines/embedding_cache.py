@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from attrs import define, field
 
-from protocol.media import MediaItem
+from protocol.messages.media import MediaItem
 
 
 @define(eq=False)

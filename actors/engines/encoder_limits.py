@@ -7,7 +7,7 @@ from typing import Annotated
 
 from attrs import define, frozen
 
-from protocol.media import MediaItem
+from protocol.messages.media import MediaItem
 from protocol.strict.checks import Within
 
 Number = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
-from protocol.media import BatchEncoded, EncodeBatch
-from protocol.messages import EngineInfo, EngineLoad
+from protocol.messages.generation import EngineInfo, EngineLoad
+from protocol.messages.media import BatchEncoded, EncodeBatch
 
 EncodingBatch: TypeAlias = Answer[BatchEncoded, BatchEncoded]
 """The answer to one batch: no replies, then its result."""

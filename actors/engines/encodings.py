@@ -34,8 +34,8 @@ from protocol.errors import (
     RequestError,
     from_code,
 )
-from protocol.media import BatchEncoded, Encode, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem
-from protocol.messages import REQUEST_ID_LENGTH
+from protocol.messages.generation import REQUEST_ID_LENGTH
+from protocol.messages.media import BatchEncoded, Encode, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem
 from protocol.tensors import Tensor, size_bytes
 
 log = logging.getLogger(__name__)

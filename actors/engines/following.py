@@ -9,7 +9,7 @@ import trio
 
 from actors.engines.block_log import BlockLog, BlockReader
 from protocol.errors import EngineLost
-from protocol.kv_events import BlockEvents
+from protocol.messages.kv_events import BlockEvents
 
 
 @contextmanager

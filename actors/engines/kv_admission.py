@@ -12,9 +12,9 @@ from collections.abc import Callable
 from attrs import define, field
 
 from actors.kit.pending_prefill import PendingPrefill
-from protocol.cluster import Leg
 from protocol.cost import kv_tokens
-from protocol.messages import EngineInfo, Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineInfo, Generate
 
 
 def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import inf
 
 from protocol.errors import BadRequest, Unsupported
-from protocol.media import (
+from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.media import (
     CHANNELS,
     DIGEST_DIGITS,
     DIGEST_LENGTH,
@@ -20,7 +21,6 @@ from protocol.media import (
     expected_shape,
     grid_tokens,
 )
-from protocol.messages import EngineInfo, Generate
 from protocol.tensors import NO_TENSOR, Dtype, size_bytes
 
 

@@ -11,8 +11,8 @@ import trio
 
 from actors.kit.calls import Call
 from protocol.errors import ActorLost, AskerLeft, InternalError, RequestError
-from protocol.media import Encode, Encoded
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.media import Encode, Encoded
 from protocol.trace import log_fields
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
-from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
-from protocol.operations import EngineMetrics
+from protocol.messages.generation import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.operations import EngineMetrics
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
 """The tokens of one request: one `Started`, then `Tokens`, one unit of credit a token, and `Finished`."""

@@ -15,7 +15,7 @@ import trio
 from actors.engines.port import Generation
 from actors.engines.slots import Slots
 from protocol.errors import EngineStuck
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.block_hashes import TOKEN_BYTES, pack_tokens
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 SHARED_MIN = 32
 """The fewest tokens in common for which a request waits: fewer cost less than a step."""

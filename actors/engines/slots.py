@@ -37,7 +37,7 @@ from protocol.errors import (
     Preempted,
     RequestError,
 )
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 
 RELEASE_S = 5.0
 TURN_S = 0.05  # at most, between the replies that are handled in one turn

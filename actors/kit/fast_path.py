@@ -19,8 +19,8 @@ from typing import Protocol, TypeAlias
 
 from attrs import define, field
 
-from protocol.messages import Tokens, one_token
-from protocol.text_messages import Text
+from protocol.messages.generation import Tokens, one_token
+from protocol.messages.text import Text
 
 TOKENS_MAX = 256  # that are recorded at once
 

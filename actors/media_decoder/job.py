@@ -16,7 +16,7 @@ from actors.media_decoder.refusal import Refusal
 from actors.media_decoder.sniffing import IMAGES, VIDEOS, ContentKind, sniff
 from actors.vision import jobs
 from actors.vision.jobs import Decode, Decoded, EmbeddingFacts, Facts, ImageFacts, Inspect, Inspected, Opened, Refused
-from protocol.media import Modality
+from protocol.messages.media import Modality
 from protocol.tensors import BYTES
 
 SNIFFED_BYTES = 64

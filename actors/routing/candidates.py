@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, may_queue
 from actors.routing.ports import Ranking, Worker
-from protocol.cluster import Leg
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 LEADING_MAX = 64
 """The most of the least loaded that are compared if none has memory for a request."""

@@ -21,7 +21,7 @@ from actors.kit.groups import first_leaf, raise_part
 from actors.routing.ports import Encoder, EncoderPool, RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
-from protocol.media import Encode, MediaForm, MediaItem
+from protocol.messages.media import Encode, MediaForm, MediaItem
 from protocol.trace import Trace, child_span
 
 FAILOVER = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)

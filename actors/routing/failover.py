@@ -19,7 +19,6 @@ from actors.kit.groups import leaves
 from actors.routing.ports import Replies, Worker
 from actors.routing.route import Route
 from actors.routing.routing import Routing
-from protocol.cluster import engine_and_rank
 from protocol.errors import (
     ActorLost,
     DeadlineExceeded,
@@ -34,7 +33,8 @@ from protocol.errors import (
     Preempted,
     RequestError,
 )
-from protocol.messages import Generate, Sampling
+from protocol.messages.cluster import engine_and_rank
+from protocol.messages.generation import Generate, Sampling
 
 FAILOVER = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
 """Errors after which a request goes on with another worker: that worker, its node or the link to it may be to blame."""

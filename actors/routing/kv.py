@@ -28,8 +28,8 @@ from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
 from actors.routing.recent_blocks import RecentBlocks
 from actors.routing.session import SessionWorkers
 from protocol.block_hashes import block_hashes_after
-from protocol.cluster import RANK_MARK, Leg, engine_and_rank
-from protocol.messages import Generate, PromptBlocks
+from protocol.messages.cluster import RANK_MARK, Leg, engine_and_rank
+from protocol.messages.generation import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
 HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.load import Load
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 Rank: TypeAlias = tuple[float, int, str]
 

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from protocol.cluster import Leg
 from protocol.cost import kv_tokens
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 PROMPTS_AHEAD = 4
 """The prompts that a request may wait for at one worker, as a multiple of those that its engine takes at a time."""

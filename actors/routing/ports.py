@@ -11,9 +11,9 @@ from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
-from protocol.cluster import Leg
-from protocol.media import Encode, Encoded
-from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.media import Encode, Encoded
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 

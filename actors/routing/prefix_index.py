@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from attrs import define, field, frozen
 
-from protocol.kv_events import GPU, BlockChange, BlockEvent
+from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 SHARDS = 256
 BLOCKS_MAX = 1_000_000

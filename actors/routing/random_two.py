@@ -10,7 +10,7 @@ from attrs import frozen
 
 from actors.routing.candidates import Candidates, Chance, Choice
 from actors.routing.least_loaded import rank
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 
 @frozen

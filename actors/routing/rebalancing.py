@@ -22,7 +22,7 @@ from actors.routing.route import Route
 from actors.routing.routing import Routing
 from actors.routing.service_levels import GroupKey
 from protocol.cost import generation_tokens
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 LOOKS_MAX = 64  # at requests in one turn
 

@@ -8,8 +8,8 @@ from attrs import define, field
 
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.load import Load
-from protocol.cluster import Leg
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from actors.routing.candidates import Choice, TakenChoice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
-from protocol.messages import FinishReason, Generate, RouteTaken
+from protocol.messages.generation import FinishReason, Generate, RouteTaken
 
 
 @frozen

@@ -23,9 +23,9 @@ from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routing import Routing
-from protocol.cluster import engine_and_rank
 from protocol.errors import AskerLeft, HandOffFailed, RequestError
-from protocol.messages import Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
+from protocol.messages.cluster import engine_and_rank
+from protocol.messages.generation import Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
 from protocol.trace import child_span
 
 MOVED = "moved"

@@ -35,9 +35,9 @@ from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
 from actors.routing.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
 from actors.routing.waiting import WaitingLines
-from protocol.cluster import Leg
 from protocol.errors import RequestError
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import TypeAlias
 from attrs import Factory, define, field, frozen
 
 from actors.routing.grid import Grid, pools_to_try
-from protocol.cluster import Leg
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 Names: TypeAlias = frozenset[str]
 """Workers by their names in the cluster."""

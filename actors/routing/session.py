@@ -16,8 +16,8 @@ from attrs import define, field
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
-from protocol.cluster import Leg
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 
 SESSIONS_MAX = 65_536  # that are remembered; of more, the least recently used are placed by their hashes again
 

@@ -15,7 +15,7 @@ import trio
 from attrs import define, field
 
 from actors.routing.route import Route
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 
 @define(eq=False)

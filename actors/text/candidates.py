@@ -10,8 +10,8 @@ from attrs import define, evolve, field
 
 from actors.text.detokenizer import IncrementalDetokenizer
 from protocol.dialects.logprobs import finite
-from protocol.messages import Logprob, Started, Tokens
-from protocol.text_messages import Accepted, ChoiceEnded, Text
+from protocol.messages.generation import Logprob, Started, Tokens
+from protocol.messages.text import Accepted, ChoiceEnded, Text
 
 TOKENS_A_TURN = 16  # with their top log probabilities: about a millisecond
 

@@ -22,8 +22,8 @@ from actors.text.model import TextModel
 from actors.text.pieces import PIECES_A_STEP, TextPieces
 from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost
-from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
-from protocol.text_messages import Accepted, ChoiceEnded, Respond, Text
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
 
 Decode: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]

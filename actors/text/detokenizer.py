@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from actors.text.logprobs import PendingLogprobs
 from actors.text.stop_strings import StopScanner, StopStrings
 from actors.text.whole_tokens import REPLACEMENT_CHARACTER, WholeTokens
-from protocol.messages import Logprob
-from protocol.text_messages import Text
+from protocol.messages.generation import Logprob
+from protocol.messages.text import Text
 
 CHARACTER_BYTES_MAX = 4
 HELD_IDS_MAX = 16  # that may become one character; far more than any has

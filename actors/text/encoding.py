@@ -11,7 +11,7 @@ from functools import partial
 
 from actors.kit.offload import Offload
 from actors.text.model import TextModel
-from protocol.text_messages import Turn
+from protocol.messages.text import Turn
 
 TURN_CHARACTERS = 32  # that a chat template adds to each turn
 FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are shorter, and so are tokenised once

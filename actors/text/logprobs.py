@@ -15,8 +15,8 @@ from functools import lru_cache
 from attrs import define, field, frozen
 from tokenizers import Tokenizer
 
-from protocol.messages import Logprob
-from protocol.text_messages import TokenText
+from protocol.messages.generation import Logprob
+from protocol.messages.text import TokenText
 
 TokenData = Callable[[int], bytes]
 """The bytes that a token adds to a text, which may be a part of a character; none for a special token."""

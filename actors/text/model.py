@@ -17,8 +17,8 @@ from actors.text.whole_tokens import WholeTokens, whole_tokens
 from actors.vision.layout import VisionLayout
 from actors.vision.model_files import vision_layout
 from protocol.errors import BadRequest, StartFailed
+from protocol.messages.text import Role, Turn
 from protocol.model_folder import FILES, Digest, digest
-from protocol.text_messages import Role, Turn
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from attrs import define, field
 
 from protocol.dialects.logprobs import split_text
-from protocol.text_messages import Text
+from protocol.messages.text import Text
 
 SCORED_A_PIECE = 4  # tokens with log probabilities
 PIECES_A_STEP = 2  # more than arrive in a step, so that those that wait become fewer

@@ -14,8 +14,8 @@ from attrs import evolve
 
 from actors.kit.offload import Offload
 from protocol.block_hashes import block_hashes_after, root_digest
-from protocol.media import MediaInfo, Modality
-from protocol.messages import Generate, PromptBlocks, RoutingHints
+from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
+from protocol.messages.media import MediaInfo, Modality
 
 
 async def with_blocks(

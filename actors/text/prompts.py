@@ -14,9 +14,9 @@ from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_
 from actors.text.model import TextModel
 from actors.vision.placeholders import expand
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.media import MediaItem
-from protocol.messages import EngineInfo, Generate, RoutingHints, Sampling
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.generation import EngineInfo, Generate, RoutingHints, Sampling
+from protocol.messages.media import MediaItem
+from protocol.messages.text import Respond, Role, Turn
 
 
 @frozen

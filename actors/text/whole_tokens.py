@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from tokenizers import Tokenizer
 
-from protocol.text_messages import Text
+from protocol.messages.text import Text
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 TOKENS_MAX = 65_536  # that are kept: some 15 MB

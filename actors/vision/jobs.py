@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from protocol.media import Modality
+from protocol.messages.media import Modality
 from protocol.tensors import Dtype
 
 READY = b"ready"

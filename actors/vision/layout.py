@@ -14,7 +14,7 @@ from math import ceil, floor, prod, sqrt
 from attrs import evolve, field, frozen
 
 from protocol.errors import BadRequest
-from protocol.media import Detail, Modality, grid_tokens
+from protocol.messages.media import Detail, Modality, grid_tokens
 
 ASPECT_MAX = 200  # of the longer side to the shorter: beyond it the models refuse an image
 LOW_DETAIL_TOKENS = 256  # the most tokens of an image of low detail

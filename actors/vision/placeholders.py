@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from actors.vision.layout import VisionLayout
 from protocol.errors import BadRequest
-from protocol.media import MediaItem, Modality
+from protocol.messages.media import MediaItem, Modality
 
 
 def expand(tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout | None) -> list[int]:

@@ -14,7 +14,7 @@ from attrs import frozen
 from actors.vision.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
 from actors.vision.layout import Fit, VisionLayout
 from protocol.errors import BadRequest
-from protocol.media import Media, MediaForm, MediaItem, Modality, grid_tokens
+from protocol.messages.media import Media, MediaForm, MediaItem, Modality, grid_tokens
 from protocol.tensors import BYTES, Dtype
 
 CHANNELS = 3

@@ -17,9 +17,9 @@ from actors.kit.calls import Answer, Askable
 from actors.kit.fair_budget import FairBudget
 from actors.vision.layout import VisionLayout
 from protocol.errors import BadRequest, InternalError, TooLarge, Unsupported
-from protocol.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, PrepareMedia, expected_shape
+from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, PrepareMedia, expected_shape
+from protocol.messages.text import Respond
 from protocol.tensors import BYTES
-from protocol.text_messages import Respond
 
 MediaActor: TypeAlias = Askable[PrepareMedia, MediaPrepared, None]
 EncodeItems: TypeAlias = Callable[[Respond, tuple[MediaItem, ...]], Awaitable[tuple[MediaItem, ...]]]

@@ -13,7 +13,7 @@ import msgspec
 from attrs import define
 
 from bench.load.messages import Api, RequestFailed
-from protocol.codec import DECODE_ERRORS
+from protocol.link.codec import DECODE_ERRORS
 
 FINISHES = {"stop", "length", "tool_calls", "function_call", "content_filter"}
 CONTENT = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "text")

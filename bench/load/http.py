@@ -13,7 +13,7 @@ import msgspec
 from attrs import define, field
 
 from bench.load.messages import Kind, RequestFailed
-from protocol.codec import DECODE_ERRORS
+from protocol.link.codec import DECODE_ERRORS
 
 LINE_BYTES_MAX = 8192
 ERROR_BYTES_MAX = 64 * 1024

@@ -10,9 +10,9 @@ from attrs import frozen
 from actors.text.model import TextModel, load
 from bench.rig.node import ROOT
 from bench.rig.prompts import STORY_PROMPT, WORDS
-from protocol.messages import Generate, Sampling
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.text import Role, Turn
 from protocol.model_folder import FILES
-from protocol.text_messages import Role, Turn
 
 TINY = ROOT / "examples" / "tiny"
 REQUEST_ID = "0123456789abcdef0123456789abcdef"

@@ -11,15 +11,15 @@ from actors.kit.calls import Address, BugCounter, Call, mailbox
 from bench.stages.measure import Once, Stage
 from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_HEAD, REQUEST_ID, TURNS, Subject, generate
 from bench.stages.token_stages import pass_on
-from protocol import codec
 from protocol.dialects import chat
 from protocol.dialects.request_body import decode
 from protocol.dialects.responses import requests
 from protocol.dialects.responses.events import Events
-from protocol.frames import End, Open
-from protocol.messages import Done, Finished, FinishReason, FlushCache, Usage
-from protocol.peer import Peer
-from protocol.text_messages import ChoiceEnded
+from protocol.link import codec
+from protocol.link.frames import End, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, Finished, FinishReason, FlushCache, Usage
+from protocol.messages.text import ChoiceEnded
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.telemetry.logs import JsonFormatter

@@ -16,11 +16,11 @@ from protocol.dialects import chat
 from protocol.dialects.request_body import decode
 from protocol.dialects.responses.events import Events
 from protocol.dialects.responses.requests import Create, read_event
-from protocol.frames import Open, Step, encode
-from protocol.messages import Finished, Tokens
-from protocol.peer import Peer
-from protocol.streams import CREDIT_MAX
-from protocol.text_messages import Text
+from protocol.link.frames import Open, Step, encode
+from protocol.link.peer import Peer
+from protocol.link.streams import CREDIT_MAX
+from protocol.messages.generation import Finished, Tokens
+from protocol.messages.text import Text
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import text_frame
 from supervisor.telemetry.metrics import Metrics

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from attrs import define, field
 
-from protocol.messages import Started
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Text
+from protocol.messages.generation import Started
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
 
 PIECE_BYTES = 64 * 1024
 

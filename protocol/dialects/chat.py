@@ -17,10 +17,10 @@ from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import decode, read_checked
+from protocol.messages.text import Respond, Text
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
-from protocol.text_messages import Respond, Text
 
 
 @frozen(kw_only=True)

@@ -24,12 +24,12 @@ from protocol.dialects.media_parts import (
     video,
 )
 from protocol.dialects.media_urls import EmbeddingsFile
-from protocol.media import Media
+from protocol.messages.media import Media
+from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
 from protocol.strict.tagged import tag
-from protocol.text_messages import Role, Turn
 
 _HINTS: Harmless = {"prompt_cache_breakpoint": (), "uuid": ()}  # names of a part in caches that are not here
 

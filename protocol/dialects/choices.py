@@ -17,8 +17,8 @@ from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
-from protocol.messages import Usage
-from protocol.text_messages import Answered, ChoiceEnded, Text
+from protocol.messages.generation import Usage
+from protocol.messages.text import Answered, ChoiceEnded, Text
 
 _encode = msgspec.json.Encoder().encode
 

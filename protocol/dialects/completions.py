@@ -17,9 +17,9 @@ from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read_checked
+from protocol.messages.text import Respond, Text
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
-from protocol.text_messages import Respond, Text
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # the default of `max_tokens`, as with OpenAI

@@ -11,7 +11,7 @@ import attrs
 import msgspec
 from attrs import frozen
 
-from protocol.messages import Grammar, GrammarKind
+from protocol.messages.generation import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, join, wrong
 from protocol.strict.tagged import tag

@@ -8,7 +8,7 @@ from math import inf
 
 from attrs import Factory, define, field, frozen
 
-from protocol.text_messages import Text, TokenText
+from protocol.messages.text import Text, TokenText
 
 LOGPROB_MIN = -9999.0  # OpenAI's value for a nearly impossible token; JSON has no infinity
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, Protocol, TypeAlias
 
 from protocol.dialects.media_urls import LocatesMedia
-from protocol.media import Detail, Media, Modality
+from protocol.messages.media import Detail, Media, Modality
+from protocol.messages.text import Role
 from protocol.strict.mistakes import Mistake
-from protocol.text_messages import Role
 
 MEDIA_MAX = 256  # of one request, with the conversation that it continues; what a model allows is less
 

@@ -10,11 +10,11 @@ from attrs import frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.dialects.targets import TargetMs
-from protocol.messages import Grammar, GrammarKind
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.text import Respond, Turn
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import Harmless
-from protocol.text_messages import Respond, Turn
 
 SESSION_LENGTH_MAX = 256  # of a name of a session; of a longer one, the beginning
 INT32_MAX = 2**31 - 1

@@ -14,10 +14,10 @@ from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
 from protocol.dialects.request_body import decode, read, read_checked
+from protocol.messages.text import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
-from protocol.text_messages import Detokenize, Detokenized, Tokenize, Tokenized
 
 # Limits of one call of the encoder, which holds the GIL while it runs.
 CHARACTERS_A_STEP = 64 * 1024

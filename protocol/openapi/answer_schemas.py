@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import ERRORS_BY_CODE
-from protocol.messages import FinishReason
+from protocol.messages.generation import FinishReason
 from protocol.openapi.request_schemas import NULL, Schema
 
 _TEXT: Schema = {"type": "string"}

@@ -15,9 +15,9 @@ from attrs import Factory, frozen
 from protocol.dialects import chat, chat_messages, completions, formats, responses, tokens
 from protocol.dialects.responses import items
 from protocol.errors import ERRORS_BY_CODE, RequestError
+from protocol.messages.text import Role
 from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
-from protocol.text_messages import Role
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # Statuses that any request can get: for wrong syntax, a missing key or a foreign page, slowness, size, limits, and the

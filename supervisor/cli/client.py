@@ -17,11 +17,11 @@ import trio
 from attrs import define, field
 
 from actors.kit.groups import leaves
-from protocol.cluster import OPERATOR_PREFIX, Drain, GetStatus, Reload, Status, check_state
 from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, PeerViolation, RequestError
-from protocol.greeting import Greeter
-from protocol.kind import Message
-from protocol.peer import Peer
+from protocol.link.greeting import Greeter
+from protocol.link.peer import Peer
+from protocol.messages.cluster import OPERATOR_PREFIX, Drain, GetStatus, Reload, Status, check_state
+from protocol.messages.kind import Message
 from supervisor.cli.status_view import StatusOrError
 from supervisor.config.schema import Cluster
 from supervisor.control import unix_socket

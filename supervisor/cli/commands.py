@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.live import Live
 
 from actors.kit.groups import consists_of, first_leaf, first_of
-from protocol.cluster import Reload, Reloaded, Status
 from protocol.errors import EspalierError, StartFailed
+from protocol.messages.cluster import Reload, Reloaded, Status
 from supervisor.cli import drain, status_view
 from supervisor.cli.client import FAST_POLL_S, ClusterClient
 from supervisor.cli.output import CommandConsole, print_sentence

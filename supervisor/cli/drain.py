@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import trio
 from rich.console import Console
 
-from protocol.cluster import Drain, GetStatus, Status
 from protocol.errors import EspalierError, PeerLost
+from protocol.messages.cluster import Drain, GetStatus, Status
 from supervisor.cli import status_view
 from supervisor.cli.client import FAST_POLL_S, ClusterClient, Route, has_link_to, nothing_listens
 from supervisor.cli.output import print_sentence

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from protocol.cluster import ChildState, Leg, Reloaded, Status
+from protocol.messages.cluster import ChildState, Leg, Reloaded, Status
 from supervisor.printable import printable
 from supervisor.supervision.registration import OUT_OF_SERVICE
 from supervisor.supervision.status import READY

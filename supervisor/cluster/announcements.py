@@ -14,8 +14,8 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, field
 
-from protocol import codec
-from protocol.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer, OfferLoad
+from protocol.link import codec
+from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer, OfferLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link

@@ -22,12 +22,12 @@ from typing import cast
 import trio
 from attrs import Factory, define, field
 
-from protocol.cluster import TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
 from protocol.errors import LinkReplaced, PeerLost, PeerRefused, PeerViolation
-from protocol.frames import Bye, encode
-from protocol.greeting import Incarnation
-from protocol.kind import Message
-from protocol.peer import Peer
+from protocol.link.frames import Bye, encode
+from protocol.link.greeting import Incarnation
+from protocol.link.peer import Peer
+from protocol.messages.cluster import TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
+from protocol.messages.kind import Message
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker

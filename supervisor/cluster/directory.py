@@ -20,7 +20,7 @@ from typing import TypeVar, cast
 import trio
 from attrs import define, field
 
-from protocol.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
+from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protocol.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
 from protocol.errors import PeerViolation
-from protocol.media import MediaForm, MediaInfo
-from protocol.messages import NO_PARTNER, EngineInfo, GrammarKind
+from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
+from protocol.messages.generation import NO_PARTNER, EngineInfo, GrammarKind
+from protocol.messages.media import MediaForm, MediaInfo
 
 PORT_MAX = 65535
 HOST_LENGTH_MAX = 253  # of a name in the DNS

@@ -19,11 +19,11 @@ from actors.engines.embedding_cache import EmbeddingCache
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Function
-from protocol.cluster import COUNT_MAX, RANKS_MAX, rank_name
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
-from protocol.kind import Message
-from protocol.messages import Done, EngineLoad, FlushCache, GetLoad
-from protocol.operations import GetMetrics
+from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, rank_name
+from protocol.messages.generation import Done, EngineLoad, FlushCache, GetLoad
+from protocol.messages.kind import Message
+from protocol.messages.operations import GetMetrics
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker
 from supervisor.links.serving import Services

@@ -13,8 +13,8 @@ from attrs import Factory, define
 
 from actors.engines.port import Engine
 from protocol.errors import RequestError
-from protocol.kind import Message
-from protocol.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
+from protocol.messages.kind import Message
+from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_control import ENGINES_A_TURN, Engines, call_each
 from supervisor.cluster.workers import AnyWorker

@@ -13,8 +13,8 @@ from attrs import define, evolve, field
 
 from actors.engines.request_check import check_rank
 from protocol.errors import BadRequest
-from protocol.media import Encode
-from protocol.messages import REQUEST_ID_LENGTH
+from protocol.messages.generation import REQUEST_ID_LENGTH
+from protocol.messages.media import Encode
 from supervisor.cluster.workers import AnyReplies, LocalWorker, Work
 
 REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")

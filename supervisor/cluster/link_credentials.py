@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 
-from protocol.greeting import names_node, shown_names
+from protocol.link.greeting import names_node, shown_names
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.files import permissions, reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from protocol.frames import ATTACHED_BYTES_MAX
+from protocol.link.frames import ATTACHED_BYTES_MAX
 from supervisor.config.schema import ClusterSection
 from supervisor.links.websocket import HANDSHAKE_S
 

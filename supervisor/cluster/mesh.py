@@ -20,10 +20,10 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
-from protocol.cluster import OPERATOR_PREFIX
 from protocol.errors import ActorError, PeerLost, PeerRefused, StartFailed
-from protocol.greeting import Greeter, Incarnation, Role
-from protocol.peer import Peer
+from protocol.link.greeting import Greeter, Incarnation, Role
+from protocol.link.peer import Peer
+from protocol.messages.cluster import OPERATOR_PREFIX
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings

@@ -14,8 +14,8 @@ from functools import partial
 
 from attrs import define, evolve, field, frozen
 
-from protocol.cluster import NodeState, Offer
 from protocol.errors import PeerViolation
+from protocol.messages.cluster import NodeState, Offer
 from protocol.model_folder import WEIGHTS, Digest, is_well_formed, mismatch
 
 log = logging.getLogger(__name__)

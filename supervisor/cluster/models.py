@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from actors.text.prompts import PromptLimits
-from protocol.cluster import EjectionState, Leg, Offer
 from protocol.dialects.http import Model
-from protocol.messages import EngineInfo
+from protocol.messages.cluster import EjectionState, Leg, Offer
+from protocol.messages.generation import EngineInfo
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import trio
 from attrs import Factory, define, evolve, frozen
 
-from protocol.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, Offer
+from protocol.messages.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, Offer
 from supervisor.cluster.workers import RemoteWorker, SiblingDirectory
 from supervisor.links.link import Link
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attrs import define
 
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker, LocalWorker
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import trio
 
-from protocol.cluster import Leg, Offer, serve_text
+from protocol.messages.cluster import Leg, Offer, serve_text
 from supervisor.cluster.directory import Directory
 
 IsUp: TypeAlias = Callable[[str, Offer], bool]

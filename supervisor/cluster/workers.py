@@ -28,12 +28,12 @@ from actors.kit.calls import Address, Answer, Askable
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox
 from actors.routing.load import Load
-from protocol.cluster import COUNT_MAX, Leg, Offer, OfferLoad, engine_and_rank
 from protocol.cost import encoding_tokens, kv_tokens
 from protocol.errors import ActorLost, LinkLost, NotReady
-from protocol.kind import Message
-from protocol.media import Encode, Encoded
-from protocol.messages import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.cluster import COUNT_MAX, Leg, Offer, OfferLoad, engine_and_rank
+from protocol.messages.generation import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.kind import Message
+from protocol.messages.media import Encode, Encoded
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration

@@ -16,7 +16,8 @@ import trio
 from attrs import astuple, define, evolve, field
 
 from actors.kit.calls import Function
-from protocol.cluster import (
+from protocol.errors import DeadlineExceeded, InternalError, NotReady
+from protocol.messages.cluster import (
     ChildState,
     Drain,
     EjectionState,
@@ -29,9 +30,8 @@ from protocol.cluster import (
     Reloaded,
     Status,
 )
-from protocol.errors import DeadlineExceeded, InternalError, NotReady
-from protocol.kind import Message
-from protocol.messages import Done, EngineLoad
+from protocol.messages.generation import Done, EngineLoad
+from protocol.messages.kind import Message
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
 from supervisor.links.link import Link

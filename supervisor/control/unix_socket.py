@@ -28,7 +28,7 @@ import trio
 from attrs import define, field, frozen
 
 from protocol.errors import PeerLost, PeerViolation
-from protocol.peer import Peer
+from protocol.link.peer import Peer
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
 from supervisor.links.serving import Services

@@ -28,10 +28,10 @@ from actors.engines.slots import RELEASE_S, Deadlines, SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel
-from protocol.cluster import Leg, Offer, rank_name
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg, Offer, rank_name
+from protocol.messages.operations import CheckGrammar
 from protocol.model_folder import mismatch
-from protocol.operations import CheckGrammar
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.limits import complete
 from supervisor.config.schema import EngineSection

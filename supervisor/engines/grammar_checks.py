@@ -16,12 +16,12 @@ import trio
 
 from actors.grammars import grammar_digest
 from actors.kit.offload import Offload, RunInThread
-from protocol.cluster import Leg
 from protocol.errors import ActorLost, BadRequest, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
-from protocol.grammars import find_mistake
-from protocol.kind import Message
-from protocol.messages import Grammar
-from protocol.operations import CheckGrammar, GrammarChecked
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Grammar
+from protocol.messages.grammars import find_mistake
+from protocol.messages.kind import Message
+from protocol.messages.operations import CheckGrammar, GrammarChecked
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import AnyWorker
 

@@ -12,9 +12,9 @@ from actors.engines.block_log import BlockLog
 from actors.engines.port import Engine
 from actors.kit.calls import Address, mailbox
 from actors.publisher import Published, Watch, WatchReply, publisher
-from protocol.kind import Message
-from protocol.kv_events import WatchBlocks, WatchLoad
-from protocol.messages import Done
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from supervisor.links.serving import Service, Services
 from supervisor.runtime import Runtime
 from supervisor.supervision.registration import Registration

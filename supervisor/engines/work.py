@@ -14,8 +14,8 @@ from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
 from protocol.cost import encoding_tokens, generation_tokens
-from protocol.media import Encode, Encoded
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.media import Encode, Encoded
 from protocol.model_folder import Digest
 from supervisor.config.schema import EngineSection
 from supervisor.supervision.registration import Registration

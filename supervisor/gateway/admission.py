@@ -17,8 +17,8 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
-from protocol.cluster import GateState
 from protocol.errors import BadRequest, Draining, NotReady, Overloaded
+from protocol.messages.cluster import GateState
 
 BEGIN_MAX = 8
 """Admitted requests that begin at once: however many clients ask, the tokens of others wait for so many of them."""

@@ -22,14 +22,14 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.offload import Offload, RunInThread, run_inline
 from actors.processor import TextReply
-from protocol.cluster import GateState
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
 from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
-from protocol.grammars import grammar_kinds
-from protocol.messages import Grammar, GrammarKind
-from protocol.text_messages import Answered, Respond, Text
+from protocol.messages.cluster import GateState
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.grammars import grammar_kinds
+from protocol.messages.text import Answered, Respond, Text
 from supervisor.config.certificate import Certificate
 from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog

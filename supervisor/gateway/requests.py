@@ -30,8 +30,8 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.messages import FinishReason, RouteTaken, Started, Usage
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Text
+from protocol.messages.generation import FinishReason, RouteTaken, Started, Usage
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys import Key

@@ -25,14 +25,14 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol import codec
-from protocol.attachments import Views
 from protocol.byte_budget import ByteShare
 from protocol.errors import AskerLeft, InternalError, Overloaded, RequestError
-from protocol.frames import Cancel, End, Fail, Item, Open, Step
-from protocol.kind import Message
-from protocol.messages import Finished, Started, Tokens, Usage
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.attachments import Views
+from protocol.link.frames import Cancel, End, Fail, Item, Open, Step
+from protocol.link.peer import Peer
+from protocol.messages.generation import Finished, Started, Tokens, Usage
+from protocol.messages.kind import Message
 from supervisor.links.carried_request import CarriedRequest
 from supervisor.links.encoding import (
     ReplyRules,

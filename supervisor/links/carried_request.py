@@ -13,7 +13,7 @@ from attrs import define, field
 
 from actors.kit.calls import Answer
 from protocol.errors import RequestError
-from protocol.kind import Message
+from protocol.messages.kind import Message
 
 
 @define(eq=False)

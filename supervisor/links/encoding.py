@@ -13,8 +13,6 @@ from math import ceil, inf
 import trio
 from attrs import define
 
-from protocol import codec
-from protocol.cluster import COUNT_MAX
 from protocol.errors import (
     ERRORS_BY_CODE,
     ActorLost,
@@ -25,12 +23,14 @@ from protocol.errors import (
     TooLarge,
     from_code,
 )
-from protocol.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
-from protocol.kind import Message
-from protocol.kv_events import REPLY_BYTES_MAX, WatchBlocks
-from protocol.media import Encode, Encoded, MediaItem
-from protocol.messages import Finished, Generate, Started, Tokens
-from protocol.operations import GrammarChecked
+from protocol.link import codec
+from protocol.link.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
+from protocol.messages.cluster import COUNT_MAX
+from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import REPLY_BYTES_MAX, WatchBlocks
+from protocol.messages.media import Encode, Encoded, MediaItem
+from protocol.messages.operations import GrammarChecked
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 from attrs import frozen
 
-from protocol.cluster import PORT
+from protocol.messages.cluster import PORT
 from protocol.strict.mistakes import describe, wrong
 
 _TEXT = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}")

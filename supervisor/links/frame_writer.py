@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 import trio
 from attrs import define, field
 
-from protocol.attachments import Views
 from protocol.byte_budget import ByteShare
 from protocol.errors import LocalViolation, PeerViolation
-from protocol.frames import STEP_TOKENS_MAX, Frame, Step
-from protocol.peer import MESSAGE_BYTES_MAX, Peer
+from protocol.link.attachments import Views
+from protocol.link.frames import STEP_TOKENS_MAX, Frame, Step
+from protocol.link.peer import MESSAGE_BYTES_MAX, Peer
 from supervisor.links.traffic import Traffic
 from supervisor.links.transport import Transport
 

@@ -1,8 +1,8 @@
 """One end of a link: many streams over one transport, in both directions at once.
 
-`protocol.peer.Peer` holds every rule of which frame is legal when, and does no I/O. `AskingHalf` and `ServingHalf` turn
-frames into answers and answers into frames. This file moves bytes between them and wakes tasks, so that an actor at the
-other end of a link is asked just like one of this process.
+`protocol.link.peer.Peer` holds every rule of which frame is legal when, and does no I/O. `AskingHalf` and `ServingHalf`
+turn frames into answers and answers into frames. This file moves bytes between them and wakes tasks, so that an actor
+at the other end of a link is asked just like one of this process.
 
 Why it works: the reader never waits for a consumer. Every reply has been paid for with credit, which is a promise of
 buffer space, so handing it over is synchronous and one slow stream holds up no other. The writer is one task that is
@@ -26,11 +26,11 @@ from typing import TypeAlias, cast
 import trio
 from attrs import define, field
 
-from protocol import codec
 from protocol.errors import Draining, LinkLost, LocalViolation, PeerLost, PeerViolation, RequestError
-from protocol.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
-from protocol.kind import Message
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
+from protocol.link.peer import Peer
+from protocol.messages.kind import Message
 from supervisor.links.asking import AskingHalf, LinkAnswer
 from supervisor.links.encoding import DETAIL_CHARACTERS_MAX
 from supervisor.links.frame_writer import FrameWriter

@@ -21,12 +21,12 @@ from attrs import define, field
 
 from actors.kit.calls import Answer, Askable
 from actors.kit.groups import first_leaf
-from protocol import codec
 from protocol.errors import AskerLeft, DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
-from protocol.frames import Cancel, Credit, End, Fail, Item, Open
-from protocol.kind import Message
-from protocol.messages import Tokens
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import Cancel, Credit, End, Fail, Item, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import Tokens
+from protocol.messages.kind import Message
 from supervisor.links.encoding import attachment, decode_body, encode_body, fail_frame
 from supervisor.links.frame_writer import FrameWriter
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 from attrs import frozen
 
-from protocol.kind import Message
+from protocol.messages.kind import Message
 
 
 @frozen

@@ -18,8 +18,8 @@ from attrs import define, field
 
 from actors.kit.groups import first_leaf
 from protocol.errors import ActorError, LocalViolation, PeerLost, PeerRefused, PeerViolation
-from protocol.greeting import Greeter
-from protocol.peer import MESSAGE_BYTES_MAX
+from protocol.link.greeting import Greeter
+from protocol.link.peer import MESSAGE_BYTES_MAX
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.handshake_stream import LimitedStream
 from supervisor.links.tls import certificate_names

@@ -36,7 +36,7 @@ from protocol.errors import (
     TooLarge,
     Unsupported,
 )
-from protocol.media import DIGEST_LENGTH, Modality
+from protocol.messages.media import DIGEST_LENGTH, Modality
 from protocol.tensors import Tensor
 from supervisor.media.contents import StoredContent, sealed_size
 from supervisor.media.memory import MediaMemory

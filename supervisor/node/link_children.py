@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from protocol.cluster import Leg
-from protocol.greeting import Incarnation
-from protocol.media import Encode
-from protocol.messages import Generate
+from protocol.link.greeting import Incarnation
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
+from protocol.messages.media import Encode
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.link_settings import LinkSettings

@@ -18,7 +18,7 @@ from actors.text.model import TextModel
 from actors.vision.jobs import Bounds
 from actors.vision.preparation import embeddings_budget
 from protocol.errors import StartFailed
-from protocol.media import MediaPrepared, PrepareMedia
+from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.config.media import MediaSection, parse_host, parse_network
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext, RetriedChild

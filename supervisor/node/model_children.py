@@ -19,7 +19,7 @@ from actors.routing.routing import Routing
 from actors.routing.service_levels import ServiceLevels
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool

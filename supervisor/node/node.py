@@ -30,7 +30,7 @@ from attrs import define, field, frozen
 
 from actors.engines.sglang import shared_memory
 from protocol.errors import ActorError, NotReady, StartFailed
-from protocol.greeting import NONCE_BYTES
+from protocol.link.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, NodeSection

@@ -10,7 +10,7 @@ from attrs import define, field
 
 from actors.routing.load import Load
 from actors.routing.service_levels import LegPools, ServiceLevels
-from protocol.cluster import Leg, PoolState, rank_name
+from protocol.messages.cluster import Leg, PoolState, rank_name
 from supervisor.cluster.directory import Directory
 from supervisor.config.pool_checks import leg_of
 from supervisor.config.pools import AxisKeys, grid

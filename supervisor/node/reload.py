@@ -16,8 +16,8 @@ from functools import partial
 import trio
 from attrs import define, evolve, field, frozen
 
-from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
+from protocol.messages.cluster import Reloaded
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster, EngineSection, GatewaySection, NodeSection

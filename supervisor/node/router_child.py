@@ -12,8 +12,8 @@ from actors.router import router
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import EjectionState
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.cluster import EjectionState
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.config.schema import ModelSection
 from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Backoff, Child, Tree

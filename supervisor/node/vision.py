@@ -7,8 +7,8 @@ from functools import partial
 from actors.routing.encoding import Encoding, Work
 from actors.text.model import TextModel
 from actors.vision.preparation import Vision
-from protocol.media import MediaItem
-from protocol.text_messages import Respond
+from protocol.messages.media import MediaItem
+from protocol.messages.text import Respond
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.config.schema import Cluster

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import trio
 from attrs import Factory, define
 
-from protocol.operations import METRICS_PREFIX, EngineMetrics
+from protocol.messages.operations import METRICS_PREFIX, EngineMetrics
 
 LINES_A_STEP = 100  # read or written in about half a millisecond
 LINE_LENGTH_MAX = 4096

@@ -14,7 +14,7 @@ from attrs import define
 
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, open_tensors, passed_on
 from protocol.errors import InternalError
-from protocol.kind import Message
+from protocol.messages.kind import Message
 from protocol.tensors import Tensor
 from supervisor.links.tensor_road import Carriage
 from supervisor.tensors.shared_memory import SharedMemory

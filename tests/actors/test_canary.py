@@ -32,7 +32,6 @@ from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from actors.kit.groups import first_of
-from protocol.cluster import Leg
 from protocol.errors import (
     ActorError,
     EngineDied,
@@ -41,7 +40,17 @@ from protocol.errors import (
     EngineStuck,
     RequestError,
 )
-from protocol.messages import NO_PARTNER, EngineLoad, Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import (
+    NO_PARTNER,
+    EngineLoad,
+    Finished,
+    FinishReason,
+    Generate,
+    Started,
+    Tokens,
+    Usage,
+)
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
 from tests.rig.scheduler import sweep

@@ -27,7 +27,7 @@ from protocol.errors import (
     InternalError,
     TooManyInternalErrors,
 )
-from protocol.messages import EngineLoad, Finished, Generate, Sampling, Started, Tokens
+from protocol.messages.generation import EngineLoad, Finished, Generate, Sampling, Started, Tokens
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting

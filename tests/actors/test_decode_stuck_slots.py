@@ -16,10 +16,10 @@ from actors.engines.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from actors.kit.fast_path import FastPath
 from actors.routing.route import FailoverLimits
-from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
-from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
-from protocol.text_messages import Text
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.text import Text
 from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole

@@ -28,8 +28,8 @@ from protocol.errors import (
     InternalError,
     RequestError,
 )
-from protocol.media import BatchEncoded, EncodedItem, MediaForm, MediaItem
-from protocol.messages import EngineLoad
+from protocol.messages.generation import EngineLoad
+from protocol.messages.media import BatchEncoded, EncodedItem, MediaForm, MediaItem
 from protocol.tensors import Dtype, Tensor
 from protocol.trace import Trace
 from supervisor.engines.work import encode_inbox

@@ -14,8 +14,8 @@ from trio.testing import MockClock
 
 from actors.grammars import READY_WITHIN_S, GrammarChecks, GrammarChecksStatistics, grammars
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
-from protocol.messages import Grammar, GrammarKind
-from protocol.operations import CheckGrammar, GrammarChecked
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.operations import CheckGrammar, GrammarChecked
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import AnyAddress, AnyAnswer, mailbox
 

@@ -27,7 +27,7 @@ from actors.media import (
 from actors.vision.jobs import ImageFacts
 from actors.vision.planning import Plan
 from protocol.errors import BadRequest, DeadlineExceeded, Overloaded, RequestError, TooLarge
-from protocol.media import Media, MediaForm, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.media import Media, MediaForm, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import Dtype, Tensor
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.vision import LAYOUT

@@ -18,9 +18,9 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP
 from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
-from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineLost
-from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
 from tests.rig.tasks import expect_error

@@ -21,9 +21,9 @@ from actors.prefix_subscriber import (
 )
 from actors.routing.prefix_index import BLOCKS_MAX, PrefixIndex
 from protocol.errors import LinkLost, NotReady
-from protocol.kind import Message
-from protocol.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
-from protocol.messages import Done, EngineInfo
+from protocol.messages.generation import Done, EngineInfo
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 Spoil = Callable[[BlockEvents], Iterable[BlockEvents]]

@@ -19,9 +19,9 @@ from actors.text.model import Defaults, TextModel
 from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady, StartFailed
-from protocol.messages import FinishReason, Started, Usage
+from protocol.messages.generation import FinishReason, Started, Usage
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
 from protocol.model_folder import FILES
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 

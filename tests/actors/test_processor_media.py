@@ -18,9 +18,9 @@ from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
 from actors.vision.preparation import Vision, embeddings_budget
 from protocol.errors import BadRequest, ContextTooLong, RequestError, TooLarge, Unsupported
-from protocol.media import Media, MediaForm, MediaItem
+from protocol.messages.media import Media, MediaForm, MediaItem
+from protocol.messages.text import Accepted, Respond, Role, Turn
 from protocol.tensors import BYTES, Dtype, Tensor
-from protocol.text_messages import Accepted, Respond, Role, Turn
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import TINY, Worker
 from tests.rig.vision import (

@@ -18,7 +18,8 @@ from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
 from protocol.errors import EngineDied, EngineRefused
-from protocol.kv_events import (
+from protocol.messages.generation import Done, Generate, Sampling
+from protocol.messages.kv_events import (
     BlockChange,
     BlockEvent,
     BlockEvents,
@@ -27,7 +28,6 @@ from protocol.kv_events import (
     WatchBlocks,
     WatchLoad,
 )
-from protocol.messages import Done, Generate, Sampling
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
 

@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.route import FailoverLimits
-from protocol.cluster import Leg
 from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
-from protocol.messages import Generate, Logprob, Tokens, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, Logprob, Tokens, Usage
 from tests.rig.calls import AnyAnswer
 from tests.rig.router import (
     LOSSES,

@@ -19,10 +19,10 @@ from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
 from actors.routing.service_levels import ServiceLevels
 from protocol.block_hashes import block_hashes
-from protocol.cluster import Leg
 from protocol.errors import ActorLost, EngineDied
-from protocol.kv_events import BlockChange, BlockEvent
-from protocol.messages import EngineLoad, Generate, PromptBlocks, RoutingHints
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, Generate, PromptBlocks, RoutingHints
+from protocol.messages.kv_events import BlockChange, BlockEvent
 from tests.rig.calls import AnyPriorityInbox, priority_inbox
 from tests.rig.routed_pools import whole_levels
 from tests.rig.router import ActorWorker, RouterRig, ask, generate, routed

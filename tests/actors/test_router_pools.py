@@ -11,9 +11,9 @@ from actors.routing.grid import Axis, Grid
 from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits
 from actors.routing.service_levels import LegPools, ServiceLevels
-from protocol.cluster import Leg
 from protocol.errors import InternalError, LinkLost
-from protocol.messages import RoutingHints
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import RoutingHints
 from tests.rig.routed_pools import THREE, aimed, asked, pair_levels, pair_workers, three, whole_levels
 from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
 

@@ -13,8 +13,8 @@ from attrs import define, evolve
 
 from actors.engines.encoder_port import Encoder, EncodingBatch
 from protocol.errors import BadRequest, Overloaded, RequestError
-from protocol.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaItem, Modality
-from protocol.messages import REQUEST_ID_LENGTH, EngineLoad
+from protocol.messages.generation import REQUEST_ID_LENGTH, EngineLoad
+from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaItem, Modality
 from protocol.tensors import BYTES, Dtype, Tensor, size_bytes
 
 RELEASED_WITHIN_S = 30.0

@@ -17,8 +17,7 @@ from attrs import evolve
 
 from actors.engines.port import Engine, Generation
 from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
-from protocol.media import MediaForm, MediaItem, Modality, grid_tokens
-from protocol.messages import (
+from protocol.messages.generation import (
     REQUEST_ID_LENGTH,
     EngineLoad,
     Finished,
@@ -32,6 +31,7 @@ from protocol.messages import (
     Tokens,
     Usage,
 )
+from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0

@@ -17,8 +17,8 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
-from protocol.media import MediaForm, MediaInfo
-from protocol.messages import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.generation import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.media import MediaForm, MediaInfo
 from tests.contracts.engine import check_engine
 from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import Costs, FakeEngine, generate, near_engine, running_engine, whole

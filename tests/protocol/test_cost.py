@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from protocol.cluster import Leg
 from protocol.cost import (
     ANSWER_TOKENS_MAX,
     LOGPROB_BYTES,
@@ -16,8 +15,9 @@ from protocol.cost import (
     kv_tokens,
     multiplying_field,
 )
-from protocol.messages import Generate, Sampling
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.text import Respond, Role, Turn
 
 ASKED = Respond("0" * 32, turns=(Turn(Role.USER, "hi"),))
 SEVERAL = evolve(ASKED, turns=(), texts=("a", "b", "c"))

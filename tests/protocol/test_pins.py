@@ -22,8 +22,8 @@ import attrs
 import msgspec
 import pytest
 
-from protocol import codec, frames, greeting
 from protocol.errors import ERRORS_BY_CODE
+from protocol.link import codec, frames, greeting
 from protocol.openapi.document import document
 from protocol.tensors import SharedRegion
 from supervisor.gateway.http.routes import ROUTES
@@ -172,7 +172,7 @@ def test_every_message_is_encoded_as_pinned(name: str) -> None:
     changed = [number for number in now if number in pinned and now[number] != pinned[number]]
     assert not changed, (
         f"{name} {changed} have other bytes. Older nodes read past a new field with a default; any other change first "
-        f"needs a higher VERSION of protocol/frames.py; {RENEW}"
+        f"needs a higher VERSION of protocol/link/frames.py; {RENEW}"
     )
     assert not new, f"{name} {sorted(new)} have no pins (older nodes do not know them: CONTRIBUTING.md); {RENEW}"
 

@@ -10,8 +10,8 @@ from attrs import asdict, evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol.messages import Generate, Sampling
+from protocol.link import codec
+from protocol.messages.generation import Generate, Sampling
 from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, child_span, from_headers, log_fields
 
 ID, SPAN, DRAWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2

@@ -9,8 +9,9 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 sys.path.insert(0, str(ROOT))
 
-from protocol import attachments, codec, errors, frames, streams  # noqa: E402
-from protocol.kind import Kind  # noqa: E402
+from protocol import errors  # noqa: E402
+from protocol.link import attachments, codec, frames, streams  # noqa: E402
+from protocol.messages.kind import Kind  # noqa: E402
 
 
 def first_sentence(thing: object) -> str:

@@ -35,7 +35,7 @@ import trio
 
 from actors.kit.calls import BugCounter, Call, Inbox
 from protocol.errors import BadRequest
-from protocol.messages import Echo, Echoed
+from protocol.messages.generation import Echo, Echoed
 
 
 async def echo(
@@ -54,7 +54,7 @@ async def echo(
 IMPORTS = """
 from actors.echo import echo
 from actors.kit.calls import mailbox
-from protocol.messages import Echo
+from protocol.messages.generation import Echo
 """
 CHILD = """
 address, calls = mailbox(8)
@@ -71,8 +71,8 @@ from random import Random
 
 import trio
 from protocol.errors import BadRequest
-from protocol.messages import Echo
-from protocol.peer import Peer
+from protocol.messages.generation import Echo
+from protocol.link.peer import Peer
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.link import Link
 from tests.rig.assembly import built_assembly
@@ -104,13 +104,13 @@ trio.run(main)
 
 def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path: Path) -> None:
     scratch_copy = scratch(tmp_path)
-    scratch_copy.insert("protocol/messages.py", "KINDS = (", MESSAGES)
-    scratch_copy.insert("protocol/messages.py", "    Kind(29, Ping, result=Done),", KINDS)
+    scratch_copy.insert("protocol/messages/generation.py", "KINDS = (", MESSAGES)
+    scratch_copy.insert("protocol/messages/generation.py", "    Kind(29, Ping, result=Done),", KINDS)
     scratch_copy.add("actors/echo.py", ACTOR)
     scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
     scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)
     scratch_copy.insert("supervisor/node/assembly.py", "                *models.children,", ROW)
-    assert scratch_copy.touched == {"protocol/messages.py", "actors/echo.py", "supervisor/node/assembly.py"}
+    assert scratch_copy.touched == {"protocol/messages/generation.py", "actors/echo.py", "supervisor/node/assembly.py"}
 
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(tiny=ROOT / "examples" / "tiny"))

@@ -31,7 +31,7 @@ Kind(91, Zone),
 """
 IMPORTS = """
 from actors.kit.calls import Function
-from protocol.cluster import GetZone, Zone
+from protocol.messages.cluster import GetZone, Zone
 """
 SERVED = """
 answers = [Zone("north"), GetZone()]
@@ -46,7 +46,7 @@ CALLER = '''
 
 from __future__ import annotations
 
-from protocol.cluster import GetZone, Zone
+from protocol.messages.cluster import GetZone, Zone
 from supervisor.links.link import Link
 
 
@@ -62,9 +62,9 @@ from pathlib import Path
 from random import Random
 
 import trio
-from protocol.cluster import Unlisted
+from protocol.messages.cluster import Unlisted
 from protocol.errors import LinkLost, PeerViolation
-from protocol.peer import Peer
+from protocol.link.peer import Peer
 from supervisor.cli.zone import zone_of
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.link import Link
@@ -105,12 +105,16 @@ UNLISTED = "a Unlisted has no row in `KINDS`, so it crosses no link"
 
 def test_a_message_is_added_by_its_class_with_a_row_its_service_and_its_caller(tmp_path: Path) -> None:
     scratch_copy = scratch(tmp_path)
-    scratch_copy.insert("protocol/cluster.py", "KINDS = (", CLASSES)
-    scratch_copy.insert("protocol/cluster.py", "    Kind(40, LoadUpdate),", ROWS)
+    scratch_copy.insert("protocol/messages/cluster.py", "KINDS = (", CLASSES)
+    scratch_copy.insert("protocol/messages/cluster.py", "    Kind(40, LoadUpdate),", ROWS)
     scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
     scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", SERVED)
     scratch_copy.add("supervisor/cli/zone.py", CALLER)
-    assert scratch_copy.touched == {"protocol/cluster.py", "supervisor/node/assembly.py", "supervisor/cli/zone.py"}
+    assert scratch_copy.touched == {
+        "protocol/messages/cluster.py",
+        "supervisor/node/assembly.py",
+        "supervisor/cli/zone.py",
+    }
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER.format(tiny=ROOT / "examples" / "tiny"))
     written = scratch_copy.program(ASKED.format(file=str(file))).splitlines()

@@ -15,8 +15,8 @@ from protocol.dialects.http import error_body
 from protocol.dialects.request_body import decode
 from protocol.dialects.responses import CancelResponse, Create, read_event
 from protocol.errors import BadRequest, RequestError
-from protocol.messages import FinishReason, Started
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
+from protocol.messages.generation import FinishReason, Started
+from protocol.messages.text import Answered, ChoiceEnded, Respond, Text, TokenText
 
 json_values = st.recursive(
     st.none()

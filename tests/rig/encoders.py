@@ -21,7 +21,8 @@ from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import PriorityInbox
 from actors.vision.layout import VisionLayout
 from protocol.errors import RequestError
-from protocol.media import (
+from protocol.messages.generation import REQUEST_ID_LENGTH, EngineInfo, EngineLoad, encoder_info
+from protocol.messages.media import (
     BatchEncoded,
     Encode,
     EncodeBatch,
@@ -32,7 +33,6 @@ from protocol.media import (
     Modality,
     grid_tokens,
 )
-from protocol.messages import REQUEST_ID_LENGTH, EngineInfo, EngineLoad, encoder_info
 from protocol.tensors import Dtype, Tensor
 from supervisor.engines.work import encode_inbox
 

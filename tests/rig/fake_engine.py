@@ -29,10 +29,10 @@ from actors.engines.simulated.kv_memory import Lease
 from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineRefused, RequestError
-from protocol.media import MediaInfo
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Usage
+from protocol.messages.media import MediaInfo
 
 FORCED = 100.0
 RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed

@@ -14,13 +14,13 @@ from actors.engines.block_log import BlockReader
 from actors.engines.following import changes_of
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
-from protocol import codec
 from protocol.errors import AskerLeft, EngineLost, Overloaded, PeerLost, PeerViolation
-from protocol.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
-from protocol.kind import Message
-from protocol.kv_events import EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Logprob, Ping
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Logprob, Ping
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import EngineLoads, WatchBlocks, WatchLoad
 from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
 from tests.rig.network import SimTransport, sim_pair

@@ -28,7 +28,7 @@ from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.dialects.responses import FINAL_EVENTS
 from protocol.errors import EngineLost
-from protocol.messages import (
+from protocol.messages.generation import (
     EngineInfo,
     Finished,
     FinishReason,

@@ -14,12 +14,12 @@ from attrs import Factory, define
 from trio.testing import wait_all_tasks_blocked
 
 from actors.kit.calls import BugCounter
-from protocol import codec
 from protocol.errors import LocalViolation, PeerLost, PeerViolation
-from protocol.frames import ATTACHED_BYTES_MAX, VERSION, Frame, FrameReader, Hello, encode
-from protocol.kind import Kind, Message
-from protocol.messages import Done, FlushCache, Tokens
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import ATTACHED_BYTES_MAX, VERSION, Frame, FrameReader, Hello, encode
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, FlushCache, Tokens
+from protocol.messages.kind import Kind, Message
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import EndReason, Link
 from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, mailbox

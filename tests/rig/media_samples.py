@@ -14,7 +14,7 @@ from typing import Any
 import av
 from PIL import Image
 
-from protocol.media import Media, Modality
+from protocol.messages.media import Media, Modality
 
 WIDTH, HEIGHT = 64, 48
 

@@ -14,12 +14,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.engines import port
 from actors.kit.calls import Askable
-from protocol.cluster import Leg, Offer
 from protocol.errors import RequestError
-from protocol.frames import VERSION, Hello, encode
-from protocol.greeting import Greeter
-from protocol.kind import Message
-from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.link.frames import VERSION, Hello, encode
+from protocol.link.greeting import Greeter
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages.kind import Message
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh

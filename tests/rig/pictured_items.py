@@ -18,7 +18,7 @@ from actors.engines.sglang.model_files import read_files
 from actors.vision.layout import VisionLayout
 from actors.vision.model_files import vision_layout
 from actors.vision.placeholders import expand
-from protocol.media import MediaForm, MediaItem, Modality
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 
 PLACES = {

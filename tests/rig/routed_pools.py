@@ -8,8 +8,8 @@ from attrs import evolve
 
 from actors.routing.grid import Axis, Grid
 from actors.routing.service_levels import LegPools, Names, ServiceLevels
-from protocol.cluster import Leg
-from protocol.messages import Generate, RoutingHints
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, RoutingHints
 from tests.rig.router import Fake, Play, RouterRig, generate
 
 PREFILLS: dict[str, Names] = {

@@ -21,7 +21,6 @@ from actors.routing.reservations import ReservationStatistics
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from actors.routing.service_levels import ServiceLevels
-from protocol.cluster import Leg
 from protocol.errors import (
     ActorLost,
     AskerLeft,
@@ -33,7 +32,18 @@ from protocol.errors import (
     Overloaded,
     RequestError,
 )
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import (
+    EngineInfo,
+    Finished,
+    FinishReason,
+    Generate,
+    Logprob,
+    Sampling,
+    Started,
+    Tokens,
+    Usage,
+)
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 

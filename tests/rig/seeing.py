@@ -11,8 +11,8 @@ from attrs import Factory, define
 
 from actors.kit.calls import Answer
 from actors.processor import TextReply, TextRequest, TextResult
-from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Respond, Text
+from protocol.messages.generation import FinishReason, Started, Usage
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Respond, Text
 from tests.rig.gateway import Rig
 
 PNG = "data:image/png;base64,"

@@ -16,7 +16,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.messages import Finished, Generate, Sampling, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
 
 # Binary fractions, so that times can be compared exactly.
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)

@@ -20,10 +20,10 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.shared_prefixes import SharedPrefixes
 from actors.engines.slots import Deadlines, Slots
 from actors.kit.groups import first_leaf
-from protocol.cluster import Leg
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
-from protocol.messages import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
 from supervisor.links.link import Link
 from supervisor.supervision.events import ChildEvent
 from supervisor.supervision.registration import Registration

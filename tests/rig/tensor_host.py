@@ -13,9 +13,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.engines.sglang.host.link_messages import HostStatistics, LinkMessages
 from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, RequestError
-from protocol.frames import Cancel, Frame, Open
-from protocol.kind import Message
-from protocol.peer import Peer, PeerStatistics
+from protocol.link.frames import Cancel, Frame, Open
+from protocol.link.peer import Peer, PeerStatistics
+from protocol.messages.kind import Message
 from supervisor.links.link import Link
 from supervisor.tensors.shared_memory import SharedMemory, SharedStatistics
 from supervisor.tensors.shared_road import SharedMemoryRoad

@@ -21,11 +21,11 @@ from attrs import evolve, frozen
 from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.shared_tensors import new_region
 from protocol.errors import AskerLeft, EngineLost, EngineRefused, PeerLost, RequestError
-from protocol.frames import Cancel, Frame, Open
-from protocol.kind import Message
-from protocol.media import Encode, Encoded, MediaForm, MediaItem
-from protocol.messages import EngineLoad, GetLoad
-from protocol.peer import Peer
+from protocol.link.frames import Cancel, Frame, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import EngineLoad, GetLoad
+from protocol.messages.kind import Message
+from protocol.messages.media import Encode, Encoded, MediaForm, MediaItem
 from protocol.tensors import Dtype, Tensor
 from supervisor.links.link import Link
 from supervisor.links.tensor_road import Attachments

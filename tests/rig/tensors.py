@@ -6,7 +6,7 @@ from math import ceil
 
 from attrs import evolve
 
-from protocol.media import MediaForm, MediaItem, Modality
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import BYTES, Dtype, Tensor
 
 ROW = bytes(range(251))  # a prime, so that no piece of a power of two looks like the one before it

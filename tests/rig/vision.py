@@ -16,9 +16,9 @@ from actors.text.chat_template import compile_template
 from actors.text.model import TextModel
 from actors.vision.layout import PixelLimits, VisionLayout
 from protocol.errors import RequestError
-from protocol.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.text import Role, Turn
 from protocol.tensors import Dtype, Tensor
-from protocol.text_messages import Role, Turn
 from tests.rig.gateway import INFO, TINY
 
 TEMPLATE = """

@@ -34,8 +34,8 @@ from bench.rig.node import free_port, short_folder
 from bench.rig.result import Cell, Table, about, percentile, surroundings, write
 from bench.rig.table_text import table_text
 from bench.stages.model import subject
-from protocol.messages import Generate, Sampling, Tokens
-from protocol.text_messages import Role, Turn
+from protocol.messages.generation import Generate, Sampling, Tokens
+from protocol.messages.text import Role, Turn
 from tests.contracts.engine import new_id
 from tests.system.sglang.conftest import ZygoteProcess, real_engine, running_zygote
 

@@ -23,8 +23,8 @@ from actors.engines.port import Engine
 from actors.prefix_subscriber import PrefixSubscriber
 from actors.routing.prefix_index import PrefixIndex
 from protocol.errors import EngineLost
-from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad
-from protocol.messages import EngineInfo
+from protocol.messages.generation import EngineInfo
+from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.engines.publishers import publisher_children

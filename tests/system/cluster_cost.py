@@ -32,8 +32,8 @@ from actors.kit.priority_inbox import priority_inbox
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg, Offer
-from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.generation import EngineInfo, Generate, Sampling
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings

@@ -25,10 +25,10 @@ from attrs import define, field
 
 from actors.kit.calls import BugCounter, Call, mailbox
 from protocol.errors import PeerLost
-from protocol.greeting import Greeter
-from protocol.media import Encode, Encoded
-from protocol.messages import Finished, FinishReason, Generate, Sampling, Started, Tokens, Usage
-from protocol.peer import Peer
+from protocol.link.greeting import Greeter
+from protocol.link.peer import Peer
+from protocol.messages.generation import Finished, FinishReason, Generate, Sampling, Started, Tokens, Usage
+from protocol.messages.media import Encode, Encoded
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
 from supervisor.links.endpoint import Endpoint

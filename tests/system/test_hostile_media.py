@@ -26,7 +26,7 @@ from attrs import Factory, define, evolve, field
 from actors.kit.calls import Address, mailbox
 from actors.media import MediaPorts, PreparationLimits, Preparations, media
 from protocol.errors import BadRequest, RequestError, TooLarge, Unsupported
-from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from supervisor.config.media import parse_host
 from supervisor.media import addresses
 from supervisor.media.decoding import Decoders

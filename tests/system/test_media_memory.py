@@ -10,7 +10,7 @@ import trio
 
 from actors.kit.calls import Address, mailbox
 from actors.media import MediaPorts, PreparationLimits, Preparations, media
-from protocol.media import MediaPrepared, PrepareMedia
+from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.media.fetching import Fetcher, FetchRules
 from supervisor.media.files import MediaFiles
 from supervisor.media.network import SystemNetwork

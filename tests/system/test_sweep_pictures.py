@@ -13,7 +13,7 @@ import pytest
 import trio
 from attrs import define, field
 
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from tests.rig.fake_engine import Costs
 from tests.rig.fake_host import FakeHost
 from tests.rig.gateway import post

@@ -13,8 +13,8 @@ import pytest
 
 from actors.kit.fast_path import FastPath
 from actors.text.detokenizer import IncrementalDetokenizer
-from protocol.peer import Peer
-from protocol.text_messages import Text
+from protocol.link.peer import Peer
+from protocol.messages.text import Text
 from supervisor.gateway.http import exchange
 from supervisor.gateway.outbox import Outbox
 from tests.system.simulator.cluster_seed import run_cluster_seed

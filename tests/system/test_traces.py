@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from actors.engines.port import Generation
 from actors.kit.calls import Address
 from protocol.errors import EngineLost, EngineRefused, InternalError
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.trace import Trace, child_span
 from supervisor.cluster.workers import RemoteWorker, Replies
 from tests.actors import test_decode

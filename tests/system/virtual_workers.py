@@ -25,9 +25,9 @@ from actors.routing.policies import POLICIES, PolicyContext
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
-from protocol.kv_events import BlockChange, BlockEvent
-from protocol.messages import Generate, PromptBlocks, RoutingHints, Sampling
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Sampling
+from protocol.messages.kv_events import BlockChange, BlockEvent
 from supervisor.cluster.ranked_workers import RankedWorkers
 
 PAGE = 16  # tokens

@@ -12,10 +12,10 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.kit.calls import Answer, Askable
 from protocol.errors import Unsupported
-from protocol.kind import Message
-from protocol.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
-from protocol.operations import EngineMetrics, GetMetrics
+from protocol.messages.generation import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages.operations import EngineMetrics, GetMetrics
 
 PROBES = 4  # in the time that an engine may be silent
 WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again

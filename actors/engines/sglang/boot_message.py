@@ -13,7 +13,7 @@ import msgspec
 from attrs import frozen
 
 from actors.engines.sglang.spec import GrammarLimits, Setting, SglangSpec
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 
 START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""

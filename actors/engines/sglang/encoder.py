@@ -11,8 +11,8 @@ from actors.engines.encoder_port import EncodingBatch
 from actors.engines.sglang.adapter import HostLink, wait_silent
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
-from protocol.media import EncodeBatch
-from protocol.messages import EngineInfo, EngineLoad, GetLoad
+from protocol.messages.generation import EngineInfo, EngineLoad, GetLoad
+from protocol.messages.media import EncodeBatch
 
 
 @define(eq=False)

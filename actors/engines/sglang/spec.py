@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 

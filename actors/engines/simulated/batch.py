@@ -31,11 +31,11 @@ from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
-from protocol.cluster import Leg
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, RequestError
-from protocol.kv_events import RankLoad
-from protocol.messages import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
+from protocol.messages.kv_events import RankLoad
 
 
 @frozen

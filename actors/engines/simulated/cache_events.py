@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from protocol.block_hashes import block_hash
-from protocol.kv_events import BlockChange, BlockEvent
+from protocol.messages.kv_events import BlockChange, BlockEvent
 
 
 @define(eq=False)

@@ -20,10 +20,10 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
-from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.messages.generation import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.operations import EngineMetrics
 from protocol.model_folder import Digest
-from protocol.operations import EngineMetrics
 
 LOAD_EVERY_S = 0.05  # between two reports of the load
 

@@ -9,8 +9,8 @@ from attrs import Factory, define
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
-from protocol.media import MediaInfo, padded_tokens
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
+from protocol.messages.media import MediaInfo, padded_tokens
 
 
 @define(eq=False)

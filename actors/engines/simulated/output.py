@@ -17,7 +17,7 @@ from struct import unpack
 from attrs import define, frozen
 
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.messages import Generate, Logprob
+from protocol.messages.generation import Generate, Logprob
 
 PROMPT_TOKEN_BYTES = 8
 FORCED = 100.0  # OpenAI: a bias of so much makes a token certain, and its opposite impossible

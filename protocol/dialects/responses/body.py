@@ -9,8 +9,8 @@ import msgspec
 from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.responses.objects import item_id, item_object, response_id, response_object
-from protocol.messages import FinishReason
-from protocol.text_messages import Answered, Text
+from protocol.messages.generation import FinishReason
+from protocol.messages.text import Answered, Text
 
 if TYPE_CHECKING:
     from protocol.dialects.responses.requests import CreateHttp

@@ -15,8 +15,8 @@ from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import logprob_entries, split_text
 from protocol.dialects.responses.objects import item_id, item_object, part_object, response_id, response_object
 from protocol.errors import RequestError
-from protocol.messages import FinishReason, Usage
-from protocol.text_messages import ChoiceEnded, Text
+from protocol.messages.generation import FinishReason, Usage
+from protocol.messages.text import ChoiceEnded, Text
 
 if TYPE_CHECKING:
     from protocol.dialects.responses.objects import AnyCreate

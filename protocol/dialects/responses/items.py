@@ -23,12 +23,12 @@ from protocol.dialects.media_parts import (
     misplaced,
     video,
 )
-from protocol.media import Media
+from protocol.messages.media import Media
+from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import Harmless
 from protocol.strict.tagged import tag
-from protocol.text_messages import Role, Turn
 
 CONTINUES = "previous_response_id"
 

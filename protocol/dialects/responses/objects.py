@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from protocol.messages import Usage
+from protocol.messages.generation import Usage
 
 if TYPE_CHECKING:
     from protocol.dialects.formats import TextFormat

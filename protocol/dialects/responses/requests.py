@@ -20,11 +20,11 @@ from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, re
 from protocol.dialects.request_body import as_request_error, decode, read, read_checked
 from protocol.dialects.responses.items import Item, item_mistakes
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
-from protocol.messages import Grammar
+from protocol.messages.generation import Grammar
+from protocol.messages.text import Respond, Role, Turn
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
 from protocol.strict.objects import Harmless
-from protocol.text_messages import Respond, Role, Turn
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"

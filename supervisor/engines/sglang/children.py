@@ -17,10 +17,10 @@ from attrs import define, field
 
 from actors.engines.sglang.spec import SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
-from protocol.cluster import Leg
-from protocol.kind import Message
-from protocol.messages import Done
-from protocol.operations import RankStarted, RunRank
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
+from protocol.messages.operations import RankStarted, RunRank
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn

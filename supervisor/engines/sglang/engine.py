@@ -27,8 +27,8 @@ from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.spec import SglangSpec
 from actors.engines.shared_tensors import sharing_works
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
-from protocol.messages import EngineInfo, GetInfo
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.generation import EngineInfo, GetInfo
 from supervisor.engines.sglang.spawn import HostStarter, host_descriptors
 from supervisor.links.link import Link
 from supervisor.links.tensor_road import Attachments

@@ -16,9 +16,9 @@ from attrs import evolve
 from actors.engines.sglang.spec import SglangSpec
 from actors.grammars import Checker, GrammarChecks, grammars
 from actors.kit.calls import Address, Askable, Call, mailbox
-from protocol.cluster import Leg
-from protocol.kind import Message
-from protocol.operations import CheckGrammar, GrammarChecked
+from protocol.messages.cluster import Leg
+from protocol.messages.kind import Message
+from protocol.messages.operations import CheckGrammar, GrammarChecked
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_checker
 from supervisor.engines.sglang.section import CHECKER_PREFIX, SglangSection

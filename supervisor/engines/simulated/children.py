@@ -16,9 +16,9 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.text.model import TextModel
-from protocol.cluster import Leg
 from protocol.errors import StartFailed
-from protocol.media import MediaForm, MediaInfo
+from protocol.messages.cluster import Leg
+from protocol.messages.media import MediaForm, MediaInfo
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.simulated.section import SimulatedMedia, SimulatedSection
 from supervisor.engines.work import LocalEncoder, LocalEngine

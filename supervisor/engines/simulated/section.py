@@ -9,7 +9,7 @@ from attrs import frozen
 
 from actors.engines.simulated.costs import Costs, EncodingCosts
 from actors.engines.simulated.faults import Faults
-from protocol.media import MediaForm, MediaInfo
+from protocol.messages.media import MediaForm, MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 from protocol.tensors import Dtype

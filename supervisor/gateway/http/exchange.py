@@ -23,7 +23,7 @@ from protocol.dialects import http as shapes
 from protocol.dialects.request_body import reading_work
 from protocol.dialects.targets import NO_TARGETS, targets_of
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
-from protocol.messages import RouteTaken
+from protocol.messages.generation import RouteTaken
 from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX

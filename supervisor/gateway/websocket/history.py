@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from attrs import define, field, frozen
 
-from protocol.text_messages import Turn
+from protocol.messages.text import Turn
 from supervisor.gateway.memory_budgets import UNBOUNDED
 
 TURN_BYTES = 200  # of a turn, beside its text

@@ -27,8 +27,8 @@ from protocol.errors import (
     SlowClient,
     StreamLimitReached,
 )
-from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Role, Text, Turn
+from protocol.messages.generation import FinishReason, Started, Usage
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Role, Text, Turn
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.keys import Key

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engines.embedding_cache import EmbeddingCache
-from protocol.media import MediaForm, MediaItem, Modality
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 
 

@@ -20,9 +20,9 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.slots import Deadlines, Slots
 from actors.prefill import prefill
-from protocol.cluster import Leg
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.messages import Generate, Rendezvous, Sampling
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, Rendezvous, Sampling
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress
 

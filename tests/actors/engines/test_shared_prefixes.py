@@ -20,8 +20,8 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.slots import Deadlines, Slots
-from protocol.media import MediaForm, MediaItem, Modality
-from protocol.messages import Generate, Sampling, Started
+from protocol.messages.generation import Generate, Sampling, Started
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.rig.calls import AnyAddress, priority_inbox
 
 PAGE = 16

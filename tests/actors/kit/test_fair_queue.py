@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from actors.kit.calls import BugCounter, Call
 from actors.kit.fair_queue import Entry, FairQueue
-from protocol.messages import Finished, Generate, Sampling, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox
 

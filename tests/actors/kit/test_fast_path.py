@@ -13,8 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.calls import CreditExceeded
 from actors.kit.fast_path import FastPath, put_token
 from protocol.errors import LinkLost
-from protocol.messages import Tokens
-from protocol.text_messages import Text
+from protocol.messages.generation import Tokens
+from protocol.messages.text import Text
 from tests.rig.calls import AnyAnswer
 from tests.rig.tasks import expect_error
 

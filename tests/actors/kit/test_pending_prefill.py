@@ -22,10 +22,10 @@ from actors.kit.pending_prefill import PendingPrefill
 from actors.routing.load import Load
 from actors.routing.ports import Worker
 from actors.routing.reservations import Reservations
-from protocol.cluster import Leg
 from protocol.errors import DeadlineExceeded, EngineStuck, RequestError
-from protocol.messages import Generate, Sampling
-from protocol.text_messages import Accepted, Respond
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.text import Accepted, Respond
 from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.config import load
 from supervisor.config.schema import Cluster

@@ -10,7 +10,7 @@ from actors.routing.candidates import Candidates, Choice, WorkerCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 from tests.rig.router import Fake, FakePool, generate
 
 

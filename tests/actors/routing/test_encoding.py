@@ -18,7 +18,7 @@ from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, BadRequest, EngineLost, LinkLost, NotReady, Overloaded, RequestError
-from protocol.media import Encode, Encoded, MediaForm, MediaItem, Modality
+from protocol.messages.media import Encode, Encoded, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 from tests.rig.watched_memory import Watched, uncollected, watched
 

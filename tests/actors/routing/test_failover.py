@@ -11,7 +11,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.failover import resumes_exactly
 from actors.routing.route import FailoverLimits
-from protocol.cluster import Leg
 from protocol.errors import (
     BadRequest,
     ContextTooLong,
@@ -23,7 +22,8 @@ from protocol.errors import (
     NotReady,
     RequestError,
 )
-from protocol.messages import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
 from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
 
 

@@ -19,9 +19,9 @@ from actors.routing.recent_blocks import RECENT_S
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.block_hashes import block_hashes, block_hashes_after, root_digest
-from protocol.cluster import Leg
-from protocol.kv_events import BlockChange, BlockEvent
-from protocol.messages import Generate, PromptBlocks, RoutingHints
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
+from protocol.messages.kv_events import BlockChange, BlockEvent
 from tests.rig.router import Fake, FakePool, Loads, generate
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED

@@ -16,8 +16,8 @@ from actors.routing.load import Load
 from actors.routing.reservations import Reservations
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 from tests.rig.router import Fake, FakePool, Loads, generate
 
 names, tokens_held = st.text("abc", max_size=3), st.integers(0, 99)

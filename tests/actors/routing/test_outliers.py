@@ -18,9 +18,9 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
 from tests.rig.calls import AnyAnswer

@@ -33,7 +33,7 @@ DUMMY = '''
 from __future__ import annotations
 
 from actors.routing.candidates import Candidates, Choice
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 
 
 def by_prompt(request: Generate, candidates: Candidates) -> Choice | None:
@@ -47,7 +47,7 @@ from pathlib import Path
 
 import trio
 from actors.routing.policies import POLICIES
-from protocol.messages import Generate, Sampling
+from protocol.messages.generation import Generate, Sampling
 from supervisor.engines.kinds import read_cluster
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.routing import prefix_index
 from actors.routing.prefix_index import SHARDS, TURN_MAX, PrefixIndex
-from protocol.kv_events import BlockChange, BlockEvent
+from protocol.messages.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 PROMPTS = [[tree * 100 + depth for depth in range(8)] for tree in range(3)]

@@ -12,9 +12,9 @@ from actors.routing.load import Load
 from actors.routing.outliers import Ejection
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, InternalError, Preempted
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate
 from tests.rig.router import Fake, Play, Received, RouterRig, ask, check_whole, generate, routed
 from tests.rig.tasks import append_result
 

@@ -19,8 +19,8 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg
-from protocol.messages import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 from tests.rig.router import FakePool, generate

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.routing.load import Load
 from actors.routing.round_robin import RoundRobin
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from tests.rig.router import Loads, generate
 
 

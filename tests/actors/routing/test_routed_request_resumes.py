@@ -16,8 +16,8 @@ from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
-from protocol.messages import Generate, RouteTaken, Started, Tokens, Usage
-from protocol.text_messages import Text
+from protocol.messages.generation import Generate, RouteTaken, Started, Tokens, Usage
+from protocol.messages.text import Text
 from tests.rig.gateway import INFO
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 from tests.rig.vision import embedded, image, pixels_of, video

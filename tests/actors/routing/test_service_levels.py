@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.routing.service_levels import ServiceLevels
-from protocol.cluster import Leg
-from protocol.messages import Generate, RoutingHints, Sampling
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, RoutingHints, Sampling
 from tests.rig.routed_pools import DECODES, PREFILLS, pair_levels
 
 

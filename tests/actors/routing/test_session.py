@@ -8,8 +8,8 @@ from attrs import evolve
 
 from actors.routing.load import Load
 from actors.routing.session import BySession, SessionWorkers
-from protocol.cluster import Leg
-from protocol.messages import RoutingHints
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import RoutingHints
 from tests.rig.router import Loads, generate
 
 FOUR = [Load(f"w{place}", place, 10) for place in range(4)]

@@ -14,7 +14,7 @@ from actors.routing.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 from tests.rig.router import Fake, FakePool, ask, generate, routed
 
 

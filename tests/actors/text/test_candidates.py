@@ -23,8 +23,8 @@ from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
-from protocol.messages import FinishReason, Tokens, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
+from protocol.messages.generation import FinishReason, Tokens, Usage
+from protocol.messages.text import Answered, ChoiceEnded, Respond, Text, TokenText
 from tests.actors.test_processor import running
 from tests.actors.text.test_encoding import Counting
 from tests.actors.text.test_logprobs import reading

@@ -17,7 +17,7 @@ from actors.kit.offload import OFFLOAD_SIZE_MIN, T
 from actors.text.choices import Choices
 from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
-from protocol.messages import (
+from protocol.messages.generation import (
     Finished,
     FinishReason,
     Generate,
@@ -29,7 +29,7 @@ from protocol.messages import (
     Tokens,
     Usage,
 )
-from protocol.text_messages import (
+from protocol.messages.text import (
     Accepted,
     Answered,
     ChoiceEnded,

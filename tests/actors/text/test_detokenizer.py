@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models
 from actors.text.detokenizer import HELD_IDS_MAX, IncrementalDetokenizer
 from actors.text.stop_strings import StopStrings
 from actors.text.whole_tokens import WholeTokens
-from protocol.text_messages import Text
+from protocol.messages.text import Text
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 TINY = Tokenizer.from_file(str(Path(__file__).parents[3] / "examples" / "tiny" / "tokenizer.json"))

@@ -19,7 +19,7 @@ from actors.kit.offload import Offload, T, run_inline
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
-from protocol.text_messages import Role, Tokenize, Turn
+from protocol.messages.text import Role, Tokenize, Turn
 from tests.actors.test_processor import CONTENTS, ask, running
 from tests.rig.gateway import TINY, load_with_fixed_clock
 

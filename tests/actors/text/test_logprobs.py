@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.logprobs import PendingLogprobs, token_data
 from actors.text.stop_strings import StopStrings
-from protocol.messages import Logprob
+from protocol.messages.generation import Logprob
 from tests.actors.text.test_detokenizer import SENTENCEPIECE
 from tests.rig.gateway import TINY, ids
 

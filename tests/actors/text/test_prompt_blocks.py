@@ -11,8 +11,8 @@ from trio.testing import MockClock
 from actors.kit.offload import OFFLOAD_SIZE_MIN, Offload, run_inline
 from actors.text.prompt_blocks import with_blocks
 from protocol.block_hashes import block_hashes
-from protocol.media import MediaForm, MediaItem, Modality
-from protocol.messages import Generate, RoutingHints, Sampling
+from protocol.messages.generation import Generate, RoutingHints, Sampling
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.rig.vision import MEDIA_INFO
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models
 from actors.text.detokenizer import HELD_IDS_MAX, IncrementalDetokenizer
 from actors.text.stop_strings import StopStrings
 from actors.text.whole_tokens import REPLACEMENT_CHARACTER, WholeTokens, whole_tokens
-from protocol.text_messages import Text
+from protocol.messages.text import Text
 from tests.actors.text.test_detokenizer import EOS, TINY, answers, ids
 
 LETTERS = [

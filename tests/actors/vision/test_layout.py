@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.vision.layout import ASPECT_MAX, LOW_DETAIL_TOKENS, PixelLimits, VisionLayout, resize
 from protocol.errors import BadRequest
-from protocol.media import Detail
+from protocol.messages.media import Detail
 
 IMAGES, FRAMES = PixelLimits(3136, 1_003_520), PixelLimits(100_352, 602_112)
 LAYOUT = VisionLayout(14, 2, 2, IMAGES, FRAMES, image_token=7)

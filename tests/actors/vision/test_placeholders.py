@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from actors.vision.placeholders import expand
 from protocol.errors import BadRequest
-from protocol.media import Media, Modality
+from protocol.messages.media import Media, Modality
 from tests.rig.vision import IMAGE, LAYOUT, VIDEO, image, pixels_of, video
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from actors.vision.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
 from actors.vision.planning import plan
 from protocol.errors import BadRequest
-from protocol.media import Detail, Media, MediaForm, Modality
+from protocol.messages.media import Detail, Media, MediaForm, Modality
 from protocol.tensors import Dtype
 from tests.rig.vision import LAYOUT
 

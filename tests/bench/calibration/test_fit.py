@@ -30,7 +30,7 @@ from bench.calibration.fit import (
     table,
 )
 from bench.load.messages import Target
-from protocol.messages import Generate, Sampling, Tokens
+from protocol.messages.generation import Generate, Sampling, Tokens
 from supervisor.engines.kinds import read_cluster
 
 SIMULATED = Path(__file__).parents[3] / "examples" / "simulated.toml"

@@ -13,7 +13,7 @@ from bench.rig import result
 from bench.stages import command
 from bench.stages.measure import Stage
 from bench.stages.model import subject
-from protocol.messages import Done, Tokens
+from protocol.messages.generation import Done, Tokens
 
 ALL = [stage for several in command.stages().values() for stage in several]
 

@@ -8,8 +8,8 @@ from openai.types.model import Model as OpenAIModel
 from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.http import Model, error_body, error_headers, models_body
 from protocol.errors import ERRORS_BY_CODE, BadRequest, InternalError, Overloaded, Unsupported
-from protocol.messages import Grammar, GrammarKind
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.text import Respond, Role, Turn
 from tests.rig.dialects import check_refused
 
 ID = "0123456789abcdef0123456789abcdef"

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from protocol.dialects.chat import ChatRequest, Chunks, Completion, completion_id, parse
 from protocol.errors import EngineLost
-from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Text
+from protocol.messages.generation import FinishReason, Started, Usage
+from protocol.messages.text import Answered, ChoiceEnded, Text
 from tests.rig.dialects import LISTED, SCORED, ended, events, extras, streamed, whole_body
 
 ID = "0123456789abcdef0123456789abcdef"

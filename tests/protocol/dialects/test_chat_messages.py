@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protocol.dialects.chat import parse, to_respond
 from protocol.errors import BadRequest, RequestError, Unsupported
-from protocol.media import Detail, Media, Modality
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.media import Detail, Media, Modality
+from protocol.messages.text import Respond, Role, Turn
 from tests.rig.dialects import check_refused
 from tests.rig.stock_bodies import sent_body
 

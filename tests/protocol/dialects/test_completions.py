@@ -12,8 +12,8 @@ from protocol.dialects import completions
 from protocol.dialects.completions import Chunks, CompletionRequest, completion_id, parse, to_respond
 from protocol.dialects.prompt import IDS_MAX
 from protocol.errors import BadRequest, EngineLost, Unsupported
-from protocol.messages import FinishReason, Started, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Respond, Text, TokenText
+from protocol.messages.generation import FinishReason, Started, Usage
+from protocol.messages.text import Answered, ChoiceEnded, Respond, Text, TokenText
 from tests.rig.dialects import (
     check_answered_or_refused,
     check_refused,

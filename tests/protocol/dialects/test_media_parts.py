@@ -11,7 +11,7 @@ from protocol.dialects.media_parts import (
     content_of,
     image,
 )
-from protocol.media import Detail, Media, Modality
+from protocol.messages.media import Detail, Media, Modality
 
 
 @frozen

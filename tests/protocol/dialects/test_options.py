@@ -22,8 +22,8 @@ from protocol.dialects.options import (
     TOP_LOGPROBS_MAX,
 )
 from protocol.errors import BadRequest, RequestError
-from protocol.messages import Grammar, GrammarKind
-from protocol.text_messages import Respond
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.text import Respond
 from tests.rig.dialects import check_refused, json_values, parse_event
 
 ID = "0123456789abcdef0123456789abcdef"

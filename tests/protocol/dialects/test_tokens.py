@@ -14,7 +14,7 @@ from protocol.dialects.tokens import (
     tokenized,
 )
 from protocol.errors import BadRequest, Unsupported
-from protocol.text_messages import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
+from protocol.messages.text import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
 from tests.rig.dialects import check_refused
 
 USER = {"role": "user", "content": "Hi"}

@@ -17,10 +17,21 @@ from rich.console import Console
 from trio.testing import MockClock
 
 import supervisor
-from protocol.cluster import ChildState, Drain, GateState, Leg, LinkState, NodeState, Offer, Reload, Reloaded, Status
 from protocol.errors import NotReady, PeerLost, StartFailed
-from protocol.kind import Message
-from protocol.messages import Done
+from protocol.messages.cluster import (
+    ChildState,
+    Drain,
+    GateState,
+    Leg,
+    LinkState,
+    NodeState,
+    Offer,
+    Reload,
+    Reloaded,
+    Status,
+)
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
 from supervisor import __main__
 from supervisor.cli import client, commands, drain
 from supervisor.cli.commands import NEW_NODE_WAIT_S

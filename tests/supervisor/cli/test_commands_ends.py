@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.cluster import ChildState, Drain, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
 from protocol.errors import PeerLost
-from protocol.kind import Message
-from protocol.messages import Done
+from protocol.messages.cluster import ChildState, Drain, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
 from supervisor import __main__, command_line
 from supervisor.cli import commands
 from supervisor.cli.client import ClusterClient, Route

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from rich.console import Console, ConsoleRenderable, RichCast
 
-from protocol.cluster import (
+from protocol.messages.cluster import (
     ChildState,
     EjectionState,
     GateState,

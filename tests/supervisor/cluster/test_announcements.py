@@ -12,12 +12,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.offload import run_inline
-from protocol.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
 from protocol.errors import LinkLost
-from protocol.kind import Message
-from protocol.messages import Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
-from protocol.operations import GrammarChecked
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
+from protocol.messages.generation import Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
+from protocol.messages.kind import Message
+from protocol.messages.operations import GrammarChecked
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker

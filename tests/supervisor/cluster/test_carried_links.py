@@ -14,11 +14,11 @@ import trio
 from attrs import define, evolve
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
-from protocol import codec
-from protocol.cluster import GetStatus, Leg, NodeState, Offer
 from protocol.errors import ActorLost, LinkReplaced, PeerLost, PeerRefused
-from protocol.frames import VERSION, Bye, Cancel, Hello, KeepAlive, Open, encode
-from protocol.greeting import Incarnation
+from protocol.link import codec
+from protocol.link.frames import VERSION, Bye, Cancel, Hello, KeepAlive, Open, encode
+from protocol.link.greeting import Incarnation
+from protocol.messages.cluster import GetStatus, Leg, NodeState, Offer
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
 from supervisor.cluster.pool import WorkerPool

@@ -9,9 +9,9 @@ import pytest
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from protocol.errors import LinkLost, PeerLost, PeerViolation
-from protocol.messages import EngineInfo, encoder_info
+from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_state
+from protocol.messages.generation import EngineInfo, encoder_info
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker

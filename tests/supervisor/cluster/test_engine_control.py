@@ -14,10 +14,10 @@ from attrs import define, evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.engines import port
-from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import EngineLost, InternalError, NotReady, Overloaded, PeerLost
-from protocol.messages import EngineLoad, FlushCache, GetLoad
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, NodeState, Offer
+from protocol.messages.generation import EngineLoad, FlushCache, GetLoad
 from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import FORGETS_S

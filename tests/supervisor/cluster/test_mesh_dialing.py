@@ -11,9 +11,9 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import Neighbour, NodeState
 from protocol.errors import PeerLost
-from protocol.greeting import Incarnation
+from protocol.link.greeting import Incarnation
+from protocol.messages.cluster import Neighbour, NodeState
 from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.mesh import FORGETS_S, RUMOUR_DIALS_MAX, Mesh
 from supervisor.cluster.node_records import FORGET_S, UNCONFIRMED_BY_NODE_MAX

@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.greeting import Incarnation
+from protocol.link.greeting import Incarnation
 from supervisor.links.tls import LinkTls
 from tests.rig import certificate
 from tests.rig.nodes import QUICK, Node, Reasons, all_linked, linked_nodes, until

@@ -12,8 +12,8 @@ import trio.testing
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol import greeting
-from protocol.frames import VERSION, KeepAlive, encode
+from protocol.link import greeting
+from protocol.link.frames import VERSION, KeepAlive, encode
 from supervisor.cluster import mesh
 from supervisor.links import websocket
 from supervisor.links.handshake_stream import HANDSHAKE_BYTES_MAX

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from protocol import frames
-from protocol.cluster import Leg, NodeState, Offer
-from protocol.codec import encode as body
-from protocol.frames import VERSION, Announce, Credit, Hello, Open, encode
-from protocol.messages import EngineInfo
+from protocol.link import frames
+from protocol.link.codec import encode as body
+from protocol.link.frames import VERSION, Announce, Credit, Hello, Open, encode
+from protocol.messages.cluster import Leg, NodeState, Offer
+from protocol.messages.generation import EngineInfo
 from supervisor.links import websocket
 from tests.rig.fake_engine import generate
 from tests.rig.nodes import (

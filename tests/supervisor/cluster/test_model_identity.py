@@ -19,9 +19,9 @@ from rich.console import Console
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from protocol.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
 from protocol.errors import StartFailed
-from protocol.messages import EngineInfo
+from protocol.messages.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
+from protocol.messages.generation import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
 from supervisor.cluster import models, readiness

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from trio.testing import MockClock
 
-from protocol.cluster import Neighbour, NodeState, check_state
+from protocol.messages.cluster import Neighbour, NodeState, check_state
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import (
     FORGET_S,

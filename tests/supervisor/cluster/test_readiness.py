@@ -10,8 +10,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import NodeState
 from protocol.errors import EngineDied, StartFailed
+from protocol.messages.cluster import NodeState
 from supervisor.cluster import readiness
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster

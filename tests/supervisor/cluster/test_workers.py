@@ -13,11 +13,11 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import Leg, NodeState, Offer, check_state
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import ActorLost, BadRequest, NotReady
-from protocol.messages import EngineInfo, Generate
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, NodeState, Offer, check_state
+from protocol.messages.generation import EngineInfo, Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.workers import RemoteWorker

@@ -15,11 +15,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.encoder import encoder
 from actors.engines.encoder_limits import EncoderLimits
 from actors.kit.offload import run_inline
-from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import ActorLost, NotReady, RequestError
-from protocol.media import Encode
-from protocol.messages import EngineInfo, Grammar, GrammarKind, encoder_info
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, NodeState, Offer
+from protocol.messages.generation import EngineInfo, Grammar, GrammarKind, encoder_info
+from protocol.messages.media import Encode
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory

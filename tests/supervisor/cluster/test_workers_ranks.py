@@ -9,14 +9,14 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.cluster import (
+from protocol.link.peer import Peer
+from protocol.messages.cluster import (
     Leg,
     NodeState,
     Offer,
     rank_name,
 )
-from protocol.messages import EngineLoad, Generate, RankCounts
-from protocol.peer import Peer
+from protocol.messages.generation import EngineLoad, Generate, RankCounts
 from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker

@@ -14,7 +14,9 @@ from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from actors.kit.calls import Address, mailbox
-from protocol.cluster import (
+from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused
+from protocol.link.peer import Peer
+from protocol.messages.cluster import (
     ChildState,
     Drain,
     GetStatus,
@@ -26,10 +28,8 @@ from protocol.cluster import (
     Reloaded,
     Status,
 )
-from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused
-from protocol.kind import Message
-from protocol.messages import Done, EngineLoad, FlushCache
-from protocol.peer import Peer
+from protocol.messages.generation import Done, EngineLoad, FlushCache
+from protocol.messages.kind import Message
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings

@@ -16,9 +16,9 @@ import trio
 
 from actors.engines.sglang import shared_memory
 from actors.kit.calls import Function
-from protocol.cluster import Drain, GetStatus, NodeState, Status
-from protocol.kind import Message
-from protocol.messages import Done
+from protocol.messages.cluster import Drain, GetStatus, NodeState, Status
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
 from supervisor.cli.client import ClusterClient
 from supervisor.config.schema import Cluster, NodeSection
 from supervisor.control import unix_socket

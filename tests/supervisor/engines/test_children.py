@@ -16,10 +16,10 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.simulated.encoder import SimulatedEncoder
-from protocol.cluster import Leg
 from protocol.errors import BadRequest, StartFailed
-from protocol.media import Encode, Encoded, MediaForm
-from protocol.messages import EngineLoad, FlushCache, Generate, GetLoad, Sampling, Started
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, FlushCache, Generate, GetLoad, Sampling, Started
+from protocol.messages.media import Encode, Encoded, MediaForm
 from supervisor.cluster import engine_control
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster

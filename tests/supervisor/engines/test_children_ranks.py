@@ -13,8 +13,8 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.engines.simulated.engine import SimulatedEngine
-from protocol.messages import Generate, Sampling
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.text import Respond, Role, Turn
 from supervisor.cluster.engine_control import local_loads
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.engines.kinds import read_cluster

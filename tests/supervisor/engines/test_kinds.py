@@ -18,10 +18,10 @@ from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
-from protocol.messages import Generate, GetLoad
-from protocol.operations import CheckGrammar
+from protocol.messages.generation import Generate, GetLoad
+from protocol.messages.operations import CheckGrammar
+from protocol.messages.text import Respond
 from protocol.strict.mistakes import Mistake
-from protocol.text_messages import Respond
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.kind import EngineChild, EngineKind, KindChildren, NodeContext
 from supervisor.engines.kinds import KINDS, check_host, read_cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.kv_events import WatchBlocks, WatchLoad
+from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.publishers import publisher_children
 from supervisor.supervision.registration import Registration

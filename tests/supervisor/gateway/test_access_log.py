@@ -15,7 +15,7 @@ from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.dialects.responses import Events
 from protocol.errors import Forbidden, Unauthorized
-from protocol.messages import RouteTaken
+from protocol.messages.generation import RouteTaken
 from tests.rig.gateway import Rig, Worker, chat, create, gateway_rig, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
 from tests.rig.sockets import gateway_websocket, whole

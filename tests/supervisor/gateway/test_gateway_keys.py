@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from protocol.cluster import Reloaded
+from protocol.messages.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.schema import NodeSection

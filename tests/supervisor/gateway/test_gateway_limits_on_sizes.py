@@ -15,8 +15,8 @@ import trio
 from trio.testing import MockClock
 
 from actors.text.prompts import PromptLimits
-from protocol.cluster import Leg, Offer
-from protocol.text_messages import Role, Turn
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.text import Role, Turn
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import ClientLimits

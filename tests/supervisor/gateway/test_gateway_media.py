@@ -14,7 +14,7 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from protocol.media import Detail, Media, Modality
+from protocol.messages.media import Detail, Media, Modality
 from supervisor.gateway.gateway import LONG_BODIES_A_TURN
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.http.request_reader import BYTES_A_TURN, BYTES_FREE

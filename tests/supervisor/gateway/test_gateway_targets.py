@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.messages import RoutingHints
+from protocol.messages.generation import RoutingHints
 from tests.rig.gateway import chat, create, gateway_rig, post, text
 from tests.rig.keys import as_
 from tests.rig.sockets import whole

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from protocol.errors import Overloaded
-from protocol.text_messages import Role, Turn
+from protocol.messages.text import Role, Turn
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, evolve, field
 
 from actors.text.prompts import PromptLimits
-from protocol.cluster import Leg, NodeState, Offer
+from protocol.messages.cluster import Leg, NodeState, Offer
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.requests import ServedModel

@@ -12,14 +12,14 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import attachments, codec, peer
-from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.errors import AskerLeft, LinkLost, Overloaded, PeerViolation, TooLarge
-from protocol.frames import VERSION, End, Frame, Hello, Item, Open, ReplyData, RequestData, WindowUpdate
-from protocol.kind import Message
-from protocol.media import Encode, Encoded, MediaForm
-from protocol.messages import Generate, GetLoad, Sampling
-from protocol.peer import Peer, PeerStatistics
+from protocol.link import attachments, codec, peer
+from protocol.link.attachments import PIECE_BYTES, WINDOW_BYTES
+from protocol.link.frames import VERSION, End, Frame, Hello, Item, Open, ReplyData, RequestData, WindowUpdate
+from protocol.link.peer import Peer, PeerStatistics
+from protocol.messages.generation import Generate, GetLoad, Sampling
+from protocol.messages.kind import Message
+from protocol.messages.media import Encode, Encoded, MediaForm
 from protocol.tensors import Dtype, Tensor
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.heartbeat import Heartbeat

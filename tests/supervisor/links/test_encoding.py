@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from protocol import codec
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
-from protocol.frames import Fail
-from protocol.kind import Message
-from protocol.media import Encode
-from protocol.messages import Generate
+from protocol.link import codec
+from protocol.link.frames import Fail
+from protocol.messages.generation import Generate
+from protocol.messages.kind import Message
+from protocol.messages.media import Encode
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,

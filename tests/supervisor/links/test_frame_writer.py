@@ -11,11 +11,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import codec
 from protocol.errors import LinkLost, PeerViolation
-from protocol.frames import STEP_TOKENS_MAX, End, Item, Open, Step
-from protocol.messages import Done, Embedded, FlushCache, Logprob, Started, Tokens
-from protocol.peer import MESSAGE_BYTES_MAX
+from protocol.link import codec
+from protocol.link.frames import STEP_TOKENS_MAX, End, Item, Open, Step
+from protocol.link.peer import MESSAGE_BYTES_MAX
+from protocol.messages.generation import Done, Embedded, FlushCache, Logprob, Started, Tokens
 from protocol.tensors import Dtype, Tensor
 from supervisor.links.transport import Transport
 from tests.rig.calls import AnyAnswer, mailbox

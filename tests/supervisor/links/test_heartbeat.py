@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import LinkLost, LocalViolation, PeerLost
-from protocol.frames import KeepAlive
-from protocol.messages import FlushCache
-from protocol.peer import Peer
+from protocol.link.frames import KeepAlive
+from protocol.link.peer import Peer
+from protocol.messages.generation import FlushCache
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
 from tests.rig.links import hand_written, linked, never_answer

@@ -11,9 +11,9 @@ from attrs import Factory, define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import LinkLost
-from protocol.frames import KeepAlive
-from protocol.messages import FlushCache
-from protocol.text_messages import Text
+from protocol.link.frames import KeepAlive
+from protocol.messages.generation import FlushCache
+from protocol.messages.text import Text
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link
 from tests.rig.calls import AnyAnswer, AnyCall

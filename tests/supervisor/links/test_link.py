@@ -11,8 +11,6 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import codec
-from protocol.cluster import NodeState
 from protocol.errors import (
     Draining,
     EngineLost,
@@ -23,7 +21,8 @@ from protocol.errors import (
     PeerLost,
     PeerViolation,
 )
-from protocol.frames import (
+from protocol.link import codec
+from protocol.link.frames import (
     Announce,
     Bye,
     End,
@@ -33,8 +32,9 @@ from protocol.frames import (
     Open,
     Step,
 )
-from protocol.kind import Message
-from protocol.messages import (
+from protocol.link.peer import Peer
+from protocol.messages.cluster import NodeState
+from protocol.messages.generation import (
     Done,
     Finished,
     FinishReason,
@@ -44,9 +44,9 @@ from protocol.messages import (
     Tokens,
     Usage,
 )
-from protocol.operations import RankStarted, RunRank
-from protocol.peer import Peer
-from protocol.text_messages import Text
+from protocol.messages.kind import Message
+from protocol.messages.operations import RankStarted, RunRank
+from protocol.messages.text import Text
 from supervisor.links.encoding import FREE_REPLIES_MAX
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import FRAMES_A_TURN, Link

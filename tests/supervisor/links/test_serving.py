@@ -8,11 +8,11 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol import codec
 from protocol.errors import NotReady
-from protocol.frames import Credit, Fail, Open
-from protocol.messages import Done, FlushCache
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import Credit, Fail, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, FlushCache
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall, mailbox
 from tests.rig.links import ask, count_to_three, hand_written, held_for, linked

@@ -12,9 +12,9 @@ import pytest
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol import greeting
 from protocol.errors import PeerRefused, StartFailed
-from protocol.greeting import Greeter
+from protocol.link import greeting
+from protocol.link.greeting import Greeter
 from supervisor.cluster import link_credentials
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.config import placement

@@ -20,7 +20,7 @@ from actors.vision import jobs
 from actors.vision.jobs import ImageFacts, VideoFacts
 from actors.vision.planning import Plan, plan
 from protocol.errors import BadRequest, DeadlineExceeded, NotReady, RequestError, TooLarge, Unsupported
-from protocol.media import Media, Modality
+from protocol.messages.media import Media, Modality
 from protocol.tensors import Dtype
 from supervisor.media.contents import StoredContent, content_writer
 from supervisor.media.template import decoder_environment

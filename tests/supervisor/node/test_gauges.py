@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.messages import EngineLoad, Usage
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.generation import EngineLoad, Usage
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import KnownNode
 from supervisor.links.link import Link

@@ -16,7 +16,7 @@ import trio
 from attrs import evolve
 
 from protocol.errors import StartFailed
-from protocol.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
+from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster

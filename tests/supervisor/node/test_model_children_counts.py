@@ -13,7 +13,7 @@ from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.load import Load
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.text import Respond, Role, Turn
 from supervisor.cluster import workers
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from protocol.cluster import Leg, PoolState
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.cluster import Leg, PoolState
+from protocol.messages.text import Respond, Role, Turn
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly

@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import Reloaded
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Reloaded
 from supervisor.cluster import link_credentials
 from supervisor.cluster.mesh import Mesh
 from supervisor.config.certificate import Certificate

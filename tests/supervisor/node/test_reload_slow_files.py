@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from protocol.cluster import Reloaded
 from protocol.errors import InternalError, StartFailed
+from protocol.messages.cluster import Reloaded
 from supervisor import deadlines
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster

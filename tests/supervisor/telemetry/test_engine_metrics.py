@@ -9,7 +9,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock
 
-from protocol.operations import METRICS_BYTES_MAX, EngineMetrics
+from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics
 from supervisor.telemetry.engine_metrics import LINE_LENGTH_MAX, merge_in_steps
 from tests.rig.turns import cpu_watched
 

@@ -16,12 +16,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.engines.sglang.host.link_messages import HostStatistics, LinkMessages
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, open_tensors
-from protocol import codec
 from protocol.errors import BadRequest, DeadlineExceeded, EngineLost, PeerViolation
-from protocol.frames import End
-from protocol.kind import Message
-from protocol.media import Encode, Encoded, MediaItem
-from protocol.messages import Generate, Sampling
+from protocol.link import codec
+from protocol.link.frames import End
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.kind import Message
+from protocol.messages.media import Encode, Encoded, MediaItem
 from supervisor.links.link import Link
 from supervisor.tensors.shared_memory import DESCRIPTOR_BYTES
 from tests.rig.links import hand_written

@@ -22,7 +22,7 @@ from attrs import Factory, define
 from actors.kit.calls import Address, mailbox
 from actors.media import MediaPorts, PreparationLimits, Preparations, Source, media
 from protocol.errors import RequestError
-from protocol.media import Media, MediaItem, MediaPrepared, PrepareMedia
+from protocol.messages.media import Media, MediaItem, MediaPrepared, PrepareMedia
 from protocol.tensors import BYTES
 from supervisor.media.contents import StoredContent, content_writer
 from tests.rig.media import decoders, limited, open_descriptors

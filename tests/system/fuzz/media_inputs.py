@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from protocol.media import Modality
+from protocol.messages.media import Modality
 from tests.rig import media_samples as samples
 
 Change: TypeAlias = Callable[[bytearray, Random], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.media import Modality
+from protocol.messages.media import Modality
 from tests.system.fuzz.media import run
 from tests.system.fuzz.media_inputs import CHANGES, IMAGES, VIDEOS, make
 

@@ -14,8 +14,8 @@ import trio
 
 from actors.engines.shared_tensors import open_tensors
 from protocol.errors import DeadlineExceeded, EngineLost
-from protocol.media import Encode, Encoded
-from protocol.messages import EngineLoad, GetLoad
+from protocol.messages.generation import EngineLoad, GetLoad
+from protocol.messages.media import Encode, Encoded
 from protocol.tensors import Dtype, SharedRegion, Tensor
 from supervisor.tensors.shared_memory import SharedStatistics
 from tests.rig.tensor_process import DIES, WAITS, HostProcess, encoded, host_process, sharing_process

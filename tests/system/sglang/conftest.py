@@ -22,7 +22,7 @@ from actors.engines.port import Engine
 from actors.engines.sglang import shared_memory
 from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, SGLANG, Node, node, short_folder
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from supervisor.engines.sglang import spawn
 from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine
 from supervisor.processes import run_folder

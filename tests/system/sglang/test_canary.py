@@ -19,8 +19,8 @@ from actors.engines.port import Engine
 from actors.engines.slots import Deadlines, Slots
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
-from protocol.cluster import Leg
-from protocol.messages import NO_PARTNER
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import NO_PARTNER
 from tests.contracts.engine import at_rest, new_id, read, request, serves_on, slot
 from tests.rig.host_parts import HEAD, parts_process
 from tests.system.sglang.conftest import MakeEngine

@@ -10,7 +10,7 @@ import trio
 
 from actors.engines.port import Engine
 from protocol.errors import AskerLeft, RequestError
-from protocol.messages import Generate, Sampling, Tokens
+from protocol.messages.generation import Generate, Sampling, Tokens
 from tests.contracts.engine import RELEASED_WITHIN_S, at_rest, check_engine, complete, leave, new_id, request
 from tests.system.sglang.conftest import MakeEngine
 

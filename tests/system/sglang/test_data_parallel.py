@@ -19,8 +19,8 @@ from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_unt
 from bench.rig.processes import ProcessEntry, usage
 from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest, Overloaded
-from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import Generate, Sampling, Started, Tokens
+from protocol.messages.generation import Generate, Sampling, Started, Tokens
+from protocol.messages.kv_events import BlockEvents, EngineLoads
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import all_completed, prompts
 

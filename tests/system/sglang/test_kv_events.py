@@ -18,8 +18,8 @@ from actors.engines.port import Engine
 from actors.routing.prefix_index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
-from protocol.kv_events import BlockEvents, EngineLoads
-from protocol.messages import FinishReason, Generate, Sampling, Started
+from protocol.messages.generation import FinishReason, Generate, Sampling, Started
+from protocol.messages.kv_events import BlockEvents, EngineLoads
 from supervisor.engines.sglang import spawn
 from tests.contracts.engine import complete, new_id
 from tests.system.sglang.conftest import MakeEngine

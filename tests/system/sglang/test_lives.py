@@ -17,7 +17,7 @@ from attrs import evolve
 from actors.engines.port import Engine
 from bench.rig.processes import process_table
 from protocol.errors import EngineDied, StartFailed
-from protocol.messages import Generate, Grammar, GrammarKind, Started
+from protocol.messages.generation import Generate, Grammar, GrammarKind, Started
 from supervisor.supervision.registration import Registration
 from tests.contracts.engine import at_rest, complete, request, serves_on
 from tests.system.sglang.conftest import STARTED_WITHIN_S, Keep, KeepEngines, MakeEngine, ZygoteProcess

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from actors.engines.port import Engine
-from protocol.messages import Generate, Sampling
+from protocol.messages.generation import Generate, Sampling
 from tests.contracts.engine import complete, new_id, request
 from tests.system.sglang.conftest import MakeEngine
 

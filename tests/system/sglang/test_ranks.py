@@ -13,7 +13,7 @@ import trio
 
 from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
-from protocol.messages import Generate, Sampling
+from protocol.messages.generation import Generate, Sampling
 from tests.contracts.engine import complete, new_id
 from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_ready
 from tests.system.sglang.conftest import MakeEngine

@@ -11,7 +11,7 @@ from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.shared_prefixes import SharedPrefixes
 from actors.engines.slots import Deadlines, Slots
-from protocol.messages import Finished, Generate, Sampling
+from protocol.messages.generation import Finished, Generate, Sampling
 from tests.contracts.engine import new_id, request
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.system.sglang.conftest import MakeEngine

@@ -11,8 +11,8 @@ import trio
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.shared_tensors import SHARED_BYTES_MIN
 from protocol.errors import EngineRefused, RequestError
-from protocol.media import Encode
-from protocol.messages import Finished, Generate, Sampling
+from protocol.messages.generation import Finished, Generate, Sampling
+from protocol.messages.media import Encode
 from tests.rig.tensors import pixels
 from tests.system.sglang.conftest import MakeEngine
 

@@ -11,8 +11,8 @@ from attrs import evolve, frozen
 
 from actors.engines.encoder_port import Encoder
 from actors.engines.port import Engine
-from protocol.media import MediaForm, MediaItem, Modality
-from protocol.messages import Generate, Sampling
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.contracts import encoder as encoders
 from tests.contracts.engine import complete, new_id
 from tests.rig import sglang_alone

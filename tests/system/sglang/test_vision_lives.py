@@ -18,8 +18,8 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.shared_memory import SHARED_MEMORY, TENSORS
 from protocol.errors import EngineLost, InternalError, RequestError
-from protocol.media import MediaForm, MediaItem, Modality
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor, size_bytes
 from supervisor.supervision.registration import Registration
 from tests.contracts import encoder as encoders

@@ -18,7 +18,7 @@ from actors.routing.candidates import Candidates, Choice
 from actors.routing.kv import KvPolicy
 from actors.routing.prefix_index import PrefixIndex
 from protocol.block_hashes import block_hash, block_hashes
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 from tests.rig.vision import IMAGE, VIDEO
 
 LAG_S = 0.5  # until a router knows of a change, on a network without delay

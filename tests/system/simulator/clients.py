@@ -12,7 +12,7 @@ from contextlib import suppress
 import trio
 from attrs import define, field
 
-from protocol.media import Detail
+from protocol.messages.media import Detail
 from tests.rig.gateway import Client, post
 from tests.system.simulator import judge, tls
 from tests.system.simulator.faults import Faults

@@ -13,8 +13,8 @@ from attrs import define, field
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.service_levels import ServiceLevels
-from protocol.cluster import Leg
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings

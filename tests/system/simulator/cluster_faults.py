@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 from attrs import define, field
 
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from tests.rig.small_system import SmallSystem
 from tests.system.simulator.cluster import SECTION, OfCluster
 from tests.system.simulator.encoders import NodeEncoders

@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 from tests.rig.small_system import LONG_S

@@ -11,8 +11,8 @@ from attrs import define, evolve, field
 
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
-from protocol.cluster import Leg
 from protocol.errors import HandOffFailed, InternalError
+from protocol.messages.cluster import Leg
 from supervisor.links.endpoint import Endpoint
 from supervisor.supervision.supervise import supervise
 from tests.system.simulator.cluster import SECTION, OfCluster

@@ -16,9 +16,9 @@ from actors.engines.encoder_port import Encoder, EncodingBatch
 from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.faults import Faults
-from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
-from protocol.media import Encode, EncodeBatch, EncodedItem, MediaItem
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.media import Encode, EncodeBatch, EncodedItem, MediaItem
 from protocol.tensors import NO_TENSOR
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker

@@ -8,7 +8,7 @@ from itertools import count
 from attrs import define, frozen
 
 from actors.engines.simulated.output import OutputSequence
-from protocol.messages import Generate, Logprob
+from protocol.messages.generation import Generate, Logprob
 from tests.rig.fake_engine import FakeEngine, Predictable, Scheduler, logprob_at, prompt_of, token_at
 from tests.rig.fake_host import FakeHost
 from tests.system.simulator.model import VOCABULARY

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 from tests.system.simulator.faults import CLUSTER_FAULTS, FAULTS
 from tests.system.simulator.picture_faults import PICTURE_FAULTS, UNDER_A_TENSOR
 from tests.system.simulator.prefix_plan import SPOILS

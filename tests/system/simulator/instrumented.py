@@ -10,7 +10,7 @@ from attrs import define
 from actors.kit.calls import Address, Answer
 from actors.kit.direct import DirectAddress
 from actors.kit.fair_queue import Entry
-from protocol.messages import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.gateway.admission import AdmissionGate, Waiter
 
 

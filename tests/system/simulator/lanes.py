@@ -12,7 +12,7 @@ import trio
 from attrs import Factory, define, field
 
 from protocol.dialects.responses import FINAL_EVENTS
-from protocol.media import Detail
+from protocol.messages.media import Detail
 from tests.rig.gateway import frame
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, HttpClient, Reader, options

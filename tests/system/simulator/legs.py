@@ -11,10 +11,10 @@ from attrs import Factory, define, evolve, field
 from actors.engines.simulated.batch import BatchUpdate
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from protocol.cluster import Leg
 from protocol.errors import RequestError
-from protocol.media import MediaForm
-from protocol.messages import EngineInfo, Generate
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.media import MediaForm
 from tests.rig.fake_engine import Costs, FakeEngine
 from tests.rig.fake_host import FakeHost
 from tests.system.simulator.engines import SeeingEngine, SeeingScheduler

@@ -13,7 +13,7 @@ from actors.media import Inspected, MediaPorts, MediaStatistics, PreparationLimi
 from actors.vision.jobs import Facts, ImageFacts, VideoFacts
 from actors.vision.planning import Plan
 from protocol.errors import BadRequest, NotReady
-from protocol.media import Modality
+from protocol.messages.media import Modality
 from protocol.tensors import Tensor
 from tests.system.simulator.encoders import Gallery
 from tests.system.simulator.pictures import FPS, LAYOUT, Picture, pixels, read

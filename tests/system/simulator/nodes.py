@@ -13,12 +13,12 @@ from typing import Any, cast
 import trio
 from attrs import Factory, define, field
 
-from protocol.cluster import Leg, Offer
 from protocol.errors import StartFailed
-from protocol.greeting import Incarnation
-from protocol.media import Encode
-from protocol.messages import Generate
-from protocol.peer import Peer
+from protocol.link.greeting import Incarnation
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.generation import Generate
+from protocol.messages.media import Encode
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.link_settings import LinkSettings

@@ -8,9 +8,9 @@ from actors.decode import decode
 from actors.engines.slots import Slots
 from actors.kit.priority_inbox import priority_inbox
 from actors.prefill import prefill
-from protocol.cluster import Leg, Offer
 from protocol.cost import generation_tokens
-from protocol.messages import Generate
+from protocol.messages.cluster import Leg, Offer
+from protocol.messages.generation import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import RequestInbox

@@ -15,7 +15,7 @@ from actors.routing.encoding import Encoding
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
 from actors.vision.preparation import Vision
-from protocol.media import MediaPrepared, PrepareMedia
+from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.node.vision import encode_items

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from actors.engines.encoder_limits import EncoderLimits
 from actors.engines.simulated.costs import EncodingCosts
 from actors.media import PreparationLimits
-from protocol.media import MediaForm, MediaInfo
+from protocol.messages.media import MediaForm, MediaInfo
 from tests.rig.fake_engine import Costs
 from tests.rig.vision import MEDIA_INFO
 from tests.system.simulator.encoders import EncoderCosts, Gallery

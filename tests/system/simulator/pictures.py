@@ -18,7 +18,7 @@ from zlib import crc32
 from attrs import define, evolve, frozen
 
 from actors.vision.layout import PixelLimits, VisionLayout
-from protocol.media import Detail, MediaForm, MediaItem, Modality
+from protocol.messages.media import Detail, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 from tests.rig.vision import IMAGE, SEEING, VIDEO, WIDTH
 

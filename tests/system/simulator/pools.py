@@ -7,7 +7,7 @@ from zlib import crc32
 
 from actors.routing.grid import Axis, Grid
 from actors.routing.service_levels import LegPools, ServiceLevels
-from protocol.cluster import Leg
+from protocol.messages.cluster import Leg
 
 CELLS = 8
 TOKENS_MAX = 160  # about what the longest prompt and its answer have

@@ -17,10 +17,10 @@ from actors.routing.expected_prefixes import ExpectedPrefixes
 from actors.routing.kv import KvPolicy
 from actors.routing.least_loaded import least_loaded
 from actors.routing.prefix_index import PrefixIndex
-from protocol.cluster import Leg
 from protocol.errors import EngineLost, Overloaded
-from protocol.kind import Message
-from protocol.kv_events import WatchBlocks
+from protocol.messages.cluster import Leg
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import WatchBlocks
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.engines.publishers import publisher_children

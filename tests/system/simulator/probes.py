@@ -9,7 +9,7 @@ import trio
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import OutlierDetector
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 from tests.rig.gateway import head, post
 from tests.system.simulator import judge
 from tests.system.simulator.clients import Reader, chat

@@ -18,7 +18,7 @@ from attrs import define
 from actors.routing.candidates import Candidates, Choice
 from actors.routing.outliers import Ejection
 from protocol.errors import InternalError
-from protocol.messages import Generate
+from protocol.messages.generation import Generate
 from tests.rig.fake_engine import Costs, Scheduler
 from tests.system.simulator import judge
 from tests.system.simulator.clients import HttpClient, Reader

@@ -10,7 +10,7 @@ from typing import ClassVar
 import trio
 from attrs import define, evolve
 
-from protocol.messages import FinishReason
+from protocol.messages.generation import FinishReason
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import Costs
 from tests.system.simulator import judge

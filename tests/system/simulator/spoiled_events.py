@@ -11,8 +11,8 @@ from attrs import define, evolve, field
 
 from actors.kit.calls import Answer
 from protocol.errors import AskerLeft, PeerViolation, RequestError
-from protocol.kind import Message
-from protocol.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from supervisor.links.serving import Service
 
 SHARE = 0.3  # of the replies after the first, those that are spoiled

@@ -20,12 +20,12 @@ from actors.router import router
 from actors.routing.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from protocol.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
 from protocol.cost import generation_tokens
 from protocol.errors import PeerLost
-from protocol.media import Encode
-from protocol.messages import Finished, Generate, Started, Tokens
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
+from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.media import Encode
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory

@@ -31,11 +31,11 @@ from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.vision_tower import VisionTower, make_tower
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
-from protocol.frames import Bye, Cancel, Frame, Open
-from protocol.kind import Message
-from protocol.media import BatchEncoded, EncodeBatch, MediaItem
-from protocol.messages import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.messages.kind import Message
+from protocol.messages.media import BatchEncoded, EncodeBatch, MediaItem
 
 STREAMS_BESIDE = 16  # of control operations
 

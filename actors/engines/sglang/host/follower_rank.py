@@ -7,8 +7,8 @@ import signal
 import socket
 
 from actors.engines.sglang.host.watchdog import Watchdog
-from protocol.frames import Bye
-from protocol.peer import Peer
+from protocol.link.frames import Bye
+from protocol.link.peer import Peer
 
 READ_BYTES = 4096
 

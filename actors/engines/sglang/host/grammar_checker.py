@@ -41,11 +41,11 @@ from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation, RequestError
-from protocol.frames import Bye, Cancel, Frame, Open
-from protocol.grammars import WORDS
-from protocol.messages import GrammarKind
-from protocol.operations import CheckGrammar, GrammarChecked
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import GrammarKind
+from protocol.messages.grammars import WORDS
+from protocol.messages.operations import CheckGrammar, GrammarChecked
 
 READ_BYTES = 256 * 1024
 STREAMS_BESIDE = 4  # of checks that were cancelled and are not over yet

@@ -19,7 +19,7 @@ import zmq.asyncio
 from attrs import define, field, frozen
 
 from actors.engines.block_log import BlockLog
-from protocol.kv_events import GPU, BlockChange, BlockEvent
+from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 IDLE_MS = 1000  # after a batch, in which no other has come
 REPLAY_S = 10.0

@@ -23,12 +23,12 @@ from actors.engines.shared_tensors import (
     open_tensors,
     region_bytes,
 )
-from protocol import codec
 from protocol.byte_budget import ByteBudget, ByteShare
 from protocol.errors import AskerLeft, InternalError, PeerViolation, RequestError, TooLarge
-from protocol.frames import FRAME_BYTES_MAX, End, Fail, Item, Open
-from protocol.kind import Message
-from protocol.peer import Peer
+from protocol.link import codec
+from protocol.link.frames import FRAME_BYTES_MAX, End, Fail, Item, Open
+from protocol.link.peer import Peer
+from protocol.messages.kind import Message
 from protocol.tensors import Tensor
 
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short

@@ -32,8 +32,8 @@ from actors.engines.sglang.host.pixels import DTYPES, NAMES, PixelProcessor, as_
 from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
 from actors.vision.layout import VisionLayout
 from protocol.errors import BadRequest
-from protocol.media import MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.messages.generation import EngineInfo, Generate, Sampling
+from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
 
 THREADS = 2
 TIMED_FAMILIES = frozenset({"qwen2_5_vl"})  # in which positions depend on the time between two steps of a video

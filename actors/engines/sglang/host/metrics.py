@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 
 from protocol.errors import NotReady
-from protocol.operations import METRICS_BYTES_MAX, METRICS_PREFIX, EngineMetrics
+from protocol.messages.operations import METRICS_BYTES_MAX, METRICS_PREFIX, EngineMetrics
 
 
 class MetricsReader:

@@ -21,7 +21,7 @@ from actors.engines.sglang import model_files
 from actors.vision.layout import PixelLimits, VisionLayout
 from actors.vision.model_files import vision_layout
 from protocol.errors import BadRequest, InternalError
-from protocol.media import CHANNELS, MediaForm, MediaItem, Modality
+from protocol.messages.media import CHANNELS, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing is written into it

@@ -15,8 +15,8 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from actors.engines.sglang.host import translation
 from actors.engines.sglang.host.outputs import Reason, StepOutput
 from protocol.errors import RequestError
-from protocol.frames import Begun, Ended, Step
-from protocol.messages import FinishReason
+from protocol.link.frames import Begun, Ended, Step
+from protocol.messages.generation import FinishReason
 
 
 @define(eq=False)

@@ -19,9 +19,9 @@ from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog
 from actors.engines.shared_tensors import sharing_works
 from protocol.errors import InternalError, LocalViolation, PeerViolation, RequestError
-from protocol.frames import Bye, Cancel, Frame, Open
-from protocol.kind import Message
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.peer import Peer
+from protocol.messages.kind import Message
 
 READ_BYTES = 256 * 1024
 

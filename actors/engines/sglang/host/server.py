@@ -47,13 +47,13 @@ from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.host.watchers import Watchers
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
-from protocol.frames import Bye, Cancel, Frame, Open
-from protocol.kind import Message
-from protocol.kv_events import WatchBlocks, WatchLoad
-from protocol.media import MediaForm
-from protocol.messages import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
-from protocol.operations import GetMetrics
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.peer import Peer
+from protocol.messages.generation import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import WatchBlocks, WatchLoad
+from protocol.messages.media import MediaForm
+from protocol.messages.operations import GetMetrics
 
 CONTROL_STREAMS = 16  # beside one stream a slot
 EVENTS_CLOSED_WITHIN_S = 1.0

@@ -27,7 +27,7 @@ from actors.engines.sglang.host.media_input import GRID_KEYS, MODALITIES
 from actors.engines.sglang.host.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
 from actors.engines.sglang.spec import Setting
 from protocol.errors import EngineRefused, InternalError, RequestError
-from protocol.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+from protocol.messages.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
 
 
 @frozen

@@ -13,7 +13,7 @@ from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host import prefix_cache
-from protocol.messages import EngineInfo
+from protocol.messages.generation import EngineInfo
 
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 4

@@ -14,12 +14,12 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from actors.engines.block_log import BlockLog, BlockReader
 from actors.engines.sglang.host.served_link import ServedLink, last_line
-from protocol import codec
 from protocol.errors import AskerLeft, EngineRefused
-from protocol.frames import Item, Open
-from protocol.kind import Message
-from protocol.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
-from protocol.messages import Done
+from protocol.link import codec
+from protocol.link.frames import Item, Open
+from protocol.messages.generation import Done
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
 
 TOGETHER_S = 0.005  # after a change of blocks, in which others are sent together
 LOAD_EVERY_S = 0.1

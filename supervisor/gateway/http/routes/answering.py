@@ -16,8 +16,8 @@ from actors.processor import TextReply
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.errors import RequestError, SlowClient
-from protocol.messages import Started
-from protocol.text_messages import Accepted, ChoiceEnded, Respond, Text
+from protocol.messages.generation import Started
+from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
 from supervisor.gateway.http.exchange import JSON, Exchange
 from supervisor.gateway.requests import RequestRecord, ServedModel
 

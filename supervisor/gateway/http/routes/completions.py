@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
-from protocol.text_messages import Respond
+from protocol.messages.text import Respond
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_streamed, reply_whole
 from supervisor.gateway.http.routes.route import Handler

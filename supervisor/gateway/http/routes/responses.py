@@ -7,8 +7,8 @@ import trio
 from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
-from protocol.messages import Started
-from protocol.text_messages import Accepted, Answered, ChoiceEnded, Text
+from protocol.messages.generation import Started
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_whole
 

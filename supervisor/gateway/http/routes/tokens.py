@@ -13,7 +13,7 @@ from protocol.dialects import tokens
 from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest
-from protocol.text_messages import Detokenized, Tokenized
+from protocol.messages.text import Detokenized, Tokenized
 from supervisor.gateway.http.exchange import JSON, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 

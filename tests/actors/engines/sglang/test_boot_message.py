@@ -14,8 +14,8 @@ from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
 from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS, METRICS_FOLDER, build
 from actors.engines.sglang.spec import SglangSpec
-from protocol.cluster import Leg
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang.children import spec_of

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.encoder import SglangEncoder
 from protocol.errors import AskerLeft, Overloaded
-from protocol.media import BatchEncoded, EncodeBatch
-from protocol.messages import encoder_info
+from protocol.messages.generation import encoder_info
+from protocol.messages.media import BatchEncoded, EncodeBatch
 from tests.rig.calls import AnyAnswer
 from tests.rig.encoders import MEDIA, image, new_id
 

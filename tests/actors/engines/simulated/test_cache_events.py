@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from protocol.block_hashes import block_digests, block_hash, pack_tokens
-from protocol.kv_events import BlockChange, BlockEvent
+from protocol.messages.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
 D = block_digests(b"", pack_tokens(range(6)), 1)

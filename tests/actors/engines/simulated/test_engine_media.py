@@ -12,10 +12,10 @@ from trio.testing import MockClock
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP
-from protocol.cluster import Leg
 from protocol.errors import BadRequest
-from protocol.media import MediaForm, MediaItem
-from protocol.messages import Generate, Rendezvous
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import Generate, Rendezvous
+from protocol.messages.media import MediaForm, MediaItem
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, embeddings
 from tests.rig.simulated_engines import generate, read, running, spec
 

@@ -14,7 +14,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.errors import AskerLeft
-from protocol.messages import Generate, Usage
+from protocol.messages.generation import Generate, Usage
 from tests.rig.simulated_engines import generate, read, running, spec
 
 SIZE = 2  # tokens a page

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
-from protocol.messages import Finished, FinishReason, Generate
+from protocol.messages.generation import Finished, FinishReason, Generate
 from tests.rig.simulated_engines import generate, read, running, spec
 
 LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]

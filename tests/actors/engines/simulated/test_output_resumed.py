@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from protocol.messages import Finished, FinishReason, Generate, Logprob
+from protocol.messages.generation import Finished, FinishReason, Generate, Logprob
 from tests.rig.simulated_engines import batch, generate, read, running
 
 EOS = 99

@@ -18,9 +18,9 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
-from protocol.cluster import Leg
 from protocol.errors import AskerLeft, BadRequest
-from protocol.messages import EngineLoad, FinishReason, Generate, Rendezvous, Usage
+from protocol.messages.cluster import Leg
+from protocol.messages.generation import EngineLoad, FinishReason, Generate, Rendezvous, Usage
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.rig.tasks import call_later
 from tests.system.simulator import simulate

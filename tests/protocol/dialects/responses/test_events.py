@@ -11,8 +11,8 @@ from protocol.dialects.responses import LOGPROBS, Completion, Events, error_even
 from protocol.dialects.responses.events import LOGPROBS_A_DELTA_MAX, LOGPROBS_REPEATED_MAX
 from protocol.dialects.responses.objects import FORMAT_ECHOED_MAX
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Overloaded
-from protocol.messages import FinishReason, Usage
-from protocol.text_messages import Answered, ChoiceEnded, Text, TokenText
+from protocol.messages.generation import FinishReason, Usage
+from protocol.messages.text import Answered, ChoiceEnded, Text, TokenText
 from tests.protocol.dialects.responses.test_requests import create
 from tests.rig.dialects import LISTED, SCORED, extras, response_event_types, whole_body
 

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.dialects.responses import Create, continued, parse_http, to_respond
 from protocol.errors import BadRequest, Unsupported
-from protocol.media import Detail, Media, Modality
-from protocol.text_messages import Role, Turn
+from protocol.messages.media import Detail, Media, Modality
+from protocol.messages.text import Role, Turn
 from tests.rig.dialects import check_refused, parse_event
 
 PNG = "data:image/png;base64,iVBORw0KGgo="

@@ -15,8 +15,8 @@ from protocol.dialects.responses import (
     to_respond,
 )
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
-from protocol.messages import Grammar, GrammarKind
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.text import Respond, Role, Turn
 from tests.rig.dialects import check_refused, parse_event
 
 ID = "0123456789abcdef0123456789abcdef"

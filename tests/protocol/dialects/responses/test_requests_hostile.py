@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.dialects.responses import Create, CreateHttp, error_event, parse_http, to_respond
 from protocol.errors import BadRequest, RequestError, Unsupported
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.text import Respond, Role, Turn
 from tests.protocol.dialects.responses.test_requests import BASE, ID, create, refused
 from tests.rig.dialects import json_values, parse_event
 

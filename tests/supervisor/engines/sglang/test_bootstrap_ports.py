@@ -14,8 +14,8 @@ from attrs import evolve
 
 from actors.engines.sglang.boot_message import build
 from actors.engines.sglang.spec import SglangSpec
-from protocol.cluster import Leg
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 

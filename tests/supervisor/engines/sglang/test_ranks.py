@@ -16,11 +16,11 @@ from attrs import Factory, define, field
 from trio.testing import MockClock
 
 from actors.kit.calls import Address, mailbox
-from protocol.cluster import Leg, NodeState, Offer
 from protocol.errors import BadRequest, EngineDied, PeerLost, StartFailed
-from protocol.messages import Done
-from protocol.operations import RankStarted, RunRank
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.cluster import Leg, NodeState, Offer
+from protocol.messages.generation import Done
+from protocol.messages.operations import RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.sglang.ranks import FollowerRanks, LocalRank, run_follower_rank

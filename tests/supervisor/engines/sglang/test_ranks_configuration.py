@@ -16,8 +16,8 @@ from actors.engines.sglang import boot_message, shared_memory
 from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
-from protocol.messages import Done, Generate
-from protocol.operations import RunRank
+from protocol.messages.generation import Done, Generate
+from protocol.messages.operations import RunRank
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import placement

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.media import Media, Modality
-from protocol.text_messages import Role, Turn
+from protocol.messages.media import Media, Modality
+from protocol.messages.text import Role, Turn
 from supervisor.gateway.websocket.history import PART_BYTES, TURN_BYTES, Conversation, ResponseHistory
 
 

@@ -13,11 +13,11 @@ import threading, time
 from attrs import define, field
 from actors.engines.sglang.host.encoder import EncoderHost
 from protocol import codec
-from protocol.frames import Bye, Cancel, End, Fail, Hello, Open
-from protocol.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages import Done, EngineLoad, GetInfo, GetLoad, Grammar, GrammarKind, Ping, encoder_info
-from protocol.operations import CheckGrammar
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
+from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+from protocol.messages.generation import Done, EngineLoad, GetInfo, GetLoad, Grammar, GrammarKind, Ping, encoder_info
+from protocol.messages.operations import CheckGrammar
+from protocol.link.peer import Peer
 from protocol.tensors import Dtype, Tensor
 
 INFO = encoder_info("x", "1", MediaInfo(MediaForm.EMBEDDINGS, 4, Dtype.UINT8, 2, 1, 2), 3)
@@ -176,7 +176,7 @@ TOWER = """
 import torch
 from actors.engines.sglang.host.vision_tower import VisionTower
 from protocol.errors import BadRequest
-from protocol.media import MediaForm, MediaInfo, MediaItem, Modality, Encode
+from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality, Encode
 from protocol.tensors import Dtype, Tensor
 
 MEDIA = MediaInfo(MediaForm.EMBEDDINGS, 2, Dtype.FLOAT32, 2, 1, 2)

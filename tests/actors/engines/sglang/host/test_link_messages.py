@@ -11,14 +11,14 @@ from attrs import evolve
 
 from actors.engines.sglang.host.link_messages import BODY_BYTES_MAX, HostStatistics, LinkMessages
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, new_region, open_tensors
-from protocol import codec
-from protocol.attachments import WINDOW_BYTES
 from protocol.errors import NotReady, RequestError
-from protocol.frames import End, Fail, Frame, Item, Open
-from protocol.media import Encode, Encoded
-from protocol.messages import Done, Generate, Ping, Sampling
-from protocol.operations import GrammarChecked
-from protocol.peer import Peer, PeerStatistics
+from protocol.link import codec
+from protocol.link.attachments import WINDOW_BYTES
+from protocol.link.frames import End, Fail, Frame, Item, Open
+from protocol.link.peer import Peer, PeerStatistics
+from protocol.messages.generation import Done, Generate, Ping, Sampling
+from protocol.messages.media import Encode, Encoded
+from protocol.messages.operations import GrammarChecked
 from tests.rig.tensors import embeddings, pixels
 
 

@@ -68,9 +68,9 @@ asyncio.run(main())
 FAILING = """
 from actors.engines.sglang.host import server
 from protocol import codec
-from protocol.frames import Bye, Fail, Hello, Open
-from protocol.messages import Generate, Sampling
-from protocol.peer import Peer
+from protocol.link.frames import Bye, Fail, Hello, Open
+from protocol.messages.generation import Generate, Sampling
+from protocol.link.peer import Peer
 
 class Manager:
     enable_trace = False
@@ -117,7 +117,7 @@ asyncio.run(main())
 WARM = """
 from attrs import evolve
 from actors.engines.sglang.host.warm_up import warm_up
-from protocol.messages import EngineInfo, GrammarKind
+from protocol.messages.generation import EngineInfo, GrammarKind
 
 INFO = EngineInfo("x", "1", 20, 640, 640, 640, 8, 1, True, grammars=tuple(GrammarKind))
 
@@ -181,9 +181,9 @@ from pathlib import Path
 from actors.engines.sglang.host import outputs, server
 from actors.engines.sglang.host.outputs import Finish, Likeliest, StepOutput, StepReceiver, StepSender, step_output
 from protocol import codec
-from protocol.frames import Begun, Ended, Fail, Hello, Open, Step
-from protocol.messages import FinishReason, Generate, Logprob, Sampling
-from protocol.peer import Peer
+from protocol.link.frames import Begun, Ended, Fail, Hello, Open, Step
+from protocol.messages.generation import FinishReason, Generate, Logprob, Sampling
+from protocol.link.peer import Peer
 
 LENGTH, STOP = {"type": "length", "length": 2}, {"type": "stop", "matched": 7}
 GONE = {"type": "abort", "message": "full", "status_code": 503}

@@ -86,8 +86,8 @@ from actors.engines.sglang.host.media_input import MediaInput
 from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
 from actors.vision.layout import PixelLimits, VisionLayout
 from protocol.errors import BadRequest
-from protocol.media import MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages import EngineInfo, Generate, Sampling
+from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
+from protocol.messages.generation import EngineInfo, Generate, Sampling
 from protocol.tensors import Dtype, Tensor
 
 START, IMAGE, VIDEO = 0, 11, 12
@@ -213,7 +213,7 @@ from PIL import Image
 from pathlib import Path
 from transformers import AutoProcessor
 from actors.engines.sglang.host.pixels import PixelProcessor, as_torch, folder_layout, smallest_item
-from protocol.media import MediaForm, MediaItem, Modality
+from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 
 layout = folder_layout(FOLDER)

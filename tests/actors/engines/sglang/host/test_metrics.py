@@ -9,8 +9,8 @@ import pytest
 
 from actors.engines.sglang.host.metrics import MetricsReader, bounded
 from protocol.errors import NotReady
-from protocol.frames import FRAME_BYTES_MAX
-from protocol.operations import METRICS_BYTES_MAX, EngineMetrics
+from protocol.link.frames import FRAME_BYTES_MAX
+from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics
 
 FAMILY = "# HELP sglang:x About\n# TYPE sglang:x gauge\nsglang:x 1.0\nsglang:x 2.0\n"
 

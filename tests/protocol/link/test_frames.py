@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from protocol import codec, errors
+from protocol import errors
 from protocol.errors import ERRORS_BY_CODE, InternalError, PeerViolation, RequestError, from_code
-from protocol.frames import (
+from protocol.link import codec
+from protocol.link.frames import (
     ATTACHED_BYTES_MAX,
     FRAME_BYTES_MAX,
     KINDS,
@@ -43,9 +44,9 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
-from protocol.kind import Message
-from protocol.messages import FinishReason
-from protocol.peer import Peer
+from protocol.link.peer import Peer
+from protocol.messages.generation import FinishReason
+from protocol.messages.kind import Message
 from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
 from protocol.trace import Trace
 

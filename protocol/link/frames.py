@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import msgspec
 from attrs import Factory, frozen
 
-from protocol.codec import DECODE_ERRORS
 from protocol.errors import PeerViolation
-from protocol.messages import FinishReason, Logprob
+from protocol.link.codec import DECODE_ERRORS
+from protocol.messages.generation import FinishReason, Logprob
 
 VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024

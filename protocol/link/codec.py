@@ -1,6 +1,6 @@
 """Encoding of messages inside frames: a kind byte that selects the decoder, and a body in msgpack.
 
-The rows of `messages`, `text_messages` and `cluster` are the only source of kinds: a message without a row has no
+The rows of the files of `protocol/messages/` are the only source of kinds: a message without a row has no
 encoding. The bytes of tensors are not in the body but attached to it, so that they are sent in pieces and never copied
 whole.
 """
@@ -12,21 +12,19 @@ from collections.abc import Iterable
 import msgspec
 from attrs import evolve
 
-from protocol import cluster, kv_events, media, messages, operations, text_messages
 from protocol.errors import PeerViolation
-from protocol.kind import Kind, Message, by_message
-from protocol.messages import Started, Tokens
+from protocol.messages import cluster, generation, kv_events, media, operations, text
+from protocol.messages.generation import Started, Tokens
+from protocol.messages.kind import Kind, Message, by_message
+from protocol.messages.text import Accepted, Text
 from protocol.tensors import Tensor, check_tensor, size_bytes
-from protocol.text_messages import Accepted, Text
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for invalid bytes; the last two are for text that is not UTF-8 and for deep nesting."""
 
 NOTHING = memoryview(b"")
 
-ROWS = by_message(
-    row for file in (messages, operations, text_messages, cluster, media, kv_events) for row in file.KINDS
-)
+ROWS = by_message(row for file in (generation, operations, text, cluster, media, kv_events) for row in file.KINDS)
 """Every message that may cross a link, with the messages that may answer it."""
 
 KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}

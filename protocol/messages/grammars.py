@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from attrs import Factory, define, field
 
-from protocol.messages import Grammar, GrammarKind
+from protocol.messages.generation import Grammar, GrammarKind
 
 WORDS = {
     GrammarKind.JSON_SCHEMA: "this JSON schema",

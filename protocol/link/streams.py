@@ -18,7 +18,7 @@ more pieces.
 from __future__ import annotations
 
 from protocol.errors import PeerViolation
-from protocol.frames import Cancel, Credit, End, Fail, Frame, Item, Open, ReplyData, RequestData, Step
+from protocol.link.frames import Cancel, Credit, End, Fail, Frame, Item, Open, ReplyData, RequestData, Step
 
 NEXT: dict[str, dict[type[Frame], str]] = {  # a stream's state -> {frame: its next state}
     "new": {Open: "open"},

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protocol import attachments
 from protocol.byte_budget import ByteShare
 from protocol.errors import Overloaded, PeerViolation
-from protocol.frames import (
+from protocol.link import attachments
+from protocol.link.frames import (
     Begun,
     Bye,
     Cancel,
@@ -29,9 +29,9 @@ from protocol.frames import (
     Step,
     WindowUpdate,
 )
-from protocol.messages import FinishReason
-from protocol.peer import Peer, PeerStatistics
-from protocol.streams import CREDIT_MAX, Streams
+from protocol.link.peer import Peer, PeerStatistics
+from protocol.link.streams import CREDIT_MAX, Streams
+from protocol.messages.generation import FinishReason
 
 Numbers = tuple[dict[int, int], dict[int, int]]  # by stream, of either end
 Bodies = tuple[dict[int, list[bytes]], dict[int, list[bytes]]]
@@ -42,7 +42,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.small = mock.patch.multiple(attachments, WINDOW_BYTES=7), mock.patch("protocol.peer.PIECE_BYTES", 3)
+        self.small = mock.patch.multiple(attachments, WINDOW_BYTES=7), mock.patch("protocol.link.peer.PIECE_BYTES", 3)
         for patch in self.small:
             patch.start()
         self.ends = (

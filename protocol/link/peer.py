@@ -16,10 +16,10 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from protocol.attachments import PIECE_BYTES, Incoming, Key, Outgoing, Views
 from protocol.byte_budget import ByteShare
 from protocol.errors import AskerLeft, LocalViolation, Overloaded, PeerViolation
-from protocol.frames import (
+from protocol.link.attachments import PIECE_BYTES, Incoming, Key, Outgoing, Views
+from protocol.link.frames import (
     ATTACHED_BYTES_MAX,
     FRAME_BYTES_MAX,
     VERSION,
@@ -41,7 +41,7 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
-from protocol.streams import Streams
+from protocol.link.streams import Streams
 
 MESSAGE_BYTES_MAX = 1024 * 1024  # of one WebSocket message between nodes: the next one waits no longer than that
 QUEUED_BYTES_MAX = 2**63 - 1  # no limit

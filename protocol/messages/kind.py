@@ -1,7 +1,7 @@
 """The table of messages: which may cross a link, under which number, and which may answer it.
 
 Every message between nodes has one row `Kind(number, message, replies, result)`, at the end of the file of its class:
-`messages` (requests to engines), `text_messages` (to processors) or `cluster` (to nodes). The codec reads nothing else,
+`generation` (requests to engines), `text` (to processors) or `cluster` (to nodes). The codec reads nothing else,
 so that a message without a row cannot be encoded, and a reply that no row allows is refused where it arrives. A number
 is never used again for another message: two versions of the program are linked during a rolling upgrade.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from protocol.kind import Kind, Message
-from protocol.messages import Done, Grammar
+from protocol.messages.generation import Done, Grammar
+from protocol.messages.kind import Kind, Message
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Requests to an engine and its replies, one frozen type each; those to a processor are in `text_messages`.
+"""Requests to an engine and its replies, one frozen type each; those to a processor are in `text`.
 
 A request is answered by a stream of replies that ends in one result or in a `RequestError`.
 """
@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from attrs import Factory, astuple, evolve, field, frozen
 
-from protocol.kind import Kind, Message
-from protocol.media import MediaForm, MediaInfo, MediaItem, check_item, with_data
+from protocol.messages.kind import Kind, Message
+from protocol.messages.media import MediaForm, MediaInfo, MediaItem, check_item, with_data
 from protocol.model_folder import Digest
 from protocol.tensors import Tensor
 from protocol.trace import Trace

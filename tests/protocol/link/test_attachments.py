@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from protocol.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.errors import LocalViolation, Overloaded, PeerViolation, TooLarge
-from protocol.frames import (
+from protocol.link.attachments import PIECE_BYTES, WINDOW_BYTES
+from protocol.link.frames import (
     ATTACHED_BYTES_MAX,
     VERSION,
     Announce,
@@ -26,7 +26,7 @@ from protocol.frames import (
     WindowUpdate,
     encode,
 )
-from protocol.peer import Peer, PeerStatistics
+from protocol.link.peer import Peer, PeerStatistics
 
 LEFT = Fail(1, "left", "the asker left")
 

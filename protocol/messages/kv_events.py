@@ -16,10 +16,10 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from protocol.cluster import RANKS_MAX
 from protocol.errors import PeerViolation
-from protocol.kind import Kind, Message
-from protocol.messages import Done
+from protocol.messages.cluster import RANKS_MAX
+from protocol.messages.generation import Done
+from protocol.messages.kind import Kind, Message
 
 LIFE_LENGTH_MAX = 64
 HASHES_MAX = 1024

@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from protocol import codec
 from protocol.errors import PeerViolation
-from protocol.media import (
+from protocol.link import codec
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.media import (
     Encode,
     Encoded,
     MediaForm,
@@ -16,7 +17,6 @@ from protocol.media import (
     grid_tokens,
     padded_tokens,
 )
-from protocol.messages import Generate, Sampling
 from protocol.tensors import NO_TENSOR, Dtype, Tensor
 
 IMAGE, VIDEO = 7, 8

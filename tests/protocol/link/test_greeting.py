@@ -18,9 +18,9 @@ from attrs import asdict, evolve
 from hypothesis import example, given, settings
 
 from protocol.errors import ActorError, PeerRefused, PeerViolation
-from protocol.frames import VERSION, Hello
-from protocol.frames import encode as encode_frame
-from protocol.greeting import (
+from protocol.link.frames import VERSION, Hello
+from protocol.link.frames import encode as encode_frame
+from protocol.link.greeting import (
     CODES,
     DETAIL_LENGTH_MAX,
     KINDS,

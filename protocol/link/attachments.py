@@ -18,7 +18,7 @@ from attrs import Factory, define, evolve, frozen
 
 from protocol.byte_budget import ByteBudget, ByteShare
 from protocol.errors import PeerViolation, TooLarge
-from protocol.frames import End, Item, Open
+from protocol.link.frames import End, Item, Open
 
 PIECE_BYTES = 64 * 1024  # of attachments, in one message
 WINDOW_BYTES = 4 * PIECE_BYTES  # in flight, in each direction

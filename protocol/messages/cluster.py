@@ -14,8 +14,8 @@ from enum import StrEnum
 from attrs import frozen
 
 from protocol.errors import PeerViolation
-from protocol.kind import Kind, Message
-from protocol.messages import Done, EngineInfo
+from protocol.messages.generation import Done, EngineInfo
+from protocol.messages.kind import Kind, Message
 
 COUNT_MAX = 2**53
 RANKS_MAX = 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.media import Detail, Media, Modality
-from protocol.text_messages import Respond, Role, Turn
+from protocol.messages.media import Detail, Media, Modality
+from protocol.messages.text import Respond, Role, Turn
 
 CAT = Media(Modality.IMAGE, "data:image/png;base64,AAAA", Detail.LOW, "messages[0].content[1].image_url.url")
 DOG = Media(Modality.VIDEO, "https://a.example/dog.mp4")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, find_mistake
-from protocol.messages import Grammar, GrammarKind
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.grammars import COUNT_MAX, DEPTH_MAX, EMPTIES_MAX, find_mistake
 from tests.rig.grammar_samples import ATTACKS, BENIGN, Sample
 
 

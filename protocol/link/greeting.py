@@ -17,10 +17,10 @@ from typing import Literal
 import msgspec
 from attrs import define, field, frozen
 
-from protocol.cluster import OPERATOR_PREFIX
-from protocol.codec import DECODE_ERRORS
 from protocol.errors import PeerRefused, PeerViolation
-from protocol.frames import VERSION
+from protocol.link.codec import DECODE_ERRORS
+from protocol.link.frames import VERSION
+from protocol.messages.cluster import OPERATOR_PREFIX
 
 MESSAGE_BYTES_MAX = 4096
 NAME_LENGTH_MAX = 128

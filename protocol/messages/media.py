@@ -13,7 +13,7 @@ from enum import StrEnum
 from attrs import evolve, field, frozen
 
 from protocol.errors import PeerViolation
-from protocol.kind import Kind, Message
+from protocol.messages.kind import Kind, Message
 from protocol.tensors import FLOATS, NO_TENSOR, Dtype, Tensor
 from protocol.trace import Trace
 

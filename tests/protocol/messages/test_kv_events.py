@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.cluster import RANKS_MAX
 from protocol.errors import PeerViolation
-from protocol.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents, check_block_events
+from protocol.messages.cluster import RANKS_MAX
+from protocol.messages.kv_events import HASHES_MAX, BlockChange, BlockEvent, BlockEvents, check_block_events
 
 
 def stored(*hashes: int, rank: int = 0) -> BlockEvent:

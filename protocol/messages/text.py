@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from attrs import Factory, frozen
 
-from protocol.kind import Kind, Message
-from protocol.media import Media
-from protocol.messages import FinishReason, Grammar, Usage
+from protocol.messages.generation import FinishReason, Grammar, Usage
+from protocol.messages.kind import Kind, Message
+from protocol.messages.media import Media
 from protocol.trace import Trace
 
 
