@@ -17,8 +17,8 @@ import trio
 from attrs import define, frozen
 
 from actors.engines.port import Generation
-from actors.engines.probe import probing
-from actors.engines.slots import Slots
+from actors.engines.slots.probe import probing
+from actors.engines.slots.slots import Slots
 from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, RequestError
 from protocol.messages.generation import EngineInfo, Generate, HandOff, Rendezvous, Sampling, Tokens
 from protocol.strict.checks import Within

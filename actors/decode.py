@@ -17,7 +17,7 @@ from math import inf
 
 import trio
 
-from actors.engines.slots import Slots, from_the_start, generate, raise_when_lost
+from actors.engines.slots.slots import Slots, from_the_start, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.priority_inbox import PriorityInbox

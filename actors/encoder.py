@@ -1,19 +1,19 @@
 """Encoder: images and videos to embeddings, in batches over requests, each item once.
 
 It takes a call as soon as it has a slot for it, so that what has been encoded before is answered at once; what has to
-be computed waits here and not in the engine, where none could be overtaken (`actors/engines/encodings.py`). A slot is
-the right to have one call here with its pixels, and is free when the engine holds nothing of its item any more. Nothing
-is retried here: the router asks another encoder.
+be computed waits here and not in the engine, where none could be overtaken (`actors/engines/encoding/queue.py`). A slot
+is the right to have one call here with its pixels, and is free when the engine holds nothing of its item any more.
+Nothing is retried here: the router asks another encoder.
 """
 
 from __future__ import annotations
 
 import trio
 
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
-from actors.engines.encoder_port import Encoder
-from actors.engines.encodings import Encoding, Encodings
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
+from actors.engines.encoding.port import Encoder
+from actors.engines.encoding.queue import Encoding, Encodings
 from actors.engines.media_check import check_pixels
 from actors.engines.outcomes import ENDED, log_outcome, report_outcome
 from actors.kit.calls import BugCounter, Call

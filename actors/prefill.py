@@ -18,7 +18,7 @@ from functools import partial
 
 import trio
 
-from actors.engines.slots import Slots, generate, raise_when_lost
+from actors.engines.slots.slots import Slots, generate, raise_when_lost
 from actors.kit.calls import BugCounter
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.messages.generation import Finished, Generate, Started, Tokens

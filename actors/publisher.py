@@ -18,8 +18,8 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import define, field
 
-from actors.engines.block_log import BlockLog, BlockReader
-from actors.engines.following import changes_of
+from actors.engines.blocks.block_log import BlockLog, BlockReader
+from actors.engines.blocks.following import changes_of
 from actors.engines.port import Engine
 from actors.kit.calls import Answer, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, Overloaded, RequestError, Unsupported

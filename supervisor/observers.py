@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from attrs import define, frozen
 
 from actors.canary import ANSWERED, CanaryObserver
-from actors.engines.encoder_limits import EncoderObserver
+from actors.engines.encoding.limits import EncoderObserver
 from actors.engines.outcomes import ENDED
-from actors.engines.slots import SlotObserver
+from actors.engines.slots.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
 from actors.routing.service_levels import ServiceLevels
 from protocol.messages.media import MediaItem

@@ -15,8 +15,8 @@ from typing import TypeAlias, TypeVar
 import trio
 from attrs import astuple
 
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Function
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError

@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias, cast, overload
 
 from attrs import define, evolve, field
 
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Address, Answer, Askable
 from actors.kit.pending_prefill import PendingPrefill

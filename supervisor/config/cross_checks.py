@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 from attrs import asdict
 
-from actors.engines.encoder_limits import BatchLimits
+from actors.engines.encoding.limits import BatchLimits
 from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, listener_checks, media, pool_checks, time_checks

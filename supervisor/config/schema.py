@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
 from attrs import Factory, evolve, frozen
 
 from actors.canary import CanaryLimits
-from actors.engines.encoder_limits import BatchLimits
-from actors.engines.slots import RequestDeadlines
+from actors.engines.encoding.limits import BatchLimits
+from actors.engines.slots.slots import RequestDeadlines
 from actors.routing.kv import KvSettings
 from actors.routing.policies import POLICIES
 from protocol.dialects.targets import TargetMs

@@ -18,13 +18,13 @@ from attrs import asdict, frozen
 from actors.canary import CanaryObserver, canary
 from actors.decode import decode
 from actors.encoder import encoder
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
-from actors.engines.encoder_port import Encoder
-from actors.engines.kv_admission import KvAdmission
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.engines.shared_prefixes import SharedPrefixes
-from actors.engines.slots import RELEASE_S, Deadlines, SlotObserver, Slots
+from actors.engines.slots.kv_admission import KvAdmission
+from actors.engines.slots.shared_prefixes import SharedPrefixes
+from actors.engines.slots.slots import RELEASE_S, Deadlines, SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel

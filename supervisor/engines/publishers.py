@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from actors.engines.block_log import BlockLog
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.port import Engine
 from actors.kit.calls import Address, mailbox
 from actors.publisher import Published, Watch, WatchReply, publisher

@@ -7,9 +7,9 @@ from typing import Generic, TypeAlias, TypeVar
 
 from attrs import field, frozen
 
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.engines.slots import Slots
+from actors.engines.slots.slots import Slots
 from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel

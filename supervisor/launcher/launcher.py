@@ -26,7 +26,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
-from actors.engines.sglang import shared_memory
+from actors.engines import leftover_memory as shared_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
 from supervisor.config.load import Loaded

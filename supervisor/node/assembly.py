@@ -16,7 +16,7 @@ from functools import partial
 
 from attrs import define, evolve
 
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from supervisor.cluster import engine_control, readiness
 from supervisor.cluster.directory import Directory

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import trio
 from attrs import asdict
 
-from actors.engines.embedding_cache import EmbeddingCache
+from actors.engines.encoding.cache import EmbeddingCache
 from actors.kit.fair_budget import BudgetStatistics
 from actors.media import MediaStatistics
 from supervisor.cluster.directory import Directory

@@ -28,7 +28,7 @@ from random import Random, SystemRandom
 import trio
 from attrs import define, field, frozen
 
-from actors.engines.sglang import shared_memory
+from actors.engines import leftover_memory as shared_memory
 from protocol.errors import ActorError, NotReady, StartFailed
 from protocol.link.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials

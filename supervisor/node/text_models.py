@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from actors.engines.sglang import model_files
+from actors.engines import model_files
 from actors.text.model import TextModel, load
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES

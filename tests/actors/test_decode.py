@@ -16,7 +16,7 @@ from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.slots import Deadlines, Slots
+from actors.engines.slots.slots import Deadlines, Slots
 from actors.kit.calls import Answer
 from protocol.errors import (
     ActorLost,

@@ -14,10 +14,10 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.encoder import encoder
-from actors.engines import encodings
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
-from actors.engines.encodings import Encodings, EncodingsStatistics
+from actors.engines.encoding import queue as encodings
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
+from actors.engines.encoding.queue import Encodings, EncodingsStatistics
 from actors.engines.simulated.faults import Faults
 from protocol.errors import (
     BadRequest,

@@ -16,7 +16,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP
-from actors.engines.slots import Deadlines, Slots
+from actors.engines.slots.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.errors import EngineDied, EngineLost
 from protocol.messages.cluster import Leg

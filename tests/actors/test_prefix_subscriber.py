@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field
 from trio.testing import MockClock
 
-from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.blocks.block_log import BlockLog, BlockReader
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.prefix_subscriber import (

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.engines.block_log import BlockLog
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Address

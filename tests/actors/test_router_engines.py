@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.slots import Deadlines, Slots
+from actors.engines.slots.slots import Deadlines, Slots
 from actors.routing.kv import KvPolicy, KvSettings
 from actors.routing.prefix_index import PrefixIndex
 from actors.routing.route import FailoverLimits

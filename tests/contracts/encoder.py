@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import define, evolve
 
-from actors.engines.encoder_port import Encoder, EncodingBatch
+from actors.engines.encoding.port import Encoder, EncodingBatch
 from protocol.errors import BadRequest, Overloaded, RequestError
 from protocol.messages.generation import REQUEST_ID_LENGTH, EngineLoad
 from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaItem, Modality
@@ -77,7 +77,7 @@ def batch(*items: MediaItem) -> EncodeBatch:
 
 @asynccontextmanager
 async def submitted(engine: Encoder, wanted: EncodeBatch) -> AsyncIterator[EncodingBatch]:
-    """Have a batch in the engine for the body, as `actors.engines.encodings` does."""
+    """Have a batch in the engine for the body, as `actors.engines.encoding.queue` does."""
     answer = engine.submit(wanted)
     try:
         yield answer

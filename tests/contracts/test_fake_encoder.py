@@ -9,7 +9,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from actors.engines.encoder_port import EncodingBatch
+from actors.engines.encoding.port import EncodingBatch
 from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.errors import EngineRefused
 from protocol.messages.generation import EngineLoad

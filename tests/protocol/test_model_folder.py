@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.sglang import model_files
+from actors.engines import model_files
 from protocol.model_folder import FILES, WEIGHTS, digest, is_well_formed, mismatch
 from tests.supervisor.config.test_load import TINY
 

@@ -2,7 +2,7 @@
 
 `tests/<folder>/test_<file>.py` has the tests of `<folder>/<file>.py`, and `test_<file>_<topic>.py` beside it has more of them.
 A file without such tests is tested where it is imported: by tests, those in the mirrored folder first, or by the files of its
-own folder, whose tests are then its own. What no import shows has a row in `TESTED_BY`; a bench that is only ever run by hand
+own folder and below, whose tests are then its own. What no import shows has a row in `TESTED_BY`; a bench that is only ever run by hand
 has one in `RUN_BY_HAND`.
 """
 
@@ -18,8 +18,8 @@ PATCHES = {"cpu", "plugin"}  # of SGLang itself: what they do is tested on the r
 
 TESTED_BY = {  # below `tests/`: the files that have their tests there
     "actors/engines/simulated/test_output.py": ("actors/engines/simulated/sentences.py",),
-    "actors/test_canary.py": ("actors/engines/probe.py",),
-    "actors/test_publisher.py": ("actors/engines/following.py",),
+    "actors/test_canary.py": ("actors/engines/slots/probe.py",),
+    "actors/test_publisher.py": ("actors/engines/blocks/following.py",),
     "bench/report/test_summary.py": ("bench/report/command.py",),
     "bench/peers/test_install.py": ("bench/peers/command.py",),
     "supervisor/engines/test_children.py": ("supervisor/engines/simulated/children.py",),
@@ -64,7 +64,7 @@ def found_tests(file: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
     if direct := [test for test in ALL if name in imports_of_test(test)]:
         folder = Path("tests") / file.parent
         return [test for test in direct if test.parent == folder] or direct
-    beside = [path for path in FILES if path.parent == file.parent and path not in {file, *above}]
+    beside = [path for path in FILES if file.parent in path.parents and path not in {file, *above}]
     users = [path for path in beside if name in imports(path)]
     return list(dict.fromkeys(test for path in users for test in found_tests(path, above | {file})))
 

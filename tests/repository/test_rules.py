@@ -54,10 +54,10 @@ STAGES = Path("bench/stages")  # measures the insides of the product, which the 
 SGLANG = Path("actors/engines/sglang")
 HOST = SGLANG / "host"
 DECODER = Path("actors/media_decoder")  # processes that decode what clients send; no node imports it
-# Beside the folder of the host: what a node imports too, to remove what hosts left, to compare models, and to share
-# memory with hosts of any kind.
-SHARED_TENSORS = Path("actors/engines/shared_tensors.py")
-SHARED = {SGLANG / "shared_memory.py", SGLANG / "model_files.py", SHARED_TENSORS}
+# Beside the folder of the host: files that a node imports too, to remove what hosts left, to compare models, and to
+# share memory with hosts of any kind.
+ENGINES = Path("actors/engines")
+SHARED = {ENGINES / name for name in ("leftover_memory.py", "model_files.py", "shared_tensors.py")}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
@@ -87,6 +87,8 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
     ("supervisor/supervision/life.py", "Life"),
 }
 
+
+KINDS = {f"actors.engines.{path.parts[2]}" for path in FILES if path.name == "spec.py"}
 
 HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
 DECODER_SIDE = [path for path in FILES if DECODER in path.parents]
@@ -139,9 +141,8 @@ def test_an_actor_imports_the_kit_and_the_folders_of_its_trade_alone() -> None:
 
 
 def test_an_engine_is_imported_by_its_own_folder_alone() -> None:
-    engines = {f"actors.engines.{folder.name}" for folder in (ROOT / "actors/engines").iterdir() if folder.is_dir()}
-    found = {path: theirs(path, engines) for path in IN_ACTORS}
-    refuse_imports(found, "engines share only the files that lie in actors/engines/ itself")
+    found = {path: theirs(path, KINDS) for path in IN_ACTORS}
+    refuse_imports(found, "a kind of engine shares nothing with another but what lies beside both")
 
 
 def test_what_is_called_an_actor_is_one() -> None:
@@ -183,13 +184,14 @@ def test_a_decoder_imports_the_protocol_and_its_jobs_alone() -> None:
 
 def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None:
     pure = (
-        "actors.engines.block_log",
+        "actors.engines.blocks.block_log",
         "actors.engines.media_check",
         "actors.vision.layout",
         "actors.vision.model_files",
     )
-    may = ("protocol", "actors.engines.sglang", *pure, module(SHARED_TENSORS))
-    found = {path: {name for name in ours(path) if not name.startswith(may)} for path in HOST_SIDE}
+    may = ("protocol", "actors.engines.sglang", *pure, *map(module, SHARED))
+    packages = {"actors.engines", "actors.engines.blocks"}  # by themselves, in `from PACKAGE import FILE`
+    found = {path: {name for name in ours(path) - packages if not name.startswith(may)} for path in HOST_SIDE}
     refuse_imports({path: names | roots(path) & {"trio"} for path, names in found.items()}, "SGLang's process has it")
 
 

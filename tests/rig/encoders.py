@@ -12,9 +12,9 @@ import trio
 from attrs import define, evolve, field
 
 from actors.encoder import encoder
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
-from actors.engines.encoder_port import EncodingBatch
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
+from actors.engines.encoding.port import EncodingBatch
 from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
 from actors.kit.calls import Address, Answer

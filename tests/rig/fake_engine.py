@@ -18,7 +18,7 @@ from zlib import crc32
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.engines.block_log import BlockLog
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.costs import Costs as Prices

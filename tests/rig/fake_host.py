@@ -10,8 +10,8 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
-from actors.engines.block_log import BlockReader
-from actors.engines.following import changes_of
+from actors.engines.blocks.block_log import BlockReader
+from actors.engines.blocks.following import changes_of
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
 from protocol.errors import AskerLeft, EngineLost, Overloaded, PeerLost, PeerViolation

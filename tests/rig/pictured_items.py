@@ -14,7 +14,7 @@ from attrs import frozen
 from PIL import Image
 from tokenizers import Tokenizer
 
-from actors.engines.sglang.model_files import read_files
+from actors.engines.model_files import read_files
 from actors.vision.layout import VisionLayout
 from actors.vision.model_files import vision_layout
 from actors.vision.placeholders import expand

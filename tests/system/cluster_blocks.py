@@ -17,8 +17,8 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors.engines.block_log import BlockLog
-from actors.engines.following import follow_blocks
+from actors.engines.blocks.block_log import BlockLog
+from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Engine
 from actors.prefix_subscriber import PrefixSubscriber
 from actors.routing.prefix_index import PrefixIndex

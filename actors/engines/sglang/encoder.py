@@ -7,7 +7,7 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors.engines.encoder_port import EncodingBatch
+from actors.engines.encoding.port import EncodingBatch
 from actors.engines.sglang.adapter import HostLink, wait_silent
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
@@ -17,7 +17,7 @@ from protocol.messages.media import EncodeBatch
 
 @define(eq=False)
 class SglangEncoder:
-    """One encoder of SGLang; implements `actors.engines.encoder_port.Encoder`."""
+    """One encoder of SGLang; implements `actors.engines.encoding.port.Encoder`."""
 
     link: HostLink
     info: EngineInfo

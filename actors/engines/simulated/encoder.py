@@ -9,7 +9,7 @@ from math import inf
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.encoder_port import EncodingBatch
+from actors.engines.encoding.port import EncodingBatch
 from actors.engines.media_check import check_pixels
 from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.faults import Chance, Faults
@@ -57,7 +57,7 @@ class _Batch:
 
 @define(eq=False)
 class SimulatedEncoder:
-    """One simulated encoder; implements `actors.engines.encoder_port.Encoder` while `run` runs.
+    """One simulated encoder; implements `actors.engines.encoding.port.Encoder` while `run` runs.
 
     `chance` draws the faults and nothing else. In virtual time everything is the same when it is asked the same again.
     """

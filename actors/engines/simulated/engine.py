@@ -8,8 +8,8 @@ from math import inf
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.block_log import BlockLog
-from actors.engines.following import follow_blocks
+from actors.engines.blocks.block_log import BlockLog
+from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate

@@ -19,9 +19,10 @@ from typing import TypeAlias
 import trio
 from attrs import evolve, field, frozen
 
-from actors.engines.encoder_port import Encoder
+from actors.engines import leftover_memory as shared_memory
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.engines.sglang import boot_message, shared_memory
+from actors.engines.sglang import boot_message
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.spec import SglangSpec

@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.engine import SimulatedEngine

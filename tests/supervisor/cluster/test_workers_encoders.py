@@ -13,7 +13,7 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.encoder import encoder
-from actors.engines.encoder_limits import EncoderLimits
+from actors.engines.encoding.limits import EncoderLimits
 from actors.kit.offload import run_inline
 from protocol.errors import ActorLost, NotReady, RequestError
 from protocol.link.peer import Peer

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from actors.engines.sglang import shared_memory
+from actors.engines import leftover_memory as shared_memory
 from actors.kit.calls import Function
 from protocol.messages.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages.generation import Done

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from actors.engines.sglang import shared_memory
+from actors.engines import leftover_memory as shared_memory
 from protocol.errors import StartFailed
 from supervisor.processes import run_folder
 

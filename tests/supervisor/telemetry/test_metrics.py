@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines import slots
-from actors.engines.slots import Deadlines, SlotObserver
+from actors.engines.slots import slots
+from actors.engines.slots.slots import Deadlines, SlotObserver
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost
 from protocol.messages.generation import EngineLoad

@@ -17,9 +17,9 @@ import trio
 from attrs import evolve, frozen
 from openai import OpenAI
 
-from actors.engines.encoder_port import Encoder
+from actors.engines import leftover_memory as shared_memory
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.engines.sglang import shared_memory
 from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, SGLANG, Node, node, short_folder
 from protocol.messages.cluster import Leg

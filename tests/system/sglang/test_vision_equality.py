@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from attrs import evolve, frozen
 
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality

@@ -13,10 +13,10 @@ import pytest
 import trio
 from attrs import evolve
 
+from actors.engines.leftover_memory import SHARED_MEMORY, TENSORS
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.encoder import SglangEncoder
-from actors.engines.sglang.shared_memory import SHARED_MEMORY, TENSORS
 from protocol.errors import EngineLost, InternalError, RequestError
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm, MediaItem, Modality

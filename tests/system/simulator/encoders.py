@@ -10,9 +10,9 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors.encoder import encoder
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits
-from actors.engines.encoder_port import Encoder, EncodingBatch
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits
+from actors.engines.encoding.port import Encoder, EncodingBatch
 from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.faults import Faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from actors.decode import decode
-from actors.engines.slots import Slots
+from actors.engines.slots.slots import Slots
 from actors.kit.priority_inbox import priority_inbox
 from actors.prefill import prefill
 from protocol.cost import generation_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from actors.engines.encoder_limits import EncoderLimits
+from actors.engines.encoding.limits import EncoderLimits
 from actors.engines.simulated.costs import EncodingCosts
 from actors.media import PreparationLimits
 from protocol.messages.media import MediaForm, MediaInfo

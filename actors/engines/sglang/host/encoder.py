@@ -24,7 +24,9 @@ from attrs import define, field
 from setproctitle import setproctitle
 from sglang.version import __version__
 
-from actors.engines.sglang import boot_message, model_files, shared_memory
+from actors.engines import leftover_memory as shared_memory
+from actors.engines import model_files
+from actors.engines.sglang import boot_message
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.host.liveness import LivenessProbe, thread_of
 from actors.engines.sglang.host.served_link import ServedLink, last_line

@@ -35,7 +35,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, allocate_token_bitmask
 
-from actors.engines.sglang import boot_message, shared_memory
+from actors.engines import leftover_memory as shared_memory
+from actors.engines.sglang import boot_message
 from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
 from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 from attrs import define, field, frozen
 
-from actors.engines.block_log import BlockLog
+from actors.engines.blocks.block_log import BlockLog
 from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 IDLE_MS = 1000  # after a batch, in which no other has come

@@ -17,7 +17,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resize
 from transformers import BaseImageProcessor, BaseVideoProcessor
 
-from actors.engines.sglang import model_files
+from actors.engines import model_files
 from actors.vision.layout import PixelLimits, VisionLayout
 from actors.vision.model_files import vision_layout
 from protocol.errors import BadRequest, InternalError

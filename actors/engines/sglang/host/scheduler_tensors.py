@@ -3,7 +3,7 @@
 SGLang's tokenizer manager copies each tensor into shared memory in its event loop, and knows nothing of a request that
 left before it was sent. Here a thread makes the copy, in the form that SGLang's schedulers read, and who made it can
 discard it. The schedulers remove a name when they have received it; what a killed host leaves is removed by its prefix,
-which is in the host's list (`shared_memory.py`). Written for SGLang 0.5.23.
+which is in the list of `leftover_memory.py`. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from sglang.srt.managers.mm_utils import ShmPointerMMData
 
+from actors.engines.leftover_memory import SHARED_MEMORY
 from actors.engines.sglang.host.pixels import as_message
-from actors.engines.sglang.shared_memory import SHARED_MEMORY
 
 
 class SchedulerTensors:

@@ -29,9 +29,11 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot, shm_path_for
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
-from actors.engines.block_log import BlockLog
+from actors.engines import leftover_memory as shared_memory
+from actors.engines import model_files
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.media_check import check_media
-from actors.engines.sglang import boot_message, model_files, shared_memory
+from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import outputs, prefix_cache, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from actors.engines.sglang import shared_memory
+from actors.engines import leftover_memory as shared_memory
 
 
 def print_reason(reason: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from attrs import define, field
 from sglang.srt.managers.load_snapshot import LoadSnapshot
 
-from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.blocks.block_log import BlockLog, BlockReader
 from actors.engines.sglang.host.served_link import ServedLink, last_line
 from protocol.errors import AskerLeft, EngineRefused
 from protocol.link import codec

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from actors.engines.sglang import boot_message, shared_memory
+from actors.engines import leftover_memory as shared_memory
+from actors.engines.sglang import boot_message
 from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed

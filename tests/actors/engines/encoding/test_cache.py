@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.embedding_cache import EmbeddingCache
+from actors.engines.encoding.cache import EmbeddingCache
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import trio
 
-from actors.engines.block_log import BlockLog, BlockReader
+from actors.engines.blocks.block_log import BlockLog, BlockReader
 from protocol.errors import EngineLost
 from protocol.messages.kv_events import BlockEvents
 

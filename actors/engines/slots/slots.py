@@ -24,10 +24,10 @@ from math import inf
 import trio
 from attrs import define, field, frozen
 
-from actors.engines.kv_admission import KvAdmission
 from actors.engines.outcomes import log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
-from actors.engines.shared_prefixes import SharedPrefixes
+from actors.engines.slots.kv_admission import KvAdmission
+from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.kit.calls import BugCounter, Call
 from protocol.errors import (
     DeadlineExceeded,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.block_log import TAIL_EVENTS_MAX, TAIL_HASHES_MAX, BlockLog, BlockReader
+from actors.engines.blocks.block_log import TAIL_EVENTS_MAX, TAIL_HASHES_MAX, BlockLog, BlockReader
 from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, check_block_events
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, Prompt, SharedPrefixes
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.slots import Deadlines, Slots
+from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, Prompt, SharedPrefixes
+from actors.engines.slots.slots import Deadlines, Slots
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.rig.calls import AnyAddress, priority_inbox

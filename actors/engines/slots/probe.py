@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from actors.engines.port import Generation
-from actors.engines.slots import Slots
+from actors.engines.slots.slots import Slots
 from protocol.errors import EngineStuck
 from protocol.messages.generation import Generate
 

@@ -20,9 +20,9 @@ from itertools import count
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.engines.embedding_cache import EmbeddingCache
-from actors.engines.encoder_limits import EncoderLimits, EncoderObserver
-from actors.engines.encoder_port import Encoder
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
+from actors.engines.encoding.port import Encoder
 from actors.engines.outcomes import ENDED
 from actors.kit.fair_queue import Entry, FairQueue
 from protocol.errors import (

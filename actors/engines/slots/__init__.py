@@ -1,0 +1,1 @@
+"""The slots of an engine: admission by KV memory, prompts that share a prefix, and the probe of one slot."""
