@@ -26,7 +26,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
 from supervisor.config.load import Loaded
@@ -315,4 +315,4 @@ class Launcher:
 def clean_up() -> None:
     """Kill what is left below this process, and remove what a killed node could not remove itself."""
     reaper.kill_all()
-    run_folder.remove_stale(Path(tempfile.gettempdir()), shared_memory.remove)
+    run_folder.remove_stale(Path(tempfile.gettempdir()), leftover_memory.remove)

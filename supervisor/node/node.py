@@ -28,7 +28,7 @@ from random import Random, SystemRandom
 import trio
 from attrs import define, field, frozen
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from protocol.errors import ActorError, NotReady, StartFailed
 from protocol.link.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
@@ -96,9 +96,9 @@ async def run(
     credentials = read_credentials(cluster, name, environment)
     link_credentials.check_certificate_names(cluster, name, credentials.tls)
     base = Path(tempfile.gettempdir())
-    for stale in run_folder.remove_stale(base, shared_memory.remove):
+    for stale in run_folder.remove_stale(base, leftover_memory.remove):
         log.info("removed what a killed node had left", extra={"folder": str(stale)})
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
+    with run_folder.run_folder(base, leftover_memory.remove) as folder:
         section = cluster.node[name]
         logs = folder.path if section.logs is None else Path(section.logs)
         try:
@@ -347,7 +347,7 @@ class Node:
         """Exit the process after `HARD_EXIT_S`, without processes or files left behind."""
         await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends first
         reaper.kill_all()
-        run_folder.remove(self.runtime.folder.path, shared_memory.remove)
+        run_folder.remove(self.runtime.folder.path, leftover_memory.remove)
         self.tell_launcher_of_end()  # else it would start the node again
         self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)

@@ -2,7 +2,7 @@
 
 `tests/<folder>/test_<file>.py` has the tests of `<folder>/<file>.py`, and `test_<file>_<topic>.py` beside it has more of them.
 A file without such tests is tested where it is imported: by tests, those in the mirrored folder first, or by the files of its
-own folder and below, whose tests are then its own. What no import shows has a row in `TESTED_BY`; a bench that is only ever run by hand
+own folder, those below it and the folder above it, whose tests are then its own. What no import shows has a row in `TESTED_BY`; a bench that is only ever run by hand
 has one in `RUN_BY_HAND`.
 """
 
@@ -22,7 +22,6 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "actors/test_publisher.py": ("actors/engines/blocks/following.py",),
     "bench/report/test_summary.py": ("bench/report/command.py",),
     "bench/peers/test_install.py": ("bench/peers/command.py",),
-    "supervisor/engines/test_children.py": ("supervisor/engines/simulated/children.py",),
     "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
     "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
     "system/sglang": ("actors/engines/sglang/host/__main__.py",),
@@ -64,7 +63,8 @@ def found_tests(file: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
     if direct := [test for test in ALL if name in imports_of_test(test)]:
         folder = Path("tests") / file.parent
         return [test for test in direct if test.parent == folder] or direct
-    beside = [path for path in FILES if file.parent in path.parents and path not in {file, *above}]
+    near = [path for path in FILES if file.parent in path.parents or path.parent == file.parent.parent]
+    beside = [path for path in near if path not in {file, *above}]
     users = [path for path in beside if name in imports(path)]
     return list(dict.fromkeys(test for path in users for test in found_tests(path, above | {file})))
 

@@ -115,7 +115,7 @@ class FakeHost:
         self._send(End(stream, codec.encode(result)))
 
     async def _watch(self, frame: Open, request: WatchBlocks | WatchLoad, scope: trio.CancelScope) -> None:
-        """Answer one stream as `actors.engines.sglang.host.watchers` does."""
+        """Answer one stream as `actors.engines.sglang.host.kv.watchers` does."""
         with scope:
             if isinstance(request, WatchBlocks):
                 await self._send_blocks(frame, request)

@@ -21,7 +21,8 @@ IMPORTED_ONCE = (
     HEAD
     + """
 import json, traceback
-from actors.engines.sglang.host import encoder, liveness, outputs, server, warm_up
+from actors.engines.sglang.host import liveness, outputs, server, warm_up
+from actors.engines.sglang.host.vision import encoder
 
 for line in sys.stdin:
     errors = {}

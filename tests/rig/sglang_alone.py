@@ -57,7 +57,7 @@ def main() -> None:
     from sglang.srt.server_args import PortArgs
 
     from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS
-    from actors.engines.sglang.host import towers
+    from actors.engines.sglang.host.vision import towers
 
     towers.encode_items_alone()  # else the last bits of an image's embeddings depend on the others of its prompt
     multiprocessing.set_start_method("fork", force=True)

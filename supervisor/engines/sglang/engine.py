@@ -19,7 +19,7 @@ from typing import TypeAlias
 import trio
 from attrs import evolve, field, frozen
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message
@@ -206,7 +206,7 @@ async def _attempt(
 ) -> _Started:
     runtime.folder.restore()  # a cleaner of /tmp may have removed it while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
-    stack.callback(shared_memory.remove, place)
+    stack.callback(leftover_memory.remove, place)
     output, write = output_log.pipe()
     stack.callback(output.close)
     with host_descriptors(runtime.folder, write) as (ours, inherited):

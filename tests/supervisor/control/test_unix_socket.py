@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import trio
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from actors.kit.calls import Function
 from protocol.messages.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages.generation import Done
@@ -78,7 +78,7 @@ class Served:
 
 @asynccontextmanager
 async def served(base: Path) -> AsyncIterator[Served]:
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
+    with run_folder.run_folder(base, leftover_memory.remove) as folder:
         async with trio.open_nursery() as nursery:
             node = Served(base, folder)
             nursery.start_soon(node.run)
@@ -111,7 +111,7 @@ async def test_o_a_node_whose_run_folder_was_cleaned_is_found_and_answers_again(
         assert caplog.messages.count(MADE_AGAIN) == 1
         assert stat.S_IMODE(node.folder.path.stat().st_mode) == 0o700
         assert stat.S_IMODE((node.folder.path / "node.json").stat().st_mode) == 0o600
-        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that runs holds its lock"
+        assert run_folder.remove_stale(base, leftover_memory.remove) == [], "a node that runs holds its lock"
 
 
 @pytest.mark.parametrize("what", ["control", "node.json"])

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from protocol.errors import StartFailed
 from supervisor.processes import run_folder
 
@@ -24,7 +24,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
     place = tmp_path / "shm"
     place.mkdir()
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", place)
+    monkeypatch.setattr(leftover_memory, "SHARED_MEMORY", place)
     return place
 
 
@@ -56,28 +56,28 @@ def test_what_a_killed_node_left_is_removed_with_its_shared_memory(base: Path, s
     folder = left(base)
     for name in ("sglang_loads_x", "psm_1", "of_somebody_else"):
         (shared / name).touch()
-    shared_memory.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
-    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
+    leftover_memory.record(folder / "e1", {"sglang_loads_x", "psm_1", "of_somebody_else", "../tmp/x"})
+    assert run_folder.remove_stale(base, leftover_memory.remove) == [folder]
     assert not folder.exists()
     assert [path.name for path in shared.iterdir()] == ["of_somebody_else"]
 
 
 def test_the_tensors_of_a_killed_host_are_removed_and_no_others(base: Path, shared: Path) -> None:
     folder = left(base)
-    prefix, other = shared_memory.record_tensors(folder / "e1"), f"{shared_memory.TENSORS}{'0' * 32}_"
+    prefix, other = leftover_memory.record_tensors(folder / "e1"), f"{leftover_memory.TENSORS}{'0' * 32}_"
     for name in (f"{prefix}1", f"{prefix}27", f"{other}1", "sglang_loads_x", "psm_1"):
         (shared / name).touch()
     # A list may name anything, but nothing that would match the names of others.
-    wrong = {"*", "psm_*", "sgl_*", f"{shared_memory.TENSORS}*", f"{other[:-2]}*", f"{other}1*", "../shm/psm_*"}
-    shared_memory.record(folder / "e1", wrong)
-    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
+    wrong = {"*", "psm_*", "sgl_*", f"{leftover_memory.TENSORS}*", f"{other[:-2]}*", f"{other}1*", "../shm/psm_*"}
+    leftover_memory.record(folder / "e1", wrong)
+    assert run_folder.remove_stale(base, leftover_memory.remove) == [folder]
     assert sorted(path.name for path in shared.iterdir()) == ["psm_1", f"{other}1", "sglang_loads_x"]
 
 
 def test_a_folder_that_is_held_stays(base: Path, shared: Path) -> None:
     folder = left(base)
     with held(folder):
-        assert run_folder.remove_stale(base, shared_memory.remove) == []
+        assert run_folder.remove_stale(base, leftover_memory.remove) == []
     assert (folder / "e1" / "deep" / "file").exists()
 
 
@@ -85,7 +85,7 @@ def test_no_link_is_followed_out_of_the_temporary_folder(base: Path, shared: Pat
     """/var/lib/dpkg has a file `lock`, and so have many others."""
     precious = left(tmp_path, "dpkg")
     (base / "espalier-evil").symlink_to(precious)
-    assert run_folder.remove_stale(base, shared_memory.remove) == []
+    assert run_folder.remove_stale(base, leftover_memory.remove) == []
     assert (precious / "e1" / "deep" / "file").exists()
 
 
@@ -98,8 +98,8 @@ def test_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) 
     (shared / "psm_hers").touch()
     (folder / "e3").mkdir()
     (folder / "e3" / "shared-memory").symlink_to(precious / "shared-memory")
-    shared_memory.remove(folder / "e2")
-    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
+    leftover_memory.remove(folder / "e2")
+    assert run_folder.remove_stale(base, leftover_memory.remove) == [folder]
     assert (precious / "e1" / "deep" / "file").exists()
     assert (shared / "psm_hers").exists()
 
@@ -107,7 +107,7 @@ def test_nor_any_link_within_a_folder(base: Path, shared: Path, tmp_path: Path) 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777, 0o1700])
 def test_a_folder_that_others_may_enter_is_none_of_ours(base: Path, shared: Path, mode: int) -> None:
     folder = left(base, mode=mode)
-    assert run_folder.remove_stale(base, shared_memory.remove) == []
+    assert run_folder.remove_stale(base, leftover_memory.remove) == []
     assert folder.exists()
 
 
@@ -116,8 +116,8 @@ def test_a_strangers_folder_and_what_it_lists_stay(base: Path, shared: Path, mon
     (folder / "e1" / "shared-memory").write_text("psm_1")
     (shared / "psm_1").touch()
     monkeypatch.setattr(os, "geteuid", lambda: OTHER)
-    assert run_folder.remove_stale(base, shared_memory.remove) == []
-    shared_memory.remove(folder / "e1")
+    assert run_folder.remove_stale(base, leftover_memory.remove) == []
+    leftover_memory.remove(folder / "e1")
     assert (folder / "e1" / "deep" / "file").exists()
     assert (shared / "psm_1").exists()
 
@@ -131,7 +131,7 @@ def test_shared_memory_of_another_user_stays_though_our_own_list_names_it(base: 
     os.chown(shared / "psm_theirs", OTHER, OTHER)
     (shared / "psm_link").symlink_to(shared / "psm_theirs")
     (shared / "psm_folder").mkdir()
-    assert run_folder.remove_stale(base, shared_memory.remove) == [folder]
+    assert run_folder.remove_stale(base, leftover_memory.remove) == [folder]
     assert sorted(path.name for path in shared.iterdir()) == ["psm_folder", "psm_link", "psm_theirs"]
 
 
@@ -142,16 +142,16 @@ def test_a_disk_without_room_is_one_clear_sentence(base: Path, monkeypatch: pyte
     monkeypatch.setattr(tempfile, "mkdtemp", full)
     with (
         pytest.raises(StartFailed, match=r"^no folder can be made in .*: No space left on device$"),
-        run_folder.run_folder(base, shared_memory.remove),
+        run_folder.run_folder(base, leftover_memory.remove),
     ):
         raise AssertionError
 
 
 def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base: Path) -> None:
-    with run_folder.run_folder(base, shared_memory.remove) as folder:
+    with run_folder.run_folder(base, leftover_memory.remove) as folder:
         (folder.path / "lock").unlink()
         (folder.path / "lock").touch()
         was_intact = folder.is_intact
         folder.restore()
         assert (was_intact, folder.is_intact) == (False, True)
-        assert run_folder.remove_stale(base, shared_memory.remove) == [], "a node that lives holds it"
+        assert run_folder.remove_stale(base, leftover_memory.remove) == [], "a node that lives holds it"

@@ -17,7 +17,7 @@ import trio
 from attrs import evolve, frozen
 from openai import OpenAI
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang.spec import SglangSpec
@@ -122,7 +122,7 @@ async def forked_hosts(
     zygote: ZygoteProcess, silent_s: float = 10.0
 ) -> AsyncIterator[tuple[spawn.HostStarter, HostRuntime]]:
     """Yield how hosts are forked from a zygote, without a node around them."""
-    with short_folder() as base, run_folder.run_folder(base, shared_memory.remove) as folder:
+    with short_folder() as base, run_folder.run_folder(base, leftover_memory.remove) as folder:
         zygotes: Registration[spawn.Zygote] = Registration()
 
         def output_log(name: str) -> OutputLog:

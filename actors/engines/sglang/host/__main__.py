@@ -16,11 +16,11 @@ def main() -> None:
     boot = boot_message.decode(sys.argv[4].encode())
     watchdog = start_watchdog(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
     if boot.checks is not None:
-        from actors.engines.sglang.host import grammar_checker
+        from actors.engines.sglang.host.grammars import grammar_checker
 
         grammar_checker.run(boot, socket.socket(fileno=link), watchdog)
     if boot.batch_max is not None:
-        from actors.engines.sglang.host import encoder
+        from actors.engines.sglang.host.vision import encoder
 
         encoder.run(boot, socket.socket(fileno=link), watchdog)
     from actors.engines.sglang.host import server

@@ -24,7 +24,8 @@ from sglang.srt.managers.scheduler_components.kv_events_publisher import Schedul
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import outputs, penalties, towers
+from actors.engines.sglang.host import outputs, penalties
+from actors.engines.sglang.host.vision import towers
 
 _sglang_abort = GrammarManager.abort_requests
 _sglang_report = SchedulerMetricsReporter.report_decode_stats

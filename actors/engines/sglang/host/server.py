@@ -29,25 +29,25 @@ from sglang.srt.managers.load_snapshot import LoadSnapshot, shm_path_for
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
-from actors.engines import leftover_memory as shared_memory
-from actors.engines import model_files
+from actors.engines import leftover_memory, model_files
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host import outputs, prefix_cache, scheduler, translation
+from actors.engines.sglang.host import outputs, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
-from actors.engines.sglang.host.kv_events import EventSource, KvEventReceivers
+from actors.engines.sglang.host.kv import prefix_cache
+from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
+from actors.engines.sglang.host.kv.watchers import Watchers
 from actors.engines.sglang.host.liveness import scheduler_probe
-from actors.engines.sglang.host.media_input import MediaInput, media_info
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
-from actors.engines.sglang.host.pixels import folder_layout
 from actors.engines.sglang.host.requests import Requests, Running
-from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.served_link import ServedLink, last_line
+from actors.engines.sglang.host.vision.media_input import MediaInput, media_info
+from actors.engines.sglang.host.vision.pixels import folder_layout
+from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
-from actors.engines.sglang.host.watchers import Watchers
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
@@ -78,7 +78,7 @@ def _hook_ports(folder: Path) -> None:
     def hooked(*args: object, **kwargs: object) -> PortArgs:
         ports = init_new(*args, **kwargs)
         ports.detokenizer_ipc_name = ports.tokenizer_ipc_name
-        shared_memory.record(folder, {Path(shm_path_for(ports.instance_id)).name})
+        leftover_memory.record(folder, {Path(shm_path_for(ports.instance_id)).name})
         return ports
 
     PortArgs.init_new = staticmethod(hooked)
@@ -278,7 +278,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         _require_plugin()
         for pid in engine.get_all_child_pids():
             watchdog.watch_child(pid)
-        shared_memory.record(folder, shared_memory.mapped())
+        leftover_memory.record(folder, leftover_memory.mapped())
         requests_max = engine.server_args.max_running_requests * engine.server_args.dp_size
         peer = Peer(boot.name, serves_max=requests_max + CONTROL_STREAMS)
         host = None if rank else _host(boot, engine, peer, link, watchdog)
@@ -293,7 +293,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     print_reason(reason)
     watchdog.unwatch_children()
     engine.shutdown()
-    shared_memory.remove(folder)
+    leftover_memory.remove(folder)
     os._exit(0)
 
 
@@ -311,6 +311,6 @@ def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: soc
     sources = tuple(EventSource(rank, each.endpoint, each.replay_endpoint) for rank, each in enumerate(boot.events))
     if media is None or layout is None:
         return Host(engine, info, peer, link, watchdog, sources=sources)
-    tensors = SchedulerTensors(shared_memory.record_tensors(Path(boot.folder)))
+    tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))
     taken = MediaInput(engine.tokenizer_manager, info, layout, tensors)
     return Host(engine, info, peer, link, watchdog, taken, sources)

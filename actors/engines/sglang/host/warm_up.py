@@ -12,7 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from actors.engines.sglang.host import prefix_cache
+from actors.engines.sglang.host.kv import prefix_cache
 from protocol.messages.generation import EngineInfo
 
 PROMPT_TOKENS = 32

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 
 
 def print_reason(reason: str) -> None:
@@ -60,7 +60,7 @@ class Watchdog:
     def end(self, reason: str) -> NoReturn:
         """Remove the host's folder and its shared memory, and kill every process of this group, this one included."""
         print_reason(reason)
-        shared_memory.remove(self._folder)
+        leftover_memory.remove(self._folder)
         os.killpg(0, signal.SIGKILL)
         raise AssertionError("no process survives SIGKILL")
 

@@ -89,9 +89,9 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
-    import actors.engines.sglang.host.encoder
-    import actors.engines.sglang.host.grammar_checker
-    import actors.engines.sglang.host.server  # noqa: F401
+    import actors.engines.sglang.host.grammars.grammar_checker
+    import actors.engines.sglang.host.server
+    import actors.engines.sglang.host.vision.encoder  # noqa: F401
 
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None
@@ -100,7 +100,9 @@ def _import_everything() -> None:
 
 
 def _become_host(message: bytes, fds: list[int]) -> None:
-    from actors.engines.sglang.host import encoder, grammar_checker, server
+    from actors.engines.sglang.host import server
+    from actors.engines.sglang.host.grammars import grammar_checker
+    from actors.engines.sglang.host.vision import encoder
 
     try:
         os.setsid()

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from actors.engines.sglang import boot_message
 from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
@@ -207,7 +207,7 @@ def hosts(written: Callable[[str], Path], tmp_path: Path) -> Iterator[SimpleName
         raise StartFailed("nothing starts here")
 
     cluster = read_cluster(written(OVER_TWO.replace("20400", str(free_ports(1)[0]))))
-    with run_folder.run_folder(tmp_path, shared_memory.remove) as folder:
+    with run_folder.run_folder(tmp_path, leftover_memory.remove) as folder:
         own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
         runtime = cast("Runtime", SimpleNamespace(now=lambda: 5.0, environment={}, **own))
 

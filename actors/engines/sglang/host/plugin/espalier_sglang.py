@@ -23,7 +23,7 @@ from time import thread_time
 from weakref import WeakSet
 
 from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_FAILED, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
-from actors.engines.sglang.host.grammar_walk import StepBudget
+from actors.engines.sglang.host.grammars.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10

@@ -22,9 +22,9 @@ from sglang.srt.runtime_context import publish
 from sglang.srt.server_args import ServerArgs
 
 from actors.engines.media_check import check_pixels
-from actors.engines.sglang.host import towers
-from actors.engines.sglang.host.media_input import GRID_KEYS, MODALITIES
-from actors.engines.sglang.host.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
+from actors.engines.sglang.host.vision import towers
+from actors.engines.sglang.host.vision.media_input import GRID_KEYS, MODALITIES
+from actors.engines.sglang.host.vision.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
 from actors.engines.sglang.spec import Setting
 from protocol.errors import EngineRefused, InternalError, RequestError
 from protocol.messages.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 SERVING = """
 import threading, time
 from attrs import define, field
-from actors.engines.sglang.host.encoder import EncoderHost
+from actors.engines.sglang.host.vision.encoder import EncoderHost
 from protocol import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
@@ -174,7 +174,7 @@ asyncio.run(main())
 
 TOWER = """
 import torch
-from actors.engines.sglang.host.vision_tower import VisionTower
+from actors.engines.sglang.host.vision.vision_tower import VisionTower
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality, Encode
 from protocol.tensors import Dtype, Tensor

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.engine
 TENSORS = """
 import pickle, tempfile, torch
 from pathlib import Path
-from actors.engines.sglang.host.pixels import as_message, as_torch
-from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
+from actors.engines.sglang.host.vision.pixels import as_message, as_torch
+from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from protocol.tensors import Dtype, Tensor
 
 def raises(kind, work):
@@ -82,8 +82,8 @@ from attrs import evolve
 from pathlib import Path
 from sglang.srt.layers.rotary_embedding import MRotaryEmbedding
 from actors.engines.sglang.host import media_input
-from actors.engines.sglang.host.media_input import MediaInput
-from actors.engines.sglang.host.scheduler_tensors import SchedulerTensors
+from actors.engines.sglang.host.vision.media_input import MediaInput
+from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.vision.layout import PixelLimits, VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
@@ -212,7 +212,7 @@ from attrs import evolve
 from PIL import Image
 from pathlib import Path
 from transformers import AutoProcessor
-from actors.engines.sglang.host.pixels import PixelProcessor, as_torch, folder_layout, smallest_item
+from actors.engines.sglang.host.vision.pixels import PixelProcessor, as_torch, folder_layout, smallest_item
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 

@@ -18,7 +18,7 @@ import torch
 from sglang.srt.managers.mm_utils import ShmPointerMMData
 
 from actors.engines.leftover_memory import SHARED_MEMORY
-from actors.engines.sglang.host.pixels import as_message
+from actors.engines.sglang.host.vision.pixels import as_message
 
 
 class SchedulerTensors:

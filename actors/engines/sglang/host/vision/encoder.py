@@ -24,13 +24,12 @@ from attrs import define, field
 from setproctitle import setproctitle
 from sglang.version import __version__
 
-from actors.engines import leftover_memory as shared_memory
-from actors.engines import model_files
+from actors.engines import leftover_memory, model_files
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.host.liveness import LivenessProbe, thread_of
 from actors.engines.sglang.host.served_link import ServedLink, last_line
-from actors.engines.sglang.host.vision_tower import VisionTower, make_tower
+from actors.engines.sglang.host.vision.vision_tower import VisionTower, make_tower
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
 from protocol.link.frames import Bye, Cancel, Frame, Open
@@ -172,7 +171,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         tower = make_tower(boot.arguments, folder)
         digest = model_files.model_digest(Path(str(boot.arguments["model_path"])))
         info = encoder_info("sglang", __version__, tower.media, boot.batch_max, digest)
-        shared_memory.record(folder, shared_memory.mapped())
+        leftover_memory.record(folder, leftover_memory.mapped())
     except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this did not start
         traceback.print_exc()
         peer = Peer(boot.name, serves_max=0)
@@ -181,5 +180,5 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         watchdog.end(f"the encoder could not start: {error!r}")
     host = EncoderHost(tower, info, Peer(boot.name, serves_max=BATCHES_MAX + STREAMS_BESIDE), link, watchdog)
     print_reason(asyncio.run(host.serve()))
-    shared_memory.remove(folder)
+    leftover_memory.remove(folder)
     os._exit(0)

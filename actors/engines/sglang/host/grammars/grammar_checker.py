@@ -35,9 +35,9 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, allocate_token_bitmask
 
-from actors.engines import leftover_memory as shared_memory
+from actors.engines import leftover_memory
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.grammar_walk import TokenIds, Walk
+from actors.engines.sglang.host.grammars.grammar_walk import TokenIds, Walk
 from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
@@ -333,6 +333,6 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         watchdog.end(f"grammars cannot be checked: {error!r}")
     peer = Peer(boot.name, serves_max=boot.checks.checks_max + STREAMS_BESIDE)
     print_reason(CheckServer(backend, boot.checks, peer, link).serve())
-    shared_memory.remove(Path(boot.folder))
+    leftover_memory.remove(Path(boot.folder))
     os.killpg(0, signal.SIGKILL)  # and its forks with it
     raise AssertionError("no process survives SIGKILL")
