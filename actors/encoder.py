@@ -18,7 +18,7 @@ from actors.engines.media_check import check_pixels
 from actors.engines.outcomes import ENDED, log_outcome, report_outcome
 from actors.kit.calls import BugCounter, Call
 from actors.kit.priority_inbox import PriorityInbox
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest, EngineDied, EngineLost
 from protocol.messages.media import Encode, Encoded, MediaItem, Modality
 

@@ -22,13 +22,7 @@ from attrs import evolve
 from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread
-from actors.text.choices import Choices, Emit
-from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
-from actors.text.model import TextModel
-from actors.text.prompt_blocks import with_blocks
-from actors.text.prompts import Prompt, PromptLimits, echo_texts, encode_prompts, make_generations, param_name
-from actors.text.stop_strings import StopStrings
-from actors.vision.preparation import (
+from actors.media.preparation import (
     EncodeItems,
     Vision,
     check_encoded,
@@ -38,6 +32,12 @@ from actors.vision.preparation import (
     required_vision,
     takes_embeddings,
 )
+from actors.text.choices import Choices, Emit
+from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.model import TextModel
+from actors.text.prompt_blocks import with_blocks
+from actors.text.prompts import Prompt, PromptLimits, echo_texts, encode_prompts, make_generations, param_name
+from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages.generation import Finished, Generate, Grammar, Started, Tokens
 from protocol.messages.media import MediaInfo

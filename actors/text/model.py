@@ -10,12 +10,12 @@ import jinja2
 from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
+from actors.media.layout import VisionLayout
+from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template, render_conversation
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
-from actors.vision.layout import VisionLayout
-from actors.vision.model_files import vision_layout
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import Role, Turn
 from protocol.model_folder import FILES, Digest, digest

@@ -10,9 +10,9 @@ import trio
 from attrs import evolve, frozen
 
 from actors.kit.offload import Offload
+from actors.media.placeholders import expand
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
-from actors.vision.placeholders import expand
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages.generation import EngineInfo, Generate, RoutingHints, Sampling
 from protocol.messages.media import MediaItem

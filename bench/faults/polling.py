@@ -30,7 +30,7 @@ WATCHED = (
     *("espalier_encoder_queue_items", "espalier_link_attached_bytes", "espalier_link_streams"),
     "espalier_engine_requests_assigned",
 )
-TEMPLATE = "actors.media_decoder"  # in the command of the process that forks them
+TEMPLATE = "actors.media.decoder"  # in the command of the process that forks them
 SHARED = "memfd:"
 SERVED = 'side="served"'  # streams, of which a scrape of the asking node opens some for a moment
 GIVE_UP_S = 15.0

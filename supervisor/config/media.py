@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from attrs import frozen
 
-from actors.media import CONTENT_BYTES_MIN
+from actors.media.media import CONTENT_BYTES_MIN
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, describe
 from supervisor.config.limits import WILDCARD, Bytes, Count, Seconds

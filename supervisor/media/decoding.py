@@ -22,10 +22,10 @@ import msgspec
 import trio
 from attrs import define, field, frozen
 
-from actors.media import Inspected
-from actors.vision import jobs
-from actors.vision.jobs import Bounds, EmbeddingFacts, Ended, Facts, JobLimits, Opened, Refused, VideoFacts
-from actors.vision.planning import Plan
+from actors.media import jobs
+from actors.media.jobs import Bounds, EmbeddingFacts, Ended, Facts, JobLimits, Opened, Refused, VideoFacts
+from actors.media.media import Inspected
+from actors.media.planning import Plan
 from protocol.errors import (
     BadRequest,
     DeadlineExceeded,

@@ -18,7 +18,7 @@ from urllib.parse import urljoin
 import trio
 from attrs import frozen
 
-from actors.media import Source
+from actors.media.media import Source
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config import media as config
 from supervisor.config.media import HostPattern, is_address

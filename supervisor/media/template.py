@@ -19,7 +19,7 @@ import trio
 from attrs import define, field
 
 import actors
-from actors.vision import jobs
+from actors.media import jobs
 from protocol.errors import EngineDied, StartFailed
 from supervisor.processes.controlled import start_controlled
 from supervisor.processes.output_log import OutputLog
@@ -28,7 +28,7 @@ from supervisor.supervision.registration import Registration
 
 log = logging.getLogger(__name__)
 
-COMMAND = (sys.executable, "-m", "actors.media_decoder")
+COMMAND = (sys.executable, "-m", "actors.media.decoder")
 LADDER = Ladder(stop_s=0.5, term_s=0.5, kill_s=1.0)
 READY_WITHIN_S = 20.0
 LAST_OUTPUT_S = 0.5

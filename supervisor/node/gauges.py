@@ -9,7 +9,7 @@ from attrs import asdict
 
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.kit.fair_budget import BudgetStatistics
-from actors.media import MediaStatistics
+from actors.media.media import MediaStatistics
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.link import Link

@@ -13,10 +13,10 @@ from attrs import field, frozen
 
 from actors.kit.calls import Address, Call, mailbox
 from actors.kit.fair_budget import FairBudget
-from actors.media import WAITING_MAX, MediaPorts, PreparationLimits, Preparations, media
+from actors.media.jobs import Bounds
+from actors.media.media import WAITING_MAX, MediaPorts, PreparationLimits, Preparations, media
+from actors.media.preparation import embeddings_budget
 from actors.text.model import TextModel
-from actors.vision.jobs import Bounds
-from actors.vision.preparation import embeddings_budget
 from protocol.errors import StartFailed
 from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.config.media import MediaSection, parse_host, parse_network

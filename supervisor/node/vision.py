@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from actors.media.preparation import Vision
 from actors.routing.encoding import Encoding, Work
 from actors.text.model import TextModel
-from actors.vision.preparation import Vision
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond
 from supervisor.cluster.directory import Directory

@@ -22,7 +22,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "actors/test_publisher.py": ("actors/engines/blocks/following.py",),
     "bench/report/test_summary.py": ("bench/report/command.py",),
     "bench/peers/test_install.py": ("bench/peers/command.py",),
-    "supervisor/media/test_decoding.py": ("actors/media_decoder/__main__.py",),
+    "supervisor/media/test_decoding.py": ("actors/media/decoder/__main__.py",),
     "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
     "system/sglang": ("actors/engines/sglang/host/__main__.py",),
 }

@@ -11,11 +11,11 @@ LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file
     ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
     ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py"),
     ("protocol/strict", "actors/kit", "supervisor/supervision"),
-    ("protocol/dialects", "actors/engines", "actors/vision", "supervisor/links"),
+    ("protocol/dialects", "actors/engines", "actors/media", "supervisor/links"),
     ("protocol/openapi", "actors/text", "actors/routing", "supervisor/threads"),
     ("actors/engines/sglang", "actors/engines/simulated"),
     (
-        *("actors", "actors/engines/sglang/host", "actors/media_decoder"),
+        *("actors", "actors/engines/sglang/host", "actors/media/decoder"),
         *("supervisor/processes", "supervisor/telemetry", "supervisor/tensors"),
     ),
     ("supervisor/config", "supervisor/observers.py", "supervisor/runtime.py"),

@@ -31,20 +31,19 @@ from tests.repository.sources import (
 )
 
 LINES_MAX = 400
-ACTORS = {f"actors.{path.stem}" for path in FILES if path.parent == Path("actors")} - {"actors.__init__"}
+ACTORS_IN_FOLDERS = {"actors.media.media"}
+ACTORS = {module(path) for path in FILES if path.parent == Path("actors")} - {"actors"} | ACTORS_IN_FOLDERS
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
 TRADE_OF = {
-    "processor": ("text", "vision"),
+    "processor": ("text", "media"),
     "router": ("routing",),
     "prefix_subscriber": ("routing",),
     "publisher": ("engines",),
     "decode": ("engines",),
     "prefill": ("engines",),
     "canary": ("engines",),
-    "text": ("vision",),
-    "encoder": ("engines", "vision"),
-    "media": ("vision",),
-    "media_decoder": ("vision",),
+    "text": ("media",),
+    "encoder": ("engines", "media"),
 }
 """The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""
 FUNCTION_LINES_MAX = 60
@@ -53,7 +52,7 @@ STAGES = Path("bench/stages")  # measures the insides of the product, which the 
 
 SGLANG = Path("actors/engines/sglang")
 HOST = SGLANG / "host"
-DECODER = Path("actors/media_decoder")  # processes that decode what clients send; no node imports it
+DECODER = Path("actors/media/decoder")  # processes that decode what clients send; no node imports it
 # Beside the folder of the host: files that a node imports too, to remove what hosts left, to compare models, and to
 # share memory with hosts of any kind.
 ENGINES = Path("actors/engines")
@@ -70,7 +69,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/logprobs.py"): {"tokenizers"},
     Path("actors/text/whole_tokens.py"): {"tokenizers"},
     SGLANG / "boot_message.py": {"msgspec"},
-    Path("actors/vision/jobs.py"): {"msgspec"},
+    Path("actors/media/jobs.py"): {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/command_line.py"): {"random", "time"},
@@ -147,7 +146,7 @@ def test_an_engine_is_imported_by_its_own_folder_alone() -> None:
 
 def test_what_is_called_an_actor_is_one() -> None:
     assert {"actors.decode", "actors.prefill", "actors.processor", "actors.router"} <= ACTORS
-    folders = {f"actors.{name}" for name in ("engines", "kit", "media_decoder", "routing", "text", "vision")}
+    folders = {f"actors.{name}" for name in ("engines", "kit", "media", "routing", "text")}
     assert folders == FOLDERS, "name a new folder here, and in TRADE_OF at the actor that may import it"
     assert theirs(Path("actors/decode.py"), {"actors.engines"})
     assert theirs(Path("actors/router.py"), {"actors.routing"})
@@ -174,9 +173,9 @@ def test_a_node_imports_nothing_of_benches_tests_engine_hosts_and_decoders() -> 
 
 
 def test_a_decoder_imports_the_protocol_and_its_jobs_alone() -> None:
-    may = ("protocol", "actors.media_decoder", "actors.vision.jobs")
+    may = ("protocol", "actors.media.decoder", "actors.media.jobs")
     found = {
-        path: {name for name in ours(path) - {"actors.vision"} if not name.startswith(may)} for path in DECODER_SIDE
+        path: {name for name in ours(path) - {"actors.media"} if not name.startswith(may)} for path in DECODER_SIDE
     }
     found = {path: names | foreign(path) - {"PIL", "attrs", "av", *ROOMS} for path, names in found.items()}
     refuse_imports(found, "it reads what clients send, in a process of its own")
@@ -186,8 +185,8 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None
     pure = (
         "actors.engines.blocks.block_log",
         "actors.engines.media_check",
-        "actors.vision.layout",
-        "actors.vision.model_files",
+        "actors.media.layout",
+        "actors.media.model_files",
     )
     may = ("protocol", "actors.engines.sglang", *pure, *map(module, SHARED))
     packages = {"actors.engines", "actors.engines.blocks"}  # by themselves, in `from PACKAGE import FILE`

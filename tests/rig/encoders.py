@@ -19,7 +19,7 @@ from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
 from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import PriorityInbox
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.errors import RequestError
 from protocol.messages.generation import REQUEST_ID_LENGTH, EngineInfo, EngineLoad, encoder_info
 from protocol.messages.media import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
-from actors.vision.jobs import Bounds
+from actors.media.jobs import Bounds
 from supervisor.media.decoding import DecodeLimits, Decoders
 from supervisor.media.memory import MediaMemory
 from supervisor.media.template import COMMAND, DecoderTemplate, decoder_template

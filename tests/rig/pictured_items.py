@@ -15,9 +15,9 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from actors.engines.model_files import read_files
-from actors.vision.layout import VisionLayout
-from actors.vision.model_files import vision_layout
-from actors.vision.placeholders import expand
+from actors.media.layout import VisionLayout
+from actors.media.model_files import vision_layout
+from actors.media.placeholders import expand
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 

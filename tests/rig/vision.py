@@ -12,9 +12,9 @@ from attrs import Factory, define, evolve
 from tokenizers import Tokenizer
 
 from actors.kit.calls import Answer
+from actors.media.layout import PixelLimits, VisionLayout
 from actors.text.chat_template import compile_template
 from actors.text.model import TextModel
-from actors.vision.layout import PixelLimits, VisionLayout
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.messages.text import Role, Turn

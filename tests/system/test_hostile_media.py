@@ -24,7 +24,7 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors.kit.calls import Address, mailbox
-from actors.media import MediaPorts, PreparationLimits, Preparations, media
+from actors.media.media import MediaPorts, PreparationLimits, Preparations, media
 from protocol.errors import BadRequest, RequestError, TooLarge, Unsupported
 from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from supervisor.config.media import parse_host

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from actors.kit.calls import Address, mailbox
-from actors.media import MediaPorts, PreparationLimits, Preparations, media
+from actors.media.media import MediaPorts, PreparationLimits, Preparations, media
 from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.media.fetching import Fetcher, FetchRules
 from supervisor.media.files import MediaFiles

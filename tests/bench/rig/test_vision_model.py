@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.media.layout import PixelLimits
 from actors.text.model import load
-from actors.vision.layout import PixelLimits
 from bench.faults.media_aborts import LARGE, PIXELS_MAX, plan
 from bench.rig.cluster import Cluster
 from bench.rig.vision_cluster import ENCODER, PREFILL

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import trio
 
-from actors.vision import jobs
-from actors.vision.jobs import ImageFacts, VideoFacts
-from actors.vision.planning import Plan, plan
+from actors.media import jobs
+from actors.media.jobs import ImageFacts, VideoFacts
+from actors.media.planning import Plan, plan
 from protocol.errors import BadRequest, DeadlineExceeded, NotReady, RequestError, TooLarge, Unsupported
 from protocol.messages.media import Media, Modality
 from protocol.tensors import Dtype
@@ -168,14 +168,14 @@ async def test_a_job_that_takes_too_long_is_killed(tmp_path: Path) -> None:
 
 HOSTILE = """
 import os, socket, signal, sys, time, fcntl
-from actors.media_decoder import __main__ as template, job, sandbox
-from actors.vision import jobs
+from actors.media.decoder import __main__ as template, job, sandbox
+from actors.media import jobs
 {free}
 def run(task, answers, descriptor):
     opened = jobs.encode(jobs.Opened("0" * 64, os.lseek(descriptor, 0, os.SEEK_END)))
 {body}
-import actors.media_decoder.trial
-actors.media_decoder.trial.passes = lambda *_, **__: True
+import actors.media.decoder.trial
+actors.media.decoder.trial.passes = lambda *_, **__: True
 """
 
 
@@ -380,7 +380,7 @@ class ScriptedPoll:
 
 def test_a_new_job_is_not_ended_by_the_end_of_the_one_whose_descriptor_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job ends, its asker leaves and another job comes, all at the same moment."""
-    from actors.media_decoder.__main__ import Template, _Running
+    from actors.media.decoder.__main__ import Template, _Running
 
     begun: list[int] = []
     left: list[object] = []

@@ -20,7 +20,7 @@ import trio
 from attrs import Factory, define
 
 from actors.kit.calls import Address, mailbox
-from actors.media import MediaPorts, PreparationLimits, Preparations, Source, media
+from actors.media.media import MediaPorts, PreparationLimits, Preparations, Source, media
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaItem, MediaPrepared, PrepareMedia
 from protocol.tensors import BYTES

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 from tests.contracts.encoder import check_encoder

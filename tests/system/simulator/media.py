@@ -9,9 +9,9 @@ from math import inf
 import trio
 from attrs import Factory, define, field
 
-from actors.media import Inspected, MediaPorts, MediaStatistics, PreparationLimits, Preparations, Source
-from actors.vision.jobs import Facts, ImageFacts, VideoFacts
-from actors.vision.planning import Plan
+from actors.media.jobs import Facts, ImageFacts, VideoFacts
+from actors.media.media import Inspected, MediaPorts, MediaStatistics, PreparationLimits, Preparations, Source
+from actors.media.planning import Plan
 from protocol.errors import BadRequest, NotReady
 from protocol.messages.media import Modality
 from protocol.tensors import Tensor

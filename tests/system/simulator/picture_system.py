@@ -10,11 +10,11 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.calls import Address, Call, mailbox
-from actors.media import PreparationLimits, media
+from actors.media.media import PreparationLimits, media
+from actors.media.preparation import Vision
 from actors.routing.encoding import Encoding
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
-from actors.vision.preparation import Vision
 from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from actors.engines.encoding.limits import EncoderLimits
 from actors.engines.simulated.costs import EncodingCosts
-from actors.media import PreparationLimits
+from actors.media.media import PreparationLimits
 from protocol.messages.media import MediaForm, MediaInfo
 from tests.rig.fake_engine import Costs
 from tests.rig.vision import MEDIA_INFO

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from attrs import define, evolve, frozen
 
-from actors.vision.layout import PixelLimits, VisionLayout
+from actors.media.layout import PixelLimits, VisionLayout
 from protocol.messages.media import Detail, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 from tests.rig.vision import IMAGE, SEEING, VIDEO, WIDTH

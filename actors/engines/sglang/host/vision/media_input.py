@@ -30,7 +30,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from actors.engines.media_check import check_media, item_places
 from actors.engines.sglang.host.vision.pixels import DTYPES, NAMES, PixelProcessor, as_message, as_torch, smallest_item
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.generation import EngineInfo, Generate, Sampling
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality

@@ -18,8 +18,8 @@ from torchvision.transforms.functional import resize
 from transformers import BaseImageProcessor, BaseVideoProcessor
 
 from actors.engines import model_files
-from actors.vision.layout import PixelLimits, VisionLayout
-from actors.vision.model_files import vision_layout
+from actors.media.layout import PixelLimits, VisionLayout
+from actors.media.model_files import vision_layout
 from protocol.errors import BadRequest, InternalError
 from protocol.messages.media import CHANNELS, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor

@@ -84,7 +84,7 @@ from sglang.srt.layers.rotary_embedding import MRotaryEmbedding
 from actors.engines.sglang.host import media_input
 from actors.engines.sglang.host.vision.media_input import MediaInput
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
-from actors.vision.layout import PixelLimits, VisionLayout
+from actors.media.layout import PixelLimits, VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
 from protocol.messages.generation import EngineInfo, Generate, Sampling

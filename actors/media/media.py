@@ -22,9 +22,9 @@ from attrs import define, evolve, field, frozen
 from actors.kit.calls import BugCounter, Call, Inbox
 from actors.kit.fair_budget import BudgetStatistics, FairBudget
 from actors.kit.groups import first_of
-from actors.vision.jobs import Facts
-from actors.vision.layout import VisionLayout
-from actors.vision.planning import Plan, plan
+from actors.media.jobs import Facts
+from actors.media.layout import VisionLayout
+from actors.media.planning import Plan, plan
 from protocol.errors import (
     AskerLeft,
     BadRequest,

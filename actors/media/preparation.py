@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from actors.kit.calls import Answer, Askable
 from actors.kit.fair_budget import FairBudget
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest, InternalError, TooLarge, Unsupported
 from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, PrepareMedia, expected_shape
 from protocol.messages.text import Respond

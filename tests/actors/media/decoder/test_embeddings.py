@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from actors.media_decoder import embeddings
-from actors.media_decoder.refusal import Refusal
-from actors.vision.jobs import EmbeddingFacts
+from actors.media.decoder import embeddings
+from actors.media.decoder.refusal import Refusal
+from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import Dtype
 from tests.rig import media_samples as samples
 from tests.rig.media_samples import safetensors

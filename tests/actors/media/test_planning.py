@@ -9,8 +9,8 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.vision.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
-from actors.vision.planning import plan
+from actors.media.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
+from actors.media.planning import plan
 from protocol.errors import BadRequest
 from protocol.messages.media import Detail, Media, MediaForm, Modality
 from protocol.tensors import Dtype

@@ -7,7 +7,7 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.vision.layout import ASPECT_MAX, LOW_DETAIL_TOKENS, PixelLimits, VisionLayout, resize
+from actors.media.layout import ASPECT_MAX, LOW_DETAIL_TOKENS, PixelLimits, VisionLayout, resize
 from protocol.errors import BadRequest
 from protocol.messages.media import Detail
 

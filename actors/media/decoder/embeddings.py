@@ -13,8 +13,8 @@ from math import isfinite, prod
 
 from attrs import frozen
 
-from actors.media_decoder.refusal import Refusal
-from actors.vision.jobs import EmbeddingFacts
+from actors.media.decoder.refusal import Refusal
+from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import BYTES, Dtype
 
 HEADER_BYTES_MAX = 64 * 1024

@@ -14,7 +14,8 @@ from attrs import Factory, define, evolve
 from trio.testing import MockClock
 
 from actors.kit.fair_budget import BudgetStatistics
-from actors.media import (
+from actors.media.jobs import ImageFacts
+from actors.media.media import (
     CONTENT_BYTES_MIN,
     Inspected,
     MediaPorts,
@@ -24,8 +25,7 @@ from actors.media import (
     Source,
     media,
 )
-from actors.vision.jobs import ImageFacts
-from actors.vision.planning import Plan
+from actors.media.planning import Plan
 from protocol.errors import BadRequest, DeadlineExceeded, Overloaded, RequestError, TooLarge
 from protocol.messages.media import Media, MediaForm, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import Dtype, Tensor

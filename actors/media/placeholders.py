@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from actors.vision.layout import VisionLayout
+from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaItem, Modality
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.media_decoder.sniffing import ContentKind, Unknown, sniff
+from actors.media.decoder.sniffing import ContentKind, Unknown, sniff
 from tests.rig import media_samples as samples
 
 KINDS = [

@@ -11,8 +11,8 @@ from math import prod
 
 from attrs import frozen
 
-from actors.vision.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
-from actors.vision.layout import Fit, VisionLayout
+from actors.media.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
+from actors.media.layout import Fit, VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import Media, MediaForm, MediaItem, Modality, grid_tokens
 from protocol.tensors import BYTES, Dtype

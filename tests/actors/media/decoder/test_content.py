@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from actors.media_decoder import content
-from actors.media_decoder.refusal import Refusal
+from actors.media.decoder import content
+from actors.media.decoder.refusal import Refusal
 
 DATA = bytes(range(256))
 BASE64 = base64.b64encode(DATA).decode()

@@ -20,9 +20,9 @@ from typing import NoReturn
 
 from attrs import define, field
 
-from actors.media_decoder import job, sandbox, trial
-from actors.vision import jobs
-from actors.vision.jobs import Ended
+from actors.media import jobs
+from actors.media.decoder import job, sandbox, trial
+from actors.media.jobs import Ended
 
 DESCRIPTORS = 2  # of a job: the socket of its answers, its content
 
@@ -132,7 +132,7 @@ def _send_ended(answers: socket.socket, number: int) -> None:
 
 
 def main() -> None:
-    """Run as `python -m actors.media_decoder CONTROL PARENT`: a descriptor, and the node's process id."""
+    """Run as `python -m actors.media.decoder CONTROL PARENT`: a descriptor, and the node's process id."""
     control, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
     sandbox.leave_network()
     sandbox.limit_descriptors()

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 from PIL import Image
 
-from actors.media_decoder import images
-from actors.media_decoder.refusal import Refusal
-from actors.media_decoder.sniffing import ContentKind
-from actors.vision.jobs import Bounds, ImageFacts
+from actors.media.decoder import images
+from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.sniffing import ContentKind
+from actors.media.jobs import Bounds, ImageFacts
 from tests.rig import media_samples as samples
 from tests.rig.media_samples import HEIGHT, WIDTH, picture, saved
 

@@ -19,7 +19,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from actors.vision.jobs import JobLimits
+from actors.media.jobs import JobLimits
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SECCOMP_MODE_FILTER = 2

@@ -10,14 +10,14 @@ from textwrap import dedent, indent
 
 import pytest
 
-from actors.media_decoder import sandbox
+from actors.media.decoder import sandbox
 
 pytestmark = pytest.mark.realtime
 
 PROGRAM = """
 import ctypes, fcntl, os, resource, signal, socket, sys, time
-from actors.media_decoder import job, sandbox
-from actors.vision.jobs import JobLimits
+from actors.media.decoder import job, sandbox
+from actors.media.jobs import JobLimits
 sandbox.enter(JobLimits(cpu_s=1, memory_bytes=64 << 20, output_bytes=1 << 20), sandbox.own_address_space(), filtered={filtered})
 try:
 {body}
@@ -112,7 +112,7 @@ def test_other_descriptors_are_closed() -> None:
     try:
         program = f"""
             import os
-            from actors.media_decoder import sandbox
+            from actors.media.decoder import sandbox
             kept, closed = os.dup({write}), os.dup(0)
             sandbox.keep_descriptors((kept,))
             os.write(kept, b"kept")

@@ -22,10 +22,10 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
-from actors.media_decoder.images import check_size
-from actors.media_decoder.refusal import Refusal
-from actors.media_decoder.sniffing import ContentKind
-from actors.vision.jobs import Bounds, VideoFacts
+from actors.media.decoder.images import check_size
+from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.sniffing import ContentKind
+from actors.media.jobs import Bounds, VideoFacts
 
 CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4")
 FPS_MAX = 1_000.0

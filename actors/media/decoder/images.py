@@ -21,9 +21,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from actors.media_decoder.refusal import Refusal
-from actors.media_decoder.sniffing import ContentKind
-from actors.vision.jobs import Bounds, ImageFacts
+from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.sniffing import ContentKind
+from actors.media.jobs import Bounds, ImageFacts
 
 CORRUPT = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
 """The errors that Pillow's plugins raise for what they cannot read."""

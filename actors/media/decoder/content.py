@@ -7,7 +7,7 @@ import os
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
-from actors.media_decoder.refusal import Refusal
+from actors.media.decoder.refusal import Refusal
 
 READ_BYTES = 1024 * 1024
 _WHITE_SPACE = b" \t\r\n\x0c"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.vision.placeholders import expand
+from actors.media.placeholders import expand
 from protocol.errors import BadRequest
 from protocol.messages.media import Media, Modality
 from tests.rig.vision import IMAGE, LAYOUT, VIDEO, image, pixels_of, video

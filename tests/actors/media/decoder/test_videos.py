@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.media_decoder import videos
-from actors.media_decoder.refusal import Refusal
-from actors.media_decoder.sniffing import ContentKind
-from actors.vision.jobs import Bounds, VideoFacts
+from actors.media.decoder import videos
+from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.sniffing import ContentKind
+from actors.media.jobs import Bounds, VideoFacts
 from tests.rig import media_samples as samples
 from tests.rig.media_samples import HEIGHT, WIDTH
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from actors.vision.layout import PixelLimits, VisionLayout
-from actors.vision.model_files import FRAME_PIXELS, IMAGE_PIXELS, vision_layout
+from actors.media.layout import PixelLimits, VisionLayout
+from actors.media.model_files import FRAME_PIXELS, IMAGE_PIXELS, vision_layout
 from protocol.errors import StartFailed
 
 CONFIG = {"model_type": "qwen2_vl", "image_token_id": 5, "video_token_id": 6, "vision_config": {"patch_size": 14}}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from base64 import b64decode
 
-from actors.media_decoder import content, images, job, sandbox
-from actors.media_decoder.sniffing import ContentKind
-from actors.vision.jobs import Bounds, JobLimits
+from actors.media.decoder import content, images, job, sandbox
+from actors.media.decoder.sniffing import ContentKind
+from actors.media.jobs import Bounds, JobLimits
 
 MIB = 1024 * 1024
 LIMITS = JobLimits(cpu_s=10, memory_bytes=256 * MIB, output_bytes=MIB)

@@ -11,11 +11,11 @@ import socket
 from collections.abc import Iterable
 from math import prod
 
-from actors.media_decoder import content, embeddings, images, videos
-from actors.media_decoder.refusal import Refusal
-from actors.media_decoder.sniffing import IMAGES, VIDEOS, ContentKind, sniff
-from actors.vision import jobs
-from actors.vision.jobs import Decode, Decoded, EmbeddingFacts, Facts, ImageFacts, Inspect, Inspected, Opened, Refused
+from actors.media import jobs
+from actors.media.decoder import content, embeddings, images, videos
+from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.sniffing import IMAGES, VIDEOS, ContentKind, sniff
+from actors.media.jobs import Decode, Decoded, EmbeddingFacts, Facts, ImageFacts, Inspect, Inspected, Opened, Refused
 from protocol.messages.media import Modality
 from protocol.tensors import BYTES
 

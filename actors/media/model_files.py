@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import TypeAlias
 
-from actors.vision.layout import PixelLimits, VisionLayout
+from actors.media.layout import PixelLimits, VisionLayout
 from protocol.errors import StartFailed
 
 Settings: TypeAlias = Mapping[str, object]
