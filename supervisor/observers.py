@@ -14,8 +14,8 @@ from actors.canary import ANSWERED, CanaryObserver
 from actors.engines.encoding.limits import EncoderObserver
 from actors.engines.outcomes import ENDED
 from actors.engines.slots.slots import SlotObserver
+from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.ports import RoutingObserver
-from actors.routing.service_levels import ServiceLevels
 from protocol.messages.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 

@@ -18,9 +18,9 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
+from actors.routing.pools.service_levels import GroupKey
 from actors.routing.route import Route
 from actors.routing.routing import Routing
-from actors.routing.service_levels import GroupKey
 from protocol.cost import generation_tokens
 from protocol.messages.generation import Generate
 

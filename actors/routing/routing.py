@@ -30,10 +30,10 @@ from attrs import define, field
 from actors.routing.candidates import Choice, Policy, WorkerCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
+from actors.routing.pools.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
-from actors.routing.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
 from actors.routing.waiting import WaitingLines
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg

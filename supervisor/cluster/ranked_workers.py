@@ -12,8 +12,8 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from actors.routing.least_loaded import rank
 from actors.routing.load import Load
+from actors.routing.policies.least_loaded import rank
 
 Key: TypeAlias = tuple[bool, float, int, str]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, TypeAlias
 
 from attrs import frozen
 
-from actors.routing.grid import Axis, Grid
+from actors.routing.pools.grid import Axis, Grid
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, Within
 

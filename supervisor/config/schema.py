@@ -17,8 +17,8 @@ from attrs import Factory, evolve, frozen
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
 from actors.engines.slots.slots import RequestDeadlines
-from actors.routing.kv import KvSettings
-from actors.routing.policies import POLICIES
+from actors.routing.policies.kv.policy import KvSettings
+from actors.routing.policies.table import POLICIES
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, join, segment

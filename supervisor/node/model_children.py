@@ -10,13 +10,13 @@ from attrs import define, field, frozen
 
 from actors.kit.calls import Address, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
-from actors.prefix_subscriber import PrefixSubscriber
 from actors.processor import TextReply, TextRequest, TextResult, processor
-from actors.routing.kv import KvPolicy
-from actors.routing.policies import POLICIES, PolicyContext
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvPolicy
+from actors.routing.policies.kv.subscriber import PrefixSubscriber
+from actors.routing.policies.table import POLICIES, PolicyContext
+from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.routing import Routing
-from actors.routing.service_levels import ServiceLevels
 from actors.text.model import TextModel
 from actors.text.prompts import PromptLimits
 from protocol.messages.generation import Finished, Generate, Started, Tokens

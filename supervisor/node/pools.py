@@ -9,7 +9,7 @@ import msgspec
 from attrs import define, field
 
 from actors.routing.load import Load
-from actors.routing.service_levels import LegPools, ServiceLevels
+from actors.routing.pools.service_levels import LegPools, ServiceLevels
 from protocol.messages.cluster import Leg, PoolState, rank_name
 from supervisor.cluster.directory import Directory
 from supervisor.config.pool_checks import leg_of

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import trio
 
 from actors.kit.direct import DirectCalls
-from actors.prefix_subscriber import PrefixSubscriber
 from actors.router import router
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import EjectionState

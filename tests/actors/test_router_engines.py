@@ -14,10 +14,10 @@ from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.slots.slots import Deadlines, Slots
-from actors.routing.kv import KvPolicy, KvSettings
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvPolicy, KvSettings
+from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.route import FailoverLimits
-from actors.routing.service_levels import ServiceLevels
 from protocol.block_hashes import block_hashes
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages.cluster import Leg

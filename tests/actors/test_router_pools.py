@@ -7,10 +7,10 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.routing.grid import Axis, Grid
 from actors.routing.outliers import Ejection
+from actors.routing.pools.grid import Axis, Grid
+from actors.routing.pools.service_levels import LegPools, ServiceLevels
 from actors.routing.route import FailoverLimits
-from actors.routing.service_levels import LegPools, ServiceLevels
 from protocol.errors import InternalError, LinkLost
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import RoutingHints

@@ -31,13 +31,12 @@ from tests.repository.sources import (
 )
 
 LINES_MAX = 400
-ACTORS_IN_FOLDERS = {"actors.media.media"}
+ACTORS_IN_FOLDERS = {"actors.media.media", "actors.routing.policies.kv.subscriber"}
 ACTORS = {module(path) for path in FILES if path.parent == Path("actors")} - {"actors"} | ACTORS_IN_FOLDERS
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
 TRADE_OF = {
     "processor": ("text", "media"),
     "router": ("routing",),
-    "prefix_subscriber": ("routing",),
     "publisher": ("engines",),
     "decode": ("engines",),
     "prefill": ("engines",),

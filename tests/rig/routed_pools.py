@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve
 
-from actors.routing.grid import Axis, Grid
-from actors.routing.service_levels import LegPools, Names, ServiceLevels
+from actors.routing.pools.grid import Axis, Grid
+from actors.routing.pools.service_levels import LegPools, Names, ServiceLevels
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, RoutingHints
 from tests.rig.router import Fake, Play, RouterRig, generate

@@ -15,12 +15,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from actors.kit.fast_path import put_token
 from actors.router import router
-from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.policies.least_loaded import least_loaded
+from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.reservations import ReservationStatistics
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
-from actors.routing.service_levels import ServiceLevels
 from protocol.errors import (
     ActorLost,
     AskerLeft,

@@ -20,8 +20,8 @@ from attrs import define, field
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Engine
-from actors.prefix_subscriber import PrefixSubscriber
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from protocol.errors import EngineLost
 from protocol.messages.generation import EngineInfo
 from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad

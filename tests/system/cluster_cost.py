@@ -29,7 +29,7 @@ from trio.testing import MockClock
 
 from actors.engines.port import Engine
 from actors.kit.priority_inbox import priority_inbox
-from actors.routing.least_loaded import least_loaded
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg, Offer

@@ -23,7 +23,7 @@ import trio
 from attrs import define, field, frozen
 from trio.testing import MockClock
 
-from actors.routing.kv import KvSettings
+from actors.routing.policies.kv.policy import KvSettings
 from supervisor.node import garbage
 from tests.system.virtual_workers import TOLD_S, Figures, Gateway, Prompt, Speeds, VirtualWorker
 

@@ -19,10 +19,10 @@ from typing import Any
 import trio
 from attrs import define, field, frozen
 
-from actors.routing.kv import KvSettings
 from actors.routing.load import Load
-from actors.routing.policies import POLICIES, PolicyContext
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvSettings
+from actors.routing.policies.table import POLICIES, PolicyContext
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg

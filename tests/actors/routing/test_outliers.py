@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import Ejection, OutlierDetector, Suspect
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.errors import BadRequest, DeadlineExceeded, EngineRefused, HandOffFailed, InternalError, RequestError

@@ -15,8 +15,8 @@ from attrs import Factory, define, field
 from trio.testing import MockClock
 
 from actors.router import router
-from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg

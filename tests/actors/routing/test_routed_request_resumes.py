@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fast_path import FastPath
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages.generation import Generate, RouteTaken, Started, Tokens, Usage

@@ -10,7 +10,7 @@ from attrs import define
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits, Route
 from actors.routing.routing import Routing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.routing.grid import Axis, Grid
+from actors.routing.pools.grid import Axis, Grid
 from supervisor.config.pools import PoolSection, grid
 from supervisor.engines.kinds import read_cluster
 from tests.rig.pools import PAIRS, WHOLES

@@ -14,7 +14,7 @@ import trio
 from openai import OpenAI
 
 from actors.engines.port import Engine
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
 from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry, usage
 from protocol.block_hashes import block_hashes

@@ -15,7 +15,7 @@ import trio
 from attrs import define, evolve, field
 
 from actors.engines.port import Engine
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
 from protocol.messages.generation import FinishReason, Generate, Sampling, Started

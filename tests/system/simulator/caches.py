@@ -15,8 +15,8 @@ from attrs import define, field, frozen
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.held_request import HeldRequest
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.kv import KvPolicy
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvPolicy
 from protocol.block_hashes import block_hash, block_hashes
 from protocol.messages.generation import Generate
 from tests.rig.vision import IMAGE, VIDEO

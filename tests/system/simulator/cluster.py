@@ -11,8 +11,8 @@ from functools import partial
 import trio
 from attrs import define, field
 
-from actors.routing.least_loaded import least_loaded
-from actors.routing.service_levels import ServiceLevels
+from actors.routing.policies.least_loaded import least_loaded
+from actors.routing.pools.service_levels import ServiceLevels
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
 from supervisor.cluster import readiness

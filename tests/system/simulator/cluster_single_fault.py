@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import trio
 from attrs import define, evolve, field
 
-from actors.routing.least_loaded import least_loaded
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from protocol.errors import HandOffFailed, InternalError
 from protocol.messages.cluster import Leg

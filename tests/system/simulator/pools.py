@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from zlib import crc32
 
-from actors.routing.grid import Axis, Grid
-from actors.routing.service_levels import LegPools, ServiceLevels
+from actors.routing.pools.grid import Axis, Grid
+from actors.routing.pools.service_levels import LegPools, ServiceLevels
 from protocol.messages.cluster import Leg
 
 CELLS = 8

@@ -11,8 +11,8 @@ from itertools import count
 
 from attrs import field, frozen
 
-from actors.prefix_subscriber import RETRY_MAX_S
-from actors.routing.kv import KvSettings
+from actors.routing.policies.kv.policy import KvSettings
+from actors.routing.policies.kv.subscriber import RETRY_MAX_S
 from tests.rig.fake_engine import Costs
 from tests.rig.small_system import LiveCanary
 from tests.system.simulator.caches import DELAYS_MAX, LAG_S, Caches

@@ -11,12 +11,12 @@ import trio
 from attrs import define, field
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.prefix_subscriber import PrefixSubscriber
 from actors.routing.candidates import Policy
-from actors.routing.expected_prefixes import ExpectedPrefixes
-from actors.routing.kv import KvPolicy
-from actors.routing.least_loaded import least_loaded
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.expected import ExpectedPrefixes
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvPolicy
+from actors.routing.policies.kv.subscriber import PrefixSubscriber
+from actors.routing.policies.least_loaded import least_loaded
 from protocol.errors import EngineLost, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message

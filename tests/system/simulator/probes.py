@@ -7,8 +7,8 @@ import json
 import trio
 
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
 from actors.routing.outliers import OutlierDetector
+from actors.routing.policies.least_loaded import least_loaded
 from protocol.messages.generation import Generate
 from tests.rig.gateway import head, post
 from tests.system.simulator import judge

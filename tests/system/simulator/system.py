@@ -17,7 +17,7 @@ from actors.kit.offload import run_inline
 from actors.kit.priority_inbox import priority_inbox
 from actors.processor import TextReply, TextRequest, TextResult, processor
 from actors.router import router
-from actors.routing.least_loaded import least_loaded
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cost import generation_tokens

@@ -7,7 +7,7 @@ from collections import Counter
 from attrs import evolve
 
 from actors.routing.load import Load
-from actors.routing.session import BySession, SessionWorkers
+from actors.routing.policies.session import BySession, SessionWorkers
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import RoutingHints
 from tests.rig.router import Loads, generate

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.load import Load
-from actors.routing.round_robin import RoundRobin
+from actors.routing.policies.round_robin import RoundRobin
 from protocol.messages.cluster import Leg
 from tests.rig.router import Loads, generate
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from attrs import define
 
-from actors.routing.recent_blocks import RECENT_MAX, RECENT_S, ROW_MAX, RecentBlocks
+from actors.routing.policies.kv.recent import RECENT_MAX, RECENT_S, ROW_MAX, RecentBlocks
 
 
 @define

@@ -8,12 +8,12 @@ from typing import TypeAlias
 from attrs import field, frozen
 
 from actors.routing.candidates import Chance, Policy
-from actors.routing.kv import KvPolicy, KvSettings
-from actors.routing.least_loaded import least_loaded
-from actors.routing.prefix_index import PrefixIndex
-from actors.routing.random_two import RandomTwo
-from actors.routing.round_robin import RoundRobin
-from actors.routing.session import BySession
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import KvPolicy, KvSettings
+from actors.routing.policies.least_loaded import least_loaded
+from actors.routing.policies.random_two import RandomTwo
+from actors.routing.policies.round_robin import RoundRobin
+from actors.routing.policies.session import BySession
 
 
 @frozen

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from attrs import Factory, define, field, frozen
 
-from actors.routing.grid import Grid, pools_to_try
+from actors.routing.pools.grid import Grid, pools_to_try
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 

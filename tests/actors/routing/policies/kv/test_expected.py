@@ -7,7 +7,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.routing.expected_prefixes import GROUP_MAX, ExpectedPrefixes
+from actors.routing.policies.kv.expected import GROUP_MAX, ExpectedPrefixes
 from protocol.block_hashes import block_hashes
 
 tokens = st.lists(st.integers(0, 1), min_size=1, max_size=12)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from actors.routing.load import Load
-from actors.routing.random_two import RandomTwo
+from actors.routing.policies.random_two import RandomTwo
 from tests.rig.router import Loads, generate
 
 

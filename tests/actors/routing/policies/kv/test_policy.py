@@ -12,10 +12,10 @@ import pytest
 from attrs import define, evolve
 
 from actors.routing.candidates import LEADING_MAX, TakenChoice
-from actors.routing.kv import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
 from actors.routing.load import Load
-from actors.routing.prefix_index import PrefixIndex
-from actors.routing.recent_blocks import RECENT_S
+from actors.routing.policies.kv.index import PrefixIndex
+from actors.routing.policies.kv.policy import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
+from actors.routing.policies.kv.recent import RECENT_S
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.block_hashes import block_hashes, block_hashes_after, root_digest

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.routing import prefix_index
-from actors.routing.prefix_index import SHARDS, TURN_MAX, PrefixIndex
+from actors.routing.policies.kv import index as prefix_index
+from actors.routing.policies.kv.index import SHARDS, TURN_MAX, PrefixIndex
 from protocol.messages.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED

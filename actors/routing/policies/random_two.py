@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.routing.candidates import Candidates, Chance, Choice
-from actors.routing.least_loaded import rank
+from actors.routing.policies.least_loaded import rank
 from protocol.messages.generation import Generate
 
 

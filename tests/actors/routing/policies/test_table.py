@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.routing.least_loaded import least_loaded
-from actors.routing.policies import POLICIES, PolicyContext
+from actors.routing.policies.least_loaded import least_loaded
+from actors.routing.policies.table import POLICIES, PolicyContext
 from supervisor.config.load import FileMistakes
 from supervisor.engines.kinds import read_cluster
 from tests.rig.scratch import ROOT, scratch
@@ -46,7 +46,7 @@ ROUTED = """
 from pathlib import Path
 
 import trio
-from actors.routing.policies import POLICIES
+from actors.routing.policies.table import POLICIES
 from protocol.messages.generation import Generate, Sampling
 from supervisor.engines.kinds import read_cluster
 from supervisor.supervision.registration import Registration
@@ -87,13 +87,13 @@ def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     copy = scratch(tmp_path)
     copy.add("actors/routing/by_prompt.py", DUMMY)
-    copy.insert("actors/routing/policies.py", '    "least_loaded"', '"by_prompt": stateless(by_prompt),\n')
+    copy.insert("actors/routing/policies/table.py", '    "least_loaded"', '"by_prompt": stateless(by_prompt),\n')
     copy.insert(
-        "actors/routing/policies.py",
-        "from actors.routing.least_loaded import least_loaded",
+        "actors/routing/policies/table.py",
+        "from actors.routing.policies.least_loaded import least_loaded",
         "from actors.routing.by_prompt import by_prompt\n",
     )
-    assert copy.touched == {"actors/routing/by_prompt.py", "actors/routing/policies.py"}
+    assert copy.touched == {"actors/routing/by_prompt.py", "actors/routing/policies/table.py"}
 
     file = write(tmp_path, "by_prompt")
     code, shown = copy.run("-m", "supervisor", "--check", str(file))

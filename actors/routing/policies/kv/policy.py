@@ -22,11 +22,11 @@ from typing import Annotated
 from attrs import define, evolve, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
-from actors.routing.expected_prefixes import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.load import Load
-from actors.routing.prefix_index import BLOCKS_MAX, Holder, Match, PrefixIndex
-from actors.routing.recent_blocks import RecentBlocks
-from actors.routing.session import SessionWorkers
+from actors.routing.policies.kv.expected import ExpectedPrefix, ExpectedPrefixes
+from actors.routing.policies.kv.index import BLOCKS_MAX, Holder, Match, PrefixIndex
+from actors.routing.policies.kv.recent import RecentBlocks
+from actors.routing.policies.session import SessionWorkers
 from protocol.block_hashes import block_hashes_after
 from protocol.messages.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages.generation import Generate, PromptBlocks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.routing.service_levels import ServiceLevels
+from actors.routing.pools.service_levels import ServiceLevels
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, RoutingHints, Sampling
 from tests.rig.routed_pools import DECODES, PREFILLS, pair_levels

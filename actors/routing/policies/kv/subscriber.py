@@ -17,7 +17,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.calls import Answer
-from actors.routing.prefix_index import PrefixIndex
+from actors.routing.policies.kv.index import PrefixIndex
 from protocol.errors import PeerViolation, RequestError
 from protocol.messages.cluster import engine_and_rank
 from protocol.messages.generation import EngineInfo

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.routing.grid import Axis, Grid, pools_to_try
+from actors.routing.pools.grid import Axis, Grid, pools_to_try
 
 NUMBERS = st.floats(0, 3_600_000)
 

@@ -14,12 +14,12 @@ from trio.testing import MockClock
 from actors.engines.blocks.block_log import BlockLog, BlockReader
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
-from actors.prefix_subscriber import (
+from actors.routing.policies.kv.index import BLOCKS_MAX, PrefixIndex
+from actors.routing.policies.kv.subscriber import (
     CREDIT,
     FORGET_S,
     PrefixSubscriber,
 )
-from actors.routing.prefix_index import BLOCKS_MAX, PrefixIndex
 from protocol.errors import LinkLost, NotReady
 from protocol.messages.generation import Done, EngineInfo
 from protocol.messages.kind import Message

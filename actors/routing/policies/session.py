@@ -14,8 +14,8 @@ from hashlib import blake2b
 from attrs import define, field
 
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.policies.least_loaded import least_loaded
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 

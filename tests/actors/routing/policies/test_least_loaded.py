@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.routing.candidates import Candidates, Choice
-from actors.routing.least_loaded import least_loaded
 from actors.routing.load import Load
+from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.reservations import Reservations
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
