@@ -26,10 +26,11 @@ from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster
-from supervisor.gateway import keys
+from supervisor.gateway.keys import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
-from supervisor.node import descriptor_needs, file_checks, garbage, node, preview
+from supervisor.node import descriptor_needs, garbage, node, preview
+from supervisor.node.reload import file_checks
 from supervisor.printable import printable
 from supervisor.processes import reaper, signals
 from supervisor.supervision.status import EarlierFailures

@@ -18,7 +18,7 @@ from attrs import evolve, field, frozen
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
 from supervisor.config import gateway_nodes, toml_file
-from supervisor.config.cross_checks import cross_check
+from supervisor.config.checks.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, Kinds, Tables
 from supervisor.config.toml_lines import line_of, lines_of

@@ -17,7 +17,7 @@ from attrs import define, field
 
 from protocol.errors import AskerLeft, Draining, NotReady, RequestError
 from protocol.trace import Trace, log_fields
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")

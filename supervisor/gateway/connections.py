@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.outbox import Outbox
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections

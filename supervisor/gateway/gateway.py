@@ -35,13 +35,13 @@ from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
-from supervisor.gateway.keys import Headers, Key, Keys
+from supervisor.gateway.heads.origins import Origins
+from supervisor.gateway.histories import ResponseHistories
+from supervisor.gateway.keys.keys import Headers, Key, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget
-from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
-from supervisor.gateway.websocket.history import ResponseHistories
 from supervisor.sockets.descriptor_reserve import Reserve
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from protocol.messages.generation import FinishReason, RouteTaken, Started, Usag
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.telemetry.metrics import Metrics
 from supervisor.telemetry.registry import Buckets

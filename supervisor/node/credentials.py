@@ -14,8 +14,8 @@ from attrs import field, frozen
 from supervisor.cluster import link_credentials
 from supervisor.config.certificate import Certificate
 from supervisor.config.schema import Cluster
-from supervisor.gateway import client_keys
-from supervisor.gateway.keys import Keys
+from supervisor.gateway.keys import client_keys
+from supervisor.gateway.keys.keys import Keys
 from supervisor.links.tls import LinkTls
 
 

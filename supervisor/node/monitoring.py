@@ -20,9 +20,9 @@ from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.limits import GatewayLimits
-from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve
 from supervisor.links.endpoint import Endpoint

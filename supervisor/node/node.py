@@ -35,13 +35,13 @@ from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, NodeSection
 from supervisor.control import unix_socket
-from supervisor.gateway.keys import SECRET_VARIABLES
+from supervisor.gateway.keys.keys import SECRET_VARIABLES
 from supervisor.links.heartbeat import Heartbeat
-from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.garbage import collect_when_idle
-from supervisor.node.reload import Reloader
+from supervisor.node.reload import file_checks
+from supervisor.node.reload.reload import Reloader
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals, ignore_signals

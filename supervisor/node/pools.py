@@ -12,7 +12,7 @@ from actors.routing.load import Load
 from actors.routing.pools.service_levels import LegPools, ServiceLevels
 from protocol.messages.cluster import Leg, PoolState, rank_name
 from supervisor.cluster.directory import Directory
-from supervisor.config.pool_checks import leg_of
+from supervisor.config.checks.pool_checks import leg_of
 from supervisor.config.pools import AxisKeys, grid
 from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl

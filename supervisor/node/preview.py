@@ -15,7 +15,7 @@ from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
-from supervisor.gateway.keys import Keys
+from supervisor.gateway.keys.keys import Keys
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
 from supervisor.node.credentials import read_credentials

@@ -16,8 +16,8 @@ from supervisor.cli import commands
 from supervisor.cluster import link_credentials
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
+from supervisor.gateway.keys import client_keys
 from supervisor.launcher.node_process import time_limits
 from supervisor.node import preview
 

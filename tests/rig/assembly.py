@@ -9,7 +9,7 @@ from random import Random
 
 from actors.kit.offload import run_inline
 from supervisor.config.schema import Cluster
-from supervisor.gateway.keys import Keys
+from supervisor.gateway.keys.keys import Keys
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials
 from supervisor.processes.process import GracePeriods

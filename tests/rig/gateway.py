@@ -42,10 +42,10 @@ from protocol.messages.generation import (
 from protocol.model_folder import FILES
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES, RouteTable
-from supervisor.gateway.keys import Keys
+from supervisor.gateway.keys.keys import Keys
 from supervisor.gateway.limits import GatewayLimits
-from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
 from supervisor.telemetry.metrics import Metrics

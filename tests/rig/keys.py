@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
 from tests.rig.gateway import SECRET, Rig
 
 

@@ -18,12 +18,12 @@ from protocol.errors import BadRequest, Draining, MethodNotAllowed, NotFound, Re
 from protocol.openapi.document import Access
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.heads.plain_head import RequestHead
 from supervisor.gateway.http.exchange import Body, Exchange
-from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.request_reader import SHUTS_DOWN, ClientLeft, RequestReader, Unreadable
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
 from supervisor.gateway.http.upgrade import Handshake, handshake_of, is_handshake, wants_websocket
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import internal_error
 

@@ -28,9 +28,9 @@ from protocol.openapi.document import Operation
 from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.http.plain_head import Header, RequestHead
+from supervisor.gateway.heads.plain_head import Header, RequestHead
 from supervisor.gateway.http.syntax import HttpSyntax
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord

@@ -14,9 +14,9 @@ from attrs import define, field
 
 from protocol.errors import BadRequest, Draining, RequestError, SlowClient, TooLarge
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.heads.head_checks import HEADERS_MAX, VERSIONS, check_head
+from supervisor.gateway.heads.plain_head import RequestHead
 from supervisor.gateway.http.exchange import Exchange
-from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
-from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.syntax import Event, HttpSyntax
 from supervisor.gateway.outbox import Outbox
 

@@ -31,11 +31,11 @@ from protocol.messages.generation import FinishReason, Started, Usage
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Role, Text, Turn
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys import Key
+from supervisor.gateway.histories import Conversation, ResponseHistory
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, internal_error
-from supervisor.gateway.websocket.history import Conversation, ResponseHistory
 
 CREATE = "response.create"  # a WebSocket request in the access log
 API = "responses"

@@ -19,7 +19,7 @@ from protocol.dialects import responses
 from protocol.dialects.request_body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.requests import NO_MEMORY
 

@@ -23,7 +23,7 @@ from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStre
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.upgrade import Handshake
-from supervisor.gateway.keys import Key
+from supervisor.gateway.keys.keys import Key
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import READ_BYTES, Outbox
 from supervisor.gateway.requests import NO_MEMORY, internal_error

@@ -22,7 +22,7 @@ from protocol.errors import BadRequest
 from protocol.strict.mistakes import Mistakes
 from protocol.strict.structure import structure
 from supervisor.config.keyfile import KeySection
-from supervisor.gateway.token_bucket import TokenBucket
+from supervisor.gateway.keys.token_bucket import TokenBucket
 from tests.rig.dialects import check_refused
 
 TOO_MANY = "holds more than 32768 lists, objects and keys"

@@ -163,7 +163,9 @@ def test_no_engine_may_have_the_name_of_another_child(written: Written) -> None:
         return True
 
     free = [name for name in names if name != "tiny-0" and accepted(name)]
-    assert not free, f"add {free} to TREE_NAMES of supervisor/config/cross_checks.py: an engine could take the name"
+    assert not free, (
+        f"add {free} to TREE_NAMES of supervisor/config/checks/cross_checks.py: an engine could take the name"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from actors.kit.fair_queue import FairQueue
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
-from supervisor.gateway.keys import Key, KeySources, digest
+from supervisor.gateway.keys.keys import Key, KeySources, digest
 from tests.rig.gateway import at_rest, gateway_client, gateway_rig, post
 from tests.rig.work import instructions
 

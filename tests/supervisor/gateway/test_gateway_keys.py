@@ -19,9 +19,9 @@ from protocol.messages.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.schema import NodeSection
-from supervisor.gateway.keys import Keys, KeySources, KeyStatistics
+from supervisor.gateway.keys.keys import Keys, KeySources, KeyStatistics
 from supervisor.node import node
-from supervisor.node.reload import Reloader
+from supervisor.node.reload.reload import Reloader
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals
 from supervisor.telemetry.logs import Terminal

@@ -21,7 +21,7 @@ from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import ClientLimits
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway.websocket.history import Conversation
+from supervisor.gateway.histories import Conversation
 from supervisor.node.gateway_children import make_gateway
 from supervisor.node.model_children import ModelRouters
 from supervisor.telemetry.metrics import Metrics

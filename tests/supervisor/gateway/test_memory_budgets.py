@@ -13,10 +13,10 @@ from trio.testing import MockClock
 
 from protocol.errors import Overloaded
 from protocol.messages.text import Role, Turn
+from supervisor.gateway.histories import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
 from supervisor.gateway.outbox import READ_BYTES
-from supervisor.gateway.websocket.history import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
 from tests.rig.sockets import gateway_websocket, websocket_client

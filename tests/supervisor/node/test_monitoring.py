@@ -17,9 +17,9 @@ from attrs import evolve
 
 from protocol.errors import StartFailed
 from supervisor.cluster.directory import Directory
-from supervisor.gateway import client_keys
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.keys import ADMIN
+from supervisor.gateway.keys import client_keys
+from supervisor.gateway.keys.keys import ADMIN
 from supervisor.gateway.server import serve
 from supervisor.links.endpoint import Endpoint
 from supervisor.node import monitoring, preview

@@ -18,7 +18,7 @@ from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
 from tests.rig.launched import run_supervisor
 from tests.supervisor.config.test_load import GOOD, ROOT, Written
-from tests.supervisor.gateway.test_client_keys import gateway
+from tests.supervisor.gateway.keys.test_client_keys import gateway
 
 
 def test_a_preview_shows_the_tree_and_its_limits() -> None:

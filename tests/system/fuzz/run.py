@@ -13,7 +13,7 @@ import trio
 from attrs import Factory, frozen
 from trio.testing import MockClock
 
-from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
 from tests.rig.gateway import Rig, at_rest, gateway_rig
 from tests.rig.scheduler import tasks
 from tests.system.fuzz.player import Player, log_watched

@@ -33,10 +33,10 @@ from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
-from supervisor.gateway.origins import Origins
 from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream

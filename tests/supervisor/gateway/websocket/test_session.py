@@ -14,7 +14,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from supervisor.gateway.origins import Origins
+from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.websocket import message_reader
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import (

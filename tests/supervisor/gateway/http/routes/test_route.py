@@ -16,8 +16,8 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.openapi.document import Access, Operation, json_body
+from supervisor.gateway.heads.origins import METHODS
 from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
-from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import Reply, Worker, chat, gateway_client, head, leave_all, post, response, text
 from tests.rig.log_records import log_records

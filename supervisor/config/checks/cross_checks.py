@@ -2,7 +2,7 @@
 
 Each function yields mistakes and raises nothing, so that one mistake hides no other: an operator sees them all at once.
 Values of the right types are given, since `structure` has checked those. Nothing here opens a file or a socket; whether
-a file exists is all that is asked of a disk. What a file holds is checked by `supervisor/node/file_checks.py`.
+a file exists is all that is asked of a disk. What a file holds is checked by `supervisor/node/reload/file_checks.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from attrs import asdict
 from actors.engines.encoding.limits import BatchLimits
 from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
-from supervisor.config import gateway_nodes, listener_checks, media, pool_checks, time_checks
+from supervisor.config import gateway_nodes, media
+from supervisor.config.checks import listener_checks, pool_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
 

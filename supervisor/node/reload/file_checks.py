@@ -20,7 +20,7 @@ from supervisor.config.certificate import expires_at
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.files import permissions, reading
-from supervisor.gateway import client_keys
+from supervisor.gateway.keys import client_keys
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S

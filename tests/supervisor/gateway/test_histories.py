@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.messages.media import Media, Modality
 from protocol.messages.text import Role, Turn
-from supervisor.gateway.websocket.history import PART_BYTES, TURN_BYTES, Conversation, ResponseHistory
+from supervisor.gateway.histories import PART_BYTES, TURN_BYTES, Conversation, ResponseHistory
 
 
 def test_the_urls_of_images_count_like_texts() -> None:

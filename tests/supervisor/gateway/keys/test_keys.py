@@ -16,12 +16,12 @@ from protocol.dialects.http import error_body, error_headers
 from protocol.errors import ConcurrencyLimited, Forbidden, RateLimited, StartFailed, Unauthorized
 from supervisor import command_line
 from supervisor.config.keyfile import KeySection
-from supervisor.gateway import keys as module
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys import ADMIN, KEYS, Key, Keys, KeySources
+from supervisor.gateway.heads.origins import Origins
+from supervisor.gateway.keys import keys as module
+from supervisor.gateway.keys.keys import ADMIN, KEYS, Key, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
-from supervisor.gateway.origins import Origins
 from supervisor.gateway.requests import RequestRunner
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.files import read_inline

@@ -21,7 +21,7 @@ from supervisor.files import reading
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
 from tests.rig.files import read_inline
-from tests.supervisor.node.test_reload import FILE, KEYED, Front, front, write_keys
+from tests.supervisor.node.reload.test_reload import FILE, KEYED, Front, front, write_keys
 
 __all__ = ["front"]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from supervisor.gateway.http.head_checks import HEADERS_MAX, Authority, authority, same_origin
+from supervisor.gateway.heads.head_checks import HEADERS_MAX, Authority, authority, same_origin
 from tests.rig.gateway import gateway_client, head, leave_all
 
 

@@ -13,7 +13,7 @@ from protocol.errors import StartFailed
 from supervisor.config.limits import WILDCARD
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
-from supervisor.gateway.keys import ADMIN, KEYS, Keys, KeySources
+from supervisor.gateway.keys.keys import ADMIN, KEYS, Keys, KeySources
 
 
 def client_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:

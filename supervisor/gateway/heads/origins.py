@@ -14,9 +14,9 @@ from attrs import frozen
 
 from protocol.errors import Forbidden
 from supervisor.config.limits import WILDCARD
-from supervisor.gateway.http.head_checks import Authority, authority, same_origin
-from supervisor.gateway.http.plain_head import Header
-from supervisor.gateway.keys import Headers
+from supervisor.gateway.heads.head_checks import Authority, authority, same_origin
+from supervisor.gateway.heads.plain_head import Header
+from supervisor.gateway.keys.keys import Headers
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
 EXPOSED = b"x-request-id, retry-after, x-should-retry"  # headers that a page may read beside those of the CORS standard

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.gateway.token_bucket import TokenBucket
+from supervisor.gateway.keys.token_bucket import TokenBucket
 
 rates = st.floats(0.001, 1e4)
 waits = st.lists(st.floats(0, 100), max_size=60)

@@ -23,14 +23,14 @@ from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster, EngineSection, GatewaySection, NodeSection
 from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
-from supervisor.gateway import client_keys
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys import Keys
-from supervisor.gateway.origins import Origins
+from supervisor.gateway.heads.origins import Origins
+from supervisor.gateway.keys import client_keys
+from supervisor.gateway.keys.keys import Keys
 from supervisor.links.tls import LinkTls
-from supervisor.node import file_checks
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials
+from supervisor.node.reload import file_checks
 from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)

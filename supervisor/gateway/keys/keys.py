@@ -25,7 +25,7 @@ from protocol.strict.mistakes import Mistakes
 from supervisor.config import keyfile, toml_file
 from supervisor.config.keyfile import PRIORITY_MAX, KeySection
 from supervisor.files import permissions
-from supervisor.gateway.token_bucket import TokenBucket
+from supervisor.gateway.keys.token_bucket import TokenBucket
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from protocol.errors import StartFailed
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway import client_keys
+from supervisor.gateway.keys import client_keys
 from supervisor.node import preview
 from tests.supervisor.config.test_load import GOOD, Written
 

@@ -12,7 +12,7 @@ import re
 from attrs import frozen
 
 from protocol.errors import BadRequest
-from supervisor.gateway.http.plain_head import RequestHead
+from supervisor.gateway.heads.plain_head import RequestHead
 
 HEADERS_MAX = 512  # proxies add a few dozen; each costs time here, however short
 VERSIONS = frozenset({b"1.0", b"1.1"})

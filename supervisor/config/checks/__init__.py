@@ -1,0 +1,1 @@
+"""Checks between keys of the configuration."""

@@ -1,0 +1,1 @@
+"""The keys of clients, and the limits of each."""

@@ -1,0 +1,1 @@
+"""The reload of the configuration while a node runs: what changed, and what may."""
