@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 from tests.repository.sources import FILES, imports, module, refuse
 
@@ -72,9 +75,23 @@ def test_no_import_leads_to_the_same_level_or_up() -> None:
     )
 
 
-def test_no_two_files_import_each_other() -> None:
-    pairs = {(path, other) for path in PRODUCT for other in imported(path)}
-    assert not {pair for pair in pairs if pair[::-1] in pairs}
+def neighbours(path: Path, other: Path) -> tuple[Path, Path]:
+    """Return the two entries of the deepest common folder of two files that contain them, each a file or a folder."""
+    depth = next(depth for depth, (a, b) in enumerate(zip(path.parts, other.parts, strict=False)) if a != b)
+    return Path(*path.parts[: depth + 1]), Path(*other.parts[: depth + 1])
+
+
+def test_the_files_and_folders_of_a_folder_import_each_other_in_no_circle() -> None:
+    """A folder counts as one room here, so that files in it and beside it cannot depend on each other."""
+    graph: dict[Path, set[Path]] = {}
+    for path in PRODUCT:
+        for entry, other in (neighbours(path, target) for target in imported(path)):
+            if other.name != "__init__.py":
+                graph.setdefault(entry, set()).add(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(map(str, error.args[1])), pytrace=False)
 
 
 def test_a_room_imports_only_what_the_table_allows() -> None:
