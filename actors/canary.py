@@ -20,7 +20,8 @@ from actors.engines.port import Generation
 from actors.engines.slots.probe import probing
 from actors.engines.slots.slots import Slots
 from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, RequestError
-from protocol.messages.generation import EngineInfo, Generate, HandOff, Rendezvous, Sampling, Tokens
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate, Rendezvous, Sampling, Tokens
 from protocol.strict.checks import Within
 
 WAITS = 4  # in which the time for an answer is waited: one in which this process was stopped counts as one of them

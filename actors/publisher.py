@@ -23,7 +23,7 @@ from actors.engines.blocks.following import changes_of
 from actors.engines.port import Engine
 from actors.kit.calls import Answer, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, Overloaded, RequestError, Unsupported
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from math import inf
 
 from protocol.errors import BadRequest, Unsupported
-from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate
 from protocol.messages.media import (
     CHANNELS,
     DIGEST_DIGITS,

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
-from protocol.messages.generation import EngineInfo, EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.engine import EngineInfo, EngineLoad
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kv_events import BlockEvents, EngineLoads
 from protocol.messages.operations import EngineMetrics
 

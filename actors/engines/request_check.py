@@ -6,7 +6,8 @@ from math import isfinite
 
 from actors.engines.media_check import check_media
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.messages.generation import ROOM_MAX, EngineInfo, Generate, HandOff
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import ROOM_MAX, Generate
 
 PORT_MAX = 65535
 

@@ -12,7 +12,8 @@ from typing import Protocol, TypeAlias
 from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]

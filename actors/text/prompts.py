@@ -14,7 +14,8 @@ from actors.media.placeholders import expand
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
-from protocol.messages.generation import EngineInfo, Generate, RoutingHints, Sampling
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate, RoutingHints, Sampling
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond, Role, Turn
 

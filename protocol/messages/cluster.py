@@ -14,7 +14,7 @@ from enum import StrEnum
 from attrs import frozen
 
 from protocol.errors import PeerViolation
-from protocol.messages.generation import Done, EngineInfo
+from protocol.messages.engine import Done, EngineInfo
 from protocol.messages.kind import Kind, Message
 
 COUNT_MAX = 2**53

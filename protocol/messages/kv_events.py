@@ -18,7 +18,7 @@ from attrs import frozen
 
 from protocol.errors import PeerViolation
 from protocol.messages.cluster import RANKS_MAX
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Kind, Message
 
 LIFE_LENGTH_MAX = 64

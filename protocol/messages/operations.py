@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from protocol.messages.generation import Done, Grammar
+from protocol.messages.engine import Done
+from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
 
 

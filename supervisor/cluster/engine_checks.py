@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from protocol.errors import PeerViolation
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
-from protocol.messages.generation import NO_PARTNER, EngineInfo, GrammarKind
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import NO_PARTNER, GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
 
 PORT_MAX = 65535

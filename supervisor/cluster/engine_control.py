@@ -21,7 +21,7 @@ from actors.engines.port import Engine
 from actors.kit.calls import Function
 from protocol.errors import DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, rank_name
-from protocol.messages.generation import Done, EngineLoad, FlushCache, GetLoad
+from protocol.messages.engine import Done, EngineLoad, FlushCache, GetLoad
 from protocol.messages.kind import Message
 from protocol.messages.operations import GetMetrics
 from supervisor.cluster.directory import Directory

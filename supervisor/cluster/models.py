@@ -13,7 +13,7 @@ import msgspec
 from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.messages.cluster import EjectionState, Leg, Offer
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster
 

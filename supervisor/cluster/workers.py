@@ -8,8 +8,7 @@ A request counts in its worker's load from the turn in which it is asked until i
 router that asks twice in one turn must see its own first request.
 
 `ask` is for what occupies the worker: an `Encode` if that is an encoder, else a `Generate`. `call` reaches everything
-else that the worker's node serves under its name (its load, its prefix cache, a grammar check): any message with a row
-in the message table.
+else that the worker's node serves under its name, by any message with a row in the message table.
 
 None of them knows the directory: they report to a `SiblingDirectory`, and ask it whether others could serve as well.
 """
@@ -31,7 +30,8 @@ from actors.routing.load import Load
 from protocol.cost import encoding_tokens, kv_tokens
 from protocol.errors import ActorLost, LinkLost, NotReady
 from protocol.messages.cluster import COUNT_MAX, Leg, Offer, OfferLoad, engine_and_rank
-from protocol.messages.generation import EngineInfo, Finished, Generate, Started, Tokens
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded
 from supervisor.links.link import Link

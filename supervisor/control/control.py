@@ -30,7 +30,7 @@ from protocol.messages.cluster import (
     Reloaded,
     Status,
 )
-from protocol.messages.generation import Done, EngineLoad
+from protocol.messages.engine import Done, EngineLoad
 from protocol.messages.kind import Message
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S

@@ -12,7 +12,7 @@ from actors.engines.blocks.block_log import BlockLog
 from actors.engines.port import Engine
 from actors.kit.calls import Address, mailbox
 from actors.publisher import Published, Watch, WatchReply, publisher
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from supervisor.links.serving import Service, Services

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 from attrs import evolve
 
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_metrics

@@ -16,7 +16,8 @@ from attrs import Factory, define, field
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from protocol.errors import AskerLeft
-from protocol.messages.generation import EngineLoad, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Usage
 from supervisor.telemetry.pool_metrics import PoolMetrics
 from supervisor.threads.queued_writer import QueuedWriter
 

@@ -41,16 +41,8 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import (
-    NO_PARTNER,
-    EngineLoad,
-    Finished,
-    FinishReason,
-    Generate,
-    Started,
-    Tokens,
-    Usage,
-)
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import NO_PARTNER, Finished, FinishReason, Generate, Started, Tokens, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
 from tests.rig.scheduler import sweep

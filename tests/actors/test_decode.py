@@ -27,7 +27,8 @@ from protocol.errors import (
     InternalError,
     TooManyInternalErrors,
 )
-from protocol.messages.generation import EngineLoad, Finished, Generate, Sampling, Started, Tokens
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting

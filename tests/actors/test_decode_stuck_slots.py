@@ -18,7 +18,8 @@ from actors.kit.fast_path import FastPath
 from actors.routing.route import FailoverLimits
 from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, HandOffFailed, Preempted
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.text import Text
 from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox

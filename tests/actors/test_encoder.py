@@ -28,7 +28,7 @@ from protocol.errors import (
     InternalError,
     RequestError,
 )
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from protocol.messages.media import BatchEncoded, EncodedItem, MediaForm, MediaItem
 from protocol.tensors import Dtype, Tensor
 from protocol.trace import Trace

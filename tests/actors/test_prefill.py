@@ -20,7 +20,8 @@ from actors.engines.slots.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.errors import EngineDied, EngineLost
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, FinishReason, Generate, Rendezvous, Started, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import FinishReason, Generate, Rendezvous, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
 from tests.rig.tasks import expect_error

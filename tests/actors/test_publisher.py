@@ -18,7 +18,8 @@ from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
 from protocol.errors import EngineDied, EngineRefused
-from protocol.messages.generation import Done, Generate, Sampling
+from protocol.messages.engine import Done
+from protocol.messages.generation import Generate, Sampling
 from protocol.messages.kv_events import (
     BlockChange,
     BlockEvent,

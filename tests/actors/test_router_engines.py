@@ -21,7 +21,8 @@ from actors.routing.route import FailoverLimits
 from protocol.block_hashes import block_hashes
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, Generate, PromptBlocks, RoutingHints
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
 from protocol.messages.kv_events import BlockChange, BlockEvent
 from tests.rig.calls import AnyPriorityInbox, priority_inbox
 from tests.rig.routed_pools import whole_levels

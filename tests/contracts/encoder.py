@@ -13,7 +13,8 @@ from attrs import define, evolve
 
 from actors.engines.encoding.port import Encoder, EncodingBatch
 from protocol.errors import BadRequest, Overloaded, RequestError
-from protocol.messages.generation import REQUEST_ID_LENGTH, EngineLoad
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import REQUEST_ID_LENGTH
 from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaItem, Modality
 from protocol.tensors import BYTES, Dtype, Tensor, size_bytes
 

@@ -17,9 +17,9 @@ from attrs import evolve
 
 from actors.engines.port import Engine, Generation
 from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
+from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import (
     REQUEST_ID_LENGTH,
-    EngineLoad,
     Finished,
     FinishReason,
     Generate,

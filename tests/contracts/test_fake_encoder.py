@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from actors.engines.encoding.port import EncodingBatch
 from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.errors import EngineRefused
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from protocol.messages.media import EncodeBatch, EncodedItem, MediaItem, Modality
 from tests.contracts.encoder import check_encoder
 from tests.rig.encoders import COSTS, MEDIA, image, noting_encoder, running_encoder, video

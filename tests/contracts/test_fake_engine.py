@@ -17,7 +17,8 @@ from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
-from protocol.messages.generation import EngineLoad, Finished, Generate, Started, Tokens
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import MediaForm, MediaInfo
 from tests.contracts.engine import check_engine
 from tests.rig.encoders import MEDIA

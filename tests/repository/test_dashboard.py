@@ -13,7 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.routing.outliers import Ejection, Suspect
-from protocol.messages.generation import EngineLoad, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Usage
 from supervisor.engines.kinds import read_cluster
 from supervisor.observers import RoutingMetrics
 from supervisor.telemetry.loop_monitor import LoopMonitor

@@ -105,7 +105,7 @@ trio.run(main)
 def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path: Path) -> None:
     scratch_copy = scratch(tmp_path)
     scratch_copy.insert("protocol/messages/generation.py", "KINDS = (", MESSAGES)
-    scratch_copy.insert("protocol/messages/generation.py", "    Kind(29, Ping, result=Done),", KINDS)
+    scratch_copy.insert("protocol/messages/generation.py", "    Kind(20, Embedded),", KINDS)
     scratch_copy.add("actors/echo.py", ACTOR)
     scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
     scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)

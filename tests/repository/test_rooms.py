@@ -36,7 +36,12 @@ ALLOWED = {  # of rooms that could be published by themselves, with these module
     "supervisor/supervision": {"protocol.errors"},
     "supervisor/processes": {"protocol.errors", "supervisor.threads.queued_writer"},
     "supervisor/telemetry": {
-        *("protocol.errors", "protocol.messages.generation", "protocol.messages.operations"),
+        *(
+            "protocol.errors",
+            "protocol.messages.engine",
+            "protocol.messages.generation",
+            "protocol.messages.operations",
+        ),
         *("supervisor.supervision.events", "supervisor.threads.queued_writer"),
     },
     "supervisor/links": {"protocol", "actors.kit", "supervisor.printable"},

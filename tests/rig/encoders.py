@@ -21,7 +21,8 @@ from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import PriorityInbox
 from actors.media.layout import VisionLayout
 from protocol.errors import RequestError
-from protocol.messages.generation import REQUEST_ID_LENGTH, EngineInfo, EngineLoad, encoder_info
+from protocol.messages.engine import EngineInfo, EngineLoad, encoder_info
+from protocol.messages.generation import REQUEST_ID_LENGTH
 from protocol.messages.media import (
     BatchEncoded,
     Encode,

@@ -31,7 +31,8 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import EngineDied, EngineRefused, RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, Finished, FinishReason, Generate, Logprob, Sampling, Usage
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Sampling, Usage
 from protocol.messages.media import MediaInfo
 
 FORCED = 100.0

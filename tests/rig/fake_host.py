@@ -18,7 +18,8 @@ from protocol.errors import AskerLeft, EngineLost, Overloaded, PeerLost, PeerVio
 from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.link.peer import Peer
-from protocol.messages.generation import Done, EngineInfo, FlushCache, Generate, GetInfo, GetLoad, Logprob, Ping
+from protocol.messages.engine import Done, EngineInfo, FlushCache, GetInfo, GetLoad, Ping
+from protocol.messages.generation import Generate, Logprob
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import EngineLoads, WatchBlocks, WatchLoad
 from supervisor.links.link import Link

@@ -28,8 +28,8 @@ from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.dialects.responses import FINAL_EVENTS
 from protocol.errors import EngineLost
+from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import (
-    EngineInfo,
     Finished,
     FinishReason,
     Generate,

@@ -33,17 +33,8 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import (
-    EngineInfo,
-    Finished,
-    FinishReason,
-    Generate,
-    Logprob,
-    Sampling,
-    Started,
-    Tokens,
-    Usage,
-)
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 

@@ -23,7 +23,8 @@ from actors.kit.groups import first_leaf
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, Finished, FinishReason, Generate, GetInfo, Tokens, Usage
+from protocol.messages.engine import EngineInfo, GetInfo
+from protocol.messages.generation import Finished, FinishReason, Generate, Tokens, Usage
 from supervisor.links.link import Link
 from supervisor.supervision.events import ChildEvent
 from supervisor.supervision.registration import Registration

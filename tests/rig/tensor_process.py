@@ -23,7 +23,7 @@ from actors.engines.shared_tensors import new_region
 from protocol.errors import AskerLeft, EngineLost, EngineRefused, PeerLost, RequestError
 from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.generation import EngineLoad, GetLoad
+from protocol.messages.engine import EngineLoad, GetLoad
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded, MediaForm, MediaItem
 from protocol.tensors import Dtype, Tensor

@@ -23,7 +23,7 @@ from actors.engines.port import Engine
 from actors.routing.policies.kv.index import PrefixIndex
 from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from protocol.errors import EngineLost
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool

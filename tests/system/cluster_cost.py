@@ -33,7 +33,8 @@ from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg, Offer
-from protocol.messages.generation import EngineInfo, Generate, Sampling
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate, Sampling
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
-from protocol.messages.generation import EngineInfo, EngineLoad
+from protocol.messages.engine import EngineInfo, EngineLoad
 from protocol.messages.media import BatchEncoded, EncodeBatch
 
 EncodingBatch: TypeAlias = Answer[BatchEncoded, BatchEncoded]

@@ -12,7 +12,8 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.kit.calls import Answer, Askable
 from protocol.errors import Unsupported
-from protocol.messages.generation import EngineInfo, EngineLoad, FlushCache, Generate, GetLoad, Ping
+from protocol.messages.engine import EngineInfo, EngineLoad, FlushCache, GetLoad, Ping
+from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 from protocol.messages.operations import EngineMetrics, GetMetrics

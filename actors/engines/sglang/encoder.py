@@ -11,7 +11,7 @@ from actors.engines.encoding.port import EncodingBatch
 from actors.engines.sglang.adapter import HostLink, wait_silent
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
-from protocol.messages.generation import EngineInfo, EngineLoad, GetLoad
+from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad
 from protocol.messages.media import EncodeBatch
 
 

@@ -34,7 +34,8 @@ from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, Finished, FinishReason, Generate, Logprob, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Usage
 from protocol.messages.kv_events import RankLoad
 
 

@@ -15,7 +15,7 @@ from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.faults import Chance, Faults
 from actors.kit.calls import Answer
 from protocol.errors import AskerLeft, BadRequest, EngineDied, EngineLost, EngineRefused, Overloaded, RequestError
-from protocol.messages.generation import EngineInfo, EngineLoad, encoder_info
+from protocol.messages.engine import EngineInfo, EngineLoad, encoder_info
 from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem
 from protocol.model_folder import Digest
 from protocol.tensors import BYTES, Dtype, Tensor

@@ -20,7 +20,8 @@ from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
-from protocol.messages.generation import EngineInfo, EngineLoad, Generate, Started, Tokens
+from protocol.messages.engine import EngineInfo, EngineLoad
+from protocol.messages.generation import Generate, Started, Tokens
 from protocol.messages.kv_events import BlockEvents, EngineLoads
 from protocol.messages.operations import EngineMetrics
 from protocol.model_folder import Digest

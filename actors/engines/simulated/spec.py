@@ -10,7 +10,7 @@ from attrs import frozen
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.faults import Faults
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, HandOff
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.media import MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake

@@ -14,7 +14,8 @@ from attrs import define, field
 from actors.kit.pending_prefill import PendingPrefill
 from protocol.cost import kv_tokens
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate
 
 
 def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:

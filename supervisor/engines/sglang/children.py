@@ -18,7 +18,7 @@ from attrs import define, field
 from actors.engines.sglang.spec import SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.operations import RankStarted, RunRank
 from supervisor.config.schema import Cluster

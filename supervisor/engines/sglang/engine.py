@@ -29,7 +29,7 @@ from actors.engines.sglang.spec import SglangSpec
 from actors.engines.shared_tensors import sharing_works
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.link.peer import Peer
-from protocol.messages.generation import EngineInfo, GetInfo
+from protocol.messages.engine import EngineInfo, GetInfo
 from supervisor.engines.sglang.spawn import HostStarter, host_descriptors
 from supervisor.links.link import Link
 from supervisor.links.tensor_road import Attachments

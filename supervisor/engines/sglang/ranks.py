@@ -21,7 +21,7 @@ from attrs import asdict, define, frozen
 from actors.engines.port import Engine
 from actors.kit.calls import BugCounter, Call, Inbox
 from protocol.errors import ActorError, BadRequest, Draining, EngineDied, EngineLost, RequestError, StartFailed
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.operations import RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster

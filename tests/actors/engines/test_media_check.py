@@ -9,7 +9,8 @@ from attrs import evolve
 
 from actors.engines.media_check import check_item, check_media, check_pixels, item_places
 from protocol.errors import BadRequest, Unsupported
-from protocol.messages.generation import EngineInfo, Generate, HandOff, Sampling
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import NO_TENSOR, Dtype, Tensor
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, VIDEO_TOKEN, embeddings, image, video

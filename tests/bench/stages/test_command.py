@@ -13,7 +13,8 @@ from bench.rig import result
 from bench.stages import command
 from bench.stages.measure import Stage
 from bench.stages.model import subject
-from protocol.messages.generation import Done, Tokens
+from protocol.messages.engine import Done
+from protocol.messages.generation import Tokens
 
 ALL = [stage for several in command.stages().values() for stage in several]
 

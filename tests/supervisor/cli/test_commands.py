@@ -30,7 +30,7 @@ from protocol.messages.cluster import (
     Reloaded,
     Status,
 )
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor import __main__
 from supervisor.cli import client, commands, drain

@@ -12,7 +12,7 @@ import trio
 
 from protocol.errors import PeerLost
 from protocol.messages.cluster import ChildState, Drain, GetStatus, LinkState, NodeState, Reload, Reloaded, Status
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor import __main__, command_line
 from supervisor.cli import commands

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from protocol.errors import LinkLost, PeerLost, PeerViolation
 from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_state
-from protocol.messages.generation import EngineInfo, encoder_info
+from protocol.messages.engine import EngineInfo, encoder_info
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker

@@ -17,7 +17,7 @@ from actors.engines import port
 from protocol.errors import EngineLost, InternalError, NotReady, Overloaded, PeerLost
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer
-from protocol.messages.generation import EngineLoad, FlushCache, GetLoad
+from protocol.messages.engine import EngineLoad, FlushCache, GetLoad
 from supervisor.cluster import engine_control, models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import FORGETS_S

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from actors.engines import port
 from protocol.errors import EngineLost, RequestError, Unsupported
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from protocol.messages.operations import EngineMetrics, GetMetrics
 from supervisor.cluster import engine_metrics
 from supervisor.cluster.directory import Directory

@@ -16,7 +16,7 @@ from protocol.link import frames
 from protocol.link.codec import encode as body
 from protocol.link.frames import VERSION, Announce, Credit, Hello, Open, encode
 from protocol.messages.cluster import Leg, NodeState, Offer
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 from supervisor.links import websocket
 from tests.rig.fake_engine import generate
 from tests.rig.nodes import (

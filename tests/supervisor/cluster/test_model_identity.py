@@ -21,7 +21,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
 from protocol.messages.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
 from supervisor.cluster import models, readiness

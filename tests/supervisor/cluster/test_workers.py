@@ -17,7 +17,8 @@ from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import ActorLost, BadRequest, NotReady
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer, check_state
-from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.workers import RemoteWorker

@@ -18,7 +18,8 @@ from actors.kit.offload import run_inline
 from protocol.errors import ActorLost, NotReady, RequestError
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer
-from protocol.messages.generation import EngineInfo, Grammar, GrammarKind, encoder_info
+from protocol.messages.engine import EngineInfo, encoder_info
+from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.media import Encode
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import state_for

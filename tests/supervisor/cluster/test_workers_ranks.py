@@ -16,7 +16,8 @@ from protocol.messages.cluster import (
     Offer,
     rank_name,
 )
-from protocol.messages.generation import EngineLoad, Generate, RankCounts
+from protocol.messages.engine import EngineLoad, RankCounts
+from protocol.messages.generation import Generate
 from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.guarded_worker import GuardedWorker

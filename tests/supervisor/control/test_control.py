@@ -28,7 +28,7 @@ from protocol.messages.cluster import (
     Reloaded,
     Status,
 )
-from protocol.messages.generation import Done, EngineLoad, FlushCache
+from protocol.messages.engine import Done, EngineLoad, FlushCache
 from protocol.messages.kind import Message
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory

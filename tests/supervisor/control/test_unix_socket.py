@@ -17,7 +17,7 @@ import trio
 from actors.engines import leftover_memory
 from actors.kit.calls import Function
 from protocol.messages.cluster import Drain, GetStatus, NodeState, Status
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor.cli.client import ClusterClient
 from supervisor.config.schema import Cluster, NodeSection

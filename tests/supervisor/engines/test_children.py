@@ -18,7 +18,8 @@ from trio.testing import MockClock
 from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, FlushCache, Generate, GetLoad, Sampling, Started
+from protocol.messages.engine import EngineLoad, FlushCache, GetLoad
+from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import Encode, Encoded, MediaForm
 from supervisor.cluster import engine_control
 from supervisor.cluster.workers import LocalWorker

@@ -13,7 +13,8 @@ from trio.testing import MockClock
 from actors.canary import CanaryLimits
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.errors import StartFailed
-from protocol.messages.generation import EngineLoad, FlushCache, Generate, Tokens
+from protocol.messages.engine import EngineLoad, FlushCache
+from protocol.messages.generation import Generate, Tokens
 from supervisor.cluster import readiness
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster

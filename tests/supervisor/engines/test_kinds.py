@@ -18,7 +18,8 @@ from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
-from protocol.messages.generation import Generate, GetLoad
+from protocol.messages.engine import GetLoad
+from protocol.messages.generation import Generate
 from protocol.messages.operations import CheckGrammar
 from protocol.messages.text import Respond
 from protocol.strict.mistakes import Mistake

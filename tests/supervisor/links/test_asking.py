@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Overloaded, TooLarge
 from protocol.link.frames import Cancel, Fail, Open
-from protocol.messages.generation import Done, FlushCache, Generate, Tokens
+from protocol.messages.engine import Done, FlushCache
+from protocol.messages.generation import Generate, Tokens
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall

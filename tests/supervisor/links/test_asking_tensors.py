@@ -17,7 +17,8 @@ from protocol.link import attachments, codec, peer
 from protocol.link.attachments import PIECE_BYTES, WINDOW_BYTES
 from protocol.link.frames import VERSION, End, Frame, Hello, Item, Open, ReplyData, RequestData, WindowUpdate
 from protocol.link.peer import Peer, PeerStatistics
-from protocol.messages.generation import Generate, GetLoad, Sampling
+from protocol.messages.engine import GetLoad
+from protocol.messages.generation import Generate, Sampling
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded, MediaForm
 from protocol.tensors import Dtype, Tensor

@@ -34,16 +34,8 @@ from protocol.link.frames import (
 )
 from protocol.link.peer import Peer
 from protocol.messages.cluster import NodeState
-from protocol.messages.generation import (
-    Done,
-    Finished,
-    FinishReason,
-    FlushCache,
-    GetLoad,
-    Started,
-    Tokens,
-    Usage,
-)
+from protocol.messages.engine import Done, FlushCache, GetLoad
+from protocol.messages.generation import Finished, FinishReason, Started, Tokens, Usage
 from protocol.messages.kind import Message
 from protocol.messages.operations import RankStarted, RunRank
 from protocol.messages.text import Text

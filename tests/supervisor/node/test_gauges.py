@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.link.peer import Peer
-from protocol.messages.generation import EngineLoad, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import Usage
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.node_records import KnownNode
 from supervisor.links.link import Link

@@ -13,7 +13,7 @@ from actors.engines.slots import slots
 from actors.engines.slots.slots import Deadlines, SlotObserver
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.work import request_inbox

@@ -14,7 +14,7 @@ import trio
 
 from actors.engines.shared_tensors import open_tensors
 from protocol.errors import DeadlineExceeded, EngineLost
-from protocol.messages.generation import EngineLoad, GetLoad
+from protocol.messages.engine import EngineLoad, GetLoad
 from protocol.messages.media import Encode, Encoded
 from protocol.tensors import Dtype, SharedRegion, Tensor
 from supervisor.tensors.shared_memory import SharedStatistics

@@ -13,7 +13,8 @@ from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineInfo, Generate
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm
 from tests.rig.fake_engine import Costs, FakeEngine
 from tests.rig.fake_host import FakeHost

@@ -51,7 +51,8 @@ from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.generation import Done, EngineInfo, EngineLoad, FlushCache, Generate, GetInfo, GetLoad, Ping
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, FlushCache, GetInfo, GetLoad, Ping
+from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from protocol.messages.media import MediaForm

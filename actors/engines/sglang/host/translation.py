@@ -14,7 +14,8 @@ from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.outputs import Likeliest
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
-from protocol.messages.generation import EngineInfo, Generate, GrammarKind, HandOff, Logprob, Rendezvous, Sampling
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate, GrammarKind, Logprob, Rendezvous, Sampling
 from protocol.messages.media import MediaInfo
 from protocol.trace import as_headers
 

@@ -13,7 +13,7 @@ from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host.kv import prefix_cache
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 4

@@ -20,7 +20,7 @@ from actors.kit.calls import Answer
 from actors.routing.policies.kv.index import PrefixIndex
 from protocol.errors import PeerViolation, RequestError
 from protocol.messages.cluster import engine_and_rank
-from protocol.messages.generation import EngineInfo
+from protocol.messages.engine import EngineInfo
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
 

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from protocol.errors import EngineLost
-from protocol.messages.generation import Done, EngineLoad, GetLoad, Ping
+from protocol.messages.engine import Done, EngineLoad, GetLoad, Ping
 from tests.rig.calls import AnyAnswer
 from tests.rig.tasks import append_result, call_later
 

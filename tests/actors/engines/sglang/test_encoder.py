@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.encoder import SglangEncoder
 from protocol.errors import AskerLeft, Overloaded
-from protocol.messages.generation import encoder_info
+from protocol.messages.engine import encoder_info
 from protocol.messages.media import BatchEncoded, EncodeBatch
 from tests.rig.calls import AnyAnswer
 from tests.rig.encoders import MEDIA, image, new_id

@@ -18,7 +18,7 @@ from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineLost
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from tests.rig.simulated_engines import batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting
 

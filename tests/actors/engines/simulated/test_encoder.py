@@ -14,7 +14,7 @@ from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
 from actors.engines.simulated.faults import Faults
 from protocol.errors import AskerLeft, EngineDied, EngineLost
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from protocol.messages.media import MediaInfo, MediaItem, Modality
 from protocol.tensors import Dtype
 from tests.contracts import encoder as contract

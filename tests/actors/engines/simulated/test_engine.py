@@ -14,7 +14,8 @@ from actors.engines.request_check import check_request
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.errors import BadRequest, Unsupported
-from protocol.messages.generation import EngineInfo, Grammar, GrammarKind
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.media import MediaForm
 from tests.contracts import engine as contract
 from tests.rig.encoders import MEDIA

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.faults import Faults
 from protocol.errors import AskerLeft, EngineDied, EngineLost, EngineRefused
-from protocol.messages.generation import EngineLoad
+from protocol.messages.engine import EngineLoad
 from tests.rig.simulated_engines import generate, running, spec, timed
 from tests.rig.tasks import expect_error
 

@@ -20,7 +20,8 @@ from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
 from protocol.errors import AskerLeft, BadRequest
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import EngineLoad, FinishReason, Generate, Rendezvous, Usage
+from protocol.messages.engine import EngineLoad
+from protocol.messages.generation import FinishReason, Generate, Rendezvous, Usage
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.rig.tasks import call_later
 from tests.system.simulator import simulate

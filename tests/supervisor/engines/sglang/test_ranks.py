@@ -19,7 +19,7 @@ from actors.kit.calls import Address, mailbox
 from protocol.errors import BadRequest, EngineDied, PeerLost, StartFailed
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.operations import RankStarted, RunRank
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker

@@ -17,7 +17,8 @@ from actors.engines.sglang import boot_message
 from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
-from protocol.messages.generation import Done, Generate
+from protocol.messages.engine import Done
+from protocol.messages.generation import Generate
 from protocol.messages.operations import RunRank
 from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory

@@ -17,7 +17,7 @@ from actors.engines.sglang.host.served_link import ServedLink, last_line
 from protocol.errors import AskerLeft, EngineRefused
 from protocol.link import codec
 from protocol.link.frames import Item, Open
-from protocol.messages.generation import Done
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
 

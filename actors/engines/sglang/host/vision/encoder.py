@@ -34,7 +34,7 @@ from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.generation import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.kind import Message
 from protocol.messages.media import BatchEncoded, EncodeBatch, MediaItem
 

@@ -32,7 +32,8 @@ from actors.engines.sglang.host.vision.pixels import DTYPES, NAMES, PixelProcess
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest
-from protocol.messages.generation import EngineInfo, Generate, Sampling
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
 
 THREADS = 2

@@ -16,7 +16,8 @@ from protocol.link import codec
 from protocol.link.attachments import WINDOW_BYTES
 from protocol.link.frames import End, Fail, Frame, Item, Open
 from protocol.link.peer import Peer, PeerStatistics
-from protocol.messages.generation import Done, Generate, Ping, Sampling
+from protocol.messages.engine import Done, Ping
+from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import Encode, Encoded
 from protocol.messages.operations import GrammarChecked
 from tests.rig.tensors import embeddings, pixels

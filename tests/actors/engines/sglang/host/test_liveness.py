@@ -117,7 +117,8 @@ asyncio.run(main())
 WARM = """
 from attrs import evolve
 from actors.engines.sglang.host.warm_up import warm_up
-from protocol.messages.generation import EngineInfo, GrammarKind
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import GrammarKind
 
 INFO = EngineInfo("x", "1", 20, 640, 640, 640, 8, 1, True, grammars=tuple(GrammarKind))
 

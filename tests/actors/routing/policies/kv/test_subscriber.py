@@ -21,7 +21,7 @@ from actors.routing.policies.kv.subscriber import (
     PrefixSubscriber,
 )
 from protocol.errors import LinkLost, NotReady
-from protocol.messages.generation import Done, EngineInfo
+from protocol.messages.engine import Done, EngineInfo
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents, WatchBlocks
 

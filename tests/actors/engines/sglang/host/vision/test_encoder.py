@@ -15,7 +15,8 @@ from actors.engines.sglang.host.vision.encoder import EncoderHost
 from protocol import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages.generation import Done, EngineLoad, GetInfo, GetLoad, Grammar, GrammarKind, Ping, encoder_info
+from protocol.messages.engine import Done, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.operations import CheckGrammar
 from protocol.link.peer import Peer
 from protocol.tensors import Dtype, Tensor

@@ -87,7 +87,8 @@ from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.media.layout import PixelLimits, VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages.generation import EngineInfo, Generate, Sampling
+from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate, Sampling
 from protocol.tensors import Dtype, Tensor
 
 START, IMAGE, VIDEO = 0, 11, 12

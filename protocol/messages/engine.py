@@ -1,0 +1,141 @@
+"""Messages about an engine itself: its properties, its load, its liveness, and the flush of its prefix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from attrs import astuple, frozen
+
+from protocol.messages.generation import GrammarKind
+from protocol.messages.kind import Kind, Message
+from protocol.messages.media import MediaForm, MediaInfo
+from protocol.model_folder import Digest
+
+
+@frozen
+class GetInfo(Message):
+    """Ask an engine for its properties and limits; the result is `EngineInfo`."""
+
+
+class HandOff(StrEnum):
+    """The way in which a prefill hands its KV cache to a decode."""
+
+    NONE = "none"
+    RENDEZVOUS = "rendezvous"
+    SEQUENTIAL = "sequential"
+
+
+@frozen
+class EngineInfo(Message):
+    """The properties and limits of an engine; lengths are in tokens.
+
+    It has as many ranks that requests name as `data_parallel` says, each with KV memory for `kv_tokens_max` tokens and
+    for `running_max` requests at once; `ranks` counts all, those that compute one request together, too.
+    """
+
+    kind: str
+    version: str
+    vocabulary_size: int
+    context_max: int  # prompt and answer together
+    kv_tokens_max: int  # of all running requests of one rank together
+    request_tokens_max: int  # of one request, prompt and answer together
+    running_max: int
+    page_size: int
+    honours_seed: bool
+    grammars: tuple[GrammarKind, ...] = ()  # that it can constrain answers to
+    hand_off: HandOff = HandOff.NONE
+    bootstrap: tuple[str, int] | None = None  # host and port of a prefill's bootstrap server
+    ranks: int = 1
+    digest: Digest = ()  # of its model's folder; empty if it has not been read
+    media: MediaInfo | None = None  # None: it takes neither images nor videos
+    metrics: bool = False  # whether it answers `GetMetrics`
+    data_parallel: int = 1
+    computes_ahead: bool = False  # whether the token that stops an answer is computed, too, and so is in its cache
+
+    @property
+    def media_form(self) -> MediaForm | None:
+        """The form of the items in its requests: the places alone for a decode, whose prefill computes with them."""
+        if self.media is None:
+            return None
+        is_decode = self.hand_off is HandOff.RENDEZVOUS and self.bootstrap is None
+        return MediaForm.PLACES if is_decode else self.media.form
+
+
+def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, digest: Digest = ()) -> EngineInfo:
+    """Return the info of an encoder; the properties of engines that compute tokens are 0."""
+    return EngineInfo(
+        kind=kind,
+        version=version,
+        vocabulary_size=0,
+        context_max=0,
+        kv_tokens_max=0,
+        request_tokens_max=0,
+        running_max=batch_max,
+        page_size=0,
+        honours_seed=False,
+        digest=digest,
+        media=media,
+    )
+
+
+@frozen
+class Ping(Message):
+    """Ask whether an engine is alive; its scheduler itself answers `Done`, or nothing does."""
+
+
+@frozen
+class GetLoad(Message):
+    """Ask an engine for its own count of its load; the result is `EngineLoad`."""
+
+
+@frozen
+class RankCounts:
+    """A rank's own count of its requests and of the KV memory that they hold, in tokens."""
+
+    running: int
+    waiting: int
+    kv_tokens_used: int
+
+
+@frozen
+class EngineLoad(Message):
+    """An engine's own count of its requests and of the KV memory that they hold, in tokens.
+
+    `by_rank` has the same of each rank, in their order, if there are several.
+    """
+
+    running: int
+    waiting: int
+    kv_tokens_used: int
+    by_rank: tuple[RankCounts, ...] = ()
+
+    @classmethod
+    def of_ranks(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
+        """Return the load of an engine whose ranks have these loads."""
+        if len(loads) == 1:
+            return loads[0]
+        counts = [RankCounts(load.running, load.waiting, load.kv_tokens_used) for load in loads]
+        running, waiting, kv_tokens_used = (sum(each) for each in zip(*map(astuple, counts), strict=True))
+        return cls(running, waiting, kv_tokens_used, tuple(counts))
+
+
+@frozen
+class FlushCache(Message):
+    """Drop the prefix cache of an idle engine; the result is `Done`."""
+
+
+@frozen
+class Done(Message):
+    """A control operation was carried out."""
+
+
+KINDS = (
+    Kind(5, GetInfo, result=EngineInfo),
+    Kind(6, EngineInfo),
+    Kind(7, GetLoad, result=EngineLoad),
+    Kind(8, EngineLoad),
+    Kind(9, FlushCache, result=Done),
+    Kind(10, Done),
+    Kind(29, Ping, result=Done),
+)
