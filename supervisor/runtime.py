@@ -14,7 +14,7 @@ from attrs import field, frozen
 from actors.kit.offload import RunInThread
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
-from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve
 from supervisor.supervision.supervise import RandomSource
 from supervisor.telemetry.metrics import Metrics
 
@@ -35,4 +35,4 @@ class Runtime:
     chance: Callable[[int], RandomSource]  # from a seed
     new_nonce: Callable[[], bytes]
     new_room: Callable[[], int]
-    reserve: Reserve = field(factory=Reserve)
+    reserve: DescriptorReserve = field(factory=DescriptorReserve)

@@ -4,7 +4,8 @@ Both sides read these types strictly. A decoder works on bytes that a client cho
 answers: sizes, shapes and seals are checked again where they arrive (`supervisor/media/decoding.py`).
 
 A job is sent to the template of all decoders with two descriptors: a socket for the answers and the content. It is
-answered by `Opened` and `Inspected`, or by `Decoded`, or by `Refused`; `Ended` comes last, as its process has ended.
+answered by `Opened` and `InspectedHeader`, or by `Decoded`, or by `Refused`; `JobEnded` comes last, as its process has
+ended.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     bounds: Bounds
 
 
-class Decode(msgspec.Struct, frozen=True, tag="decode"):
+class DecodeContent(msgspec.Struct, frozen=True, tag="decode"):
     """Decode a content of which these facts are known, resized to a height and width if they differ.
 
     Of a video these `frames` are kept, in this order, each as often as it is named.
@@ -94,7 +95,7 @@ class JobLimits(msgspec.Struct, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """One job, for one process."""
 
-    task: Inspect | Decode
+    task: Inspect | DecodeContent
     limits: JobLimits
 
 
@@ -105,7 +106,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     size_bytes: int
 
 
-class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
+class InspectedHeader(msgspec.Struct, frozen=True, tag="inspected"):
     """The facts about a content."""
 
     facts: Facts
@@ -122,14 +123,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     detail: str
 
 
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
+class JobEnded(msgspec.Struct, frozen=True, tag="ended"):
     """A job's process has ended, by a signal if that is not 0; there never was one if it is negative."""
 
     signal: int
 
 
-Answer: TypeAlias = Opened | Inspected | Decoded | Refused | Ended
+JobAnswer: TypeAlias = Opened | InspectedHeader | Decoded | Refused | JobEnded
 
 encode = msgspec.json.Encoder().encode
 decode_job = msgspec.json.Decoder(Job).decode
-decode_answer = msgspec.json.Decoder(Answer).decode
+decode_answer = msgspec.json.Decoder(JobAnswer).decode

@@ -50,7 +50,7 @@ class Fit:
 
 
 @frozen
-class Sampling:
+class FrameSampling:
     """The frames of a video that a model sees, by their places in it, and the time between two of them, in seconds."""
 
     frames: tuple[int, ...]
@@ -87,7 +87,7 @@ class VisionLayout:
         too_large = height * width > self.image.pixels_max
         return self._fit(own, 1, self._shrunk(height, width, own) if too_large else (height, width))
 
-    def sample(self, frames: int, frames_per_second: float) -> Sampling:
+    def sample(self, frames: int, frames_per_second: float) -> FrameSampling:
         """Return the frames of a video that a model sees; raises `BadRequest` for one with too few frames."""
         most = min(FRAMES_MAX, frames) // FRAME_FACTOR * FRAME_FACTOR
         wanted = min(max(frames / frames_per_second * FRAMES_PER_SECOND, FRAMES_MIN), most, frames)
@@ -96,7 +96,7 @@ class VisionLayout:
             raise BadRequest(f"a video has at least {FRAME_FACTOR} frames, and this one has {frames}")
         step = (frames - 1) / (count - 1)
         places = sorted({*(int(place * step) for place in range(count - 1)), frames - 1})
-        return Sampling(tuple(places), frames / frames_per_second / len(places))
+        return FrameSampling(tuple(places), frames / frames_per_second / len(places))
 
     def fit_video(self, frames: int, height: int, width: int) -> Fit:
         """Return the fit of a video of so many sampled frames; raises `BadRequest` for one that is too narrow."""

@@ -11,7 +11,7 @@ from math import prod
 
 from attrs import frozen
 
-from actors.media.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
+from actors.media.jobs import DecodeContent, EmbeddingFacts, Facts, ImageFacts, VideoFacts
 from actors.media.layout import Fit, VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import Media, MediaForm, MediaItem, Modality, grid_tokens
@@ -25,7 +25,7 @@ class Plan:
     """One item without its tensor, the job that decodes it, and the tensor's type and shape."""
 
     item: MediaItem
-    task: Decode
+    task: DecodeContent
     dtype: Dtype
     shape: tuple[int, ...]
 
@@ -40,11 +40,11 @@ def plan(media: Media, layout: VisionLayout, content_digest: str, facts: Facts) 
     match facts:
         case ImageFacts():
             fit = layout.fit_image(facts.height, facts.width, media.detail)
-            return _pixels(media, layout, content_digest, fit, Decode(facts, *fit.decoded), frames=1)
+            return _pixels(media, layout, content_digest, fit, DecodeContent(facts, *fit.decoded), frames=1)
         case VideoFacts():
             sampling = layout.sample(facts.frames, facts.fps)
             fit = layout.fit_video(len(sampling.frames), facts.height, facts.width)
-            task = Decode(facts, *fit.decoded, frames=sampling.frames)
+            task = DecodeContent(facts, *fit.decoded, frames=sampling.frames)
             seconds = sampling.interval_s * layout.temporal_patch
             return _pixels(media, layout, content_digest, fit, task, len(sampling.frames), seconds)
         case EmbeddingFacts():
@@ -56,7 +56,7 @@ def _pixels(
     layout: VisionLayout,
     content_digest: str,
     fit: Fit,
-    task: Decode,
+    task: DecodeContent,
     frames: int,
     seconds_per_grid: float | None = None,
 ) -> Plan:
@@ -88,7 +88,7 @@ def _embeddings(layout: VisionLayout, content_digest: str, facts: EmbeddingFacts
         )
     digest = _digest(content_digest, Modality.IMAGE, layout.settings, "embeddings")
     item = MediaItem(Modality.IMAGE, digest, facts.grid, tokens, MediaForm.EMBEDDINGS)
-    return Plan(item, Decode(facts), facts.dtype, (facts.tokens, facts.width))
+    return Plan(item, DecodeContent(facts), facts.dtype, (facts.tokens, facts.width))
 
 
 def _digest(content: str, modality: Modality, settings: str, processing: str) -> str:

@@ -88,7 +88,7 @@ class Policy(Protocol):
 Chance: TypeAlias = Callable[[], float]
 """Draws a number from 0 to below 1."""
 
-Reserve: TypeAlias = Callable[[Load], Load]
+AddReserved: TypeAlias = Callable[[Load], Load]
 """Adds to a load what is reserved there."""
 
 
@@ -105,7 +105,7 @@ class WorkerCandidates:
     has_room: HasRoom
     excluded: Collection[str]
     avoided: Callable[[str], bool] | None  # None: no worker is ejected
-    with_reserved: Reserve
+    with_reserved: AddReserved
     accepts: Callable[[Load], bool] | None = None  # what else a candidate must fulfil
     _found: dict[str, Worker] = field(init=False, factory=dict)
 

@@ -18,7 +18,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.groups import first_leaf, raise_part
-from actors.routing.ports import Encoder, EncoderPool, RoutingObserver
+from actors.routing.ports import EncoderPool, EncoderWorker, RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages.media import Encode, MediaForm, MediaItem
@@ -29,7 +29,7 @@ FAILOVER = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
 
 @frozen
-class Work:
+class EncodeWork:
     """Items to encode, for one request."""
 
     id: str
@@ -48,7 +48,7 @@ class Encoding:
     new_id: Callable[[], str]
     observer: RoutingObserver = RoutingObserver()
 
-    async def embeddings(self, work: Work) -> tuple[MediaItem, ...]:
+    async def embeddings(self, work: EncodeWork) -> tuple[MediaItem, ...]:
         """Return the items with embeddings in place of pixels; an item that has no pixels stays as it is.
 
         Raises the `RequestError` of the first item that cannot be encoded.
@@ -79,7 +79,7 @@ class _Item:
     """One item on its way through encoders."""
 
     encoding: Encoding
-    work: Work
+    work: EncodeWork
     item: MediaItem
     _losses: int = 0
     _crashes: int = 0
@@ -96,7 +96,7 @@ class _Item:
                 lost.add(encoder.full_name)
                 encoder = await self._next(error, lost)
 
-    async def _asked(self, encoder: Encoder) -> MediaItem:
+    async def _asked(self, encoder: EncoderWorker) -> MediaItem:
         outcome = AskerLeft.code
         try:
             async with encoder.ask(self._request(), 0) as answer:
@@ -117,13 +117,13 @@ class _Item:
             trace = child_span(trace, new_id())
         return Encode(new_id(), self.item, work.priority, trace, work.owner, alone=self._crashes > 0)
 
-    async def _first(self) -> Encoder:
+    async def _first(self) -> EncoderWorker:
         """Return the encoder of the first attempt; raises `NotReady` if none comes up in time."""
         if (encoder := await self._wait((), self.encoding.limits.resume_s)) is None:
             raise NotReady("no encoder of this model is up, and images and videos need one")
         return encoder
 
-    async def _next(self, error: RequestError, lost: set[str]) -> Encoder:
+    async def _next(self, error: RequestError, lost: set[str]) -> EncoderWorker:
         """Wait for the next encoder: another one, or after a pause any; raises `error` beyond a limit."""
         limits = self.encoding.limits
         self._crashes += isinstance(error, EngineLost)
@@ -137,7 +137,7 @@ class _Item:
         self.encoding.observer.call_resumed(error.code, 0)
         return encoder
 
-    async def _wait(self, excluded: Collection[str], within_s: float) -> Encoder | None:
+    async def _wait(self, excluded: Collection[str], within_s: float) -> EncoderWorker | None:
         """Return an encoder as soon as there is one, None if none comes in time."""
         with trio.move_on_after(within_s):
             await trio.lowlevel.checkpoint()
@@ -146,7 +146,7 @@ class _Item:
             return encoder
         return None
 
-    def _choose(self, excluded: Collection[str]) -> Encoder | None:
+    def _choose(self, excluded: Collection[str]) -> EncoderWorker | None:
         """Return the encoder that the digest ranks highest of those with room, or if all are full, the least busy.
 
         There the item waits in the encoder's inbox, where the most urgent is next and owners take turns.

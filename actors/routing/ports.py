@@ -85,7 +85,7 @@ class Pool(Protocol):
         """Wake all tasks in `wait_changed`: a reservation was released."""
 
 
-class Encoder(Askable[Encode, Encoded, Encoded], Protocol):
+class EncoderWorker(Askable[Encode, Encoded, Encoded], Protocol):
     """One encoder of a model, of any node; its load counts an item from the turn in which it is asked."""
 
     @property
@@ -100,7 +100,7 @@ class Encoder(Askable[Encode, Encoded, Encoded], Protocol):
 class EncoderPool(Protocol):
     """The encoders of one model."""
 
-    def encoders(self) -> Sequence[Encoder]:
+    def encoders(self) -> Sequence[EncoderWorker]:
         """Return the encoders that can be asked now."""
 
     async def wait_changed(self) -> None:

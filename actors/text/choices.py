@@ -25,7 +25,7 @@ from protocol.errors import EngineLost
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
 
-Decode: TypeAlias = Askable[Generate, Started | Tokens, Finished]
+AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 
@@ -35,7 +35,7 @@ class Choices:
 
     request: Respond
     model: TextModel
-    decode: Decode
+    decode: AskRouter
     emit: Emit
     stops: StopStrings | None = None  # those of the request
     echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it

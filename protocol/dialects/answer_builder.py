@@ -51,7 +51,7 @@ class AnswerBody:
 
 
 @define(eq=False)
-class Choice:
+class ChoiceParts:
     """One choice as far as it has come, as the insides of JSON strings and lists."""
 
     text: bytearray = field(factory=bytearray)
@@ -71,7 +71,7 @@ class AnswerBuilder(ABC):
 
     def __init__(self, choices: int, *, ids: bool, logprobs: bool) -> None:
         self._ids, self._logprobs = ids, logprobs
-        self._choices = [Choice() for _ in range(choices)]
+        self._choices = [ChoiceParts() for _ in range(choices)]
 
     def add(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
         """Add the next reply of any kind."""
@@ -86,20 +86,20 @@ class AnswerBuilder(ABC):
             case ChoiceEnded():
                 self._choice(reply.choice).ended = reply
 
-    def whole(self) -> list[Choice]:
+    def whole(self) -> list[ChoiceParts]:
         """Return all choices in their order; each must have ended, so that no cut answer looks whole."""
         assert all(choice.ended is not None for choice in self._choices)
         return self._choices
 
     @abstractmethod
-    def add_logprobs(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
         """Add the log probabilities of the next piece of a choice."""
 
     @abstractmethod
     def finish(self, answered: Answered) -> AnswerBody:
         """Return the body of the whole answer."""
 
-    def _choice(self, index: int) -> Choice:
+    def _choice(self, index: int) -> ChoiceParts:
         assert index < len(self._choices)
         return self._choices[index]
 

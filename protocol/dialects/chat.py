@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 from attrs import frozen
 
-from protocol.dialects.answer_builder import Choice, extend
-from protocol.dialects.chat_messages import Message, message_mistakes
+from protocol.dialects.answer_builder import ChoiceParts, extend
+from protocol.dialects.chat_messages import ChatMessage, message_mistakes
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
@@ -57,7 +57,7 @@ class ChatRequest(ChoiceOptions):
     }
 
     model: Name
-    messages: Annotated[tuple[Message, ...], Holds(1)]
+    messages: Annotated[tuple[ChatMessage, ...], Holds(1)]
     max_completion_tokens: TokenCount | None = None
     max_tokens: TokenCount | None = None
     logprobs: bool | None = None
@@ -141,9 +141,9 @@ class Completion(ChoicesBody):
         around = (b'"message":{"role":"assistant","content":"', b'","refusal":null}')
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), around=around)
 
-    def add_logprobs(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
         """Add the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
 
-    def _logprobs_parts(self, _: int, choice: Choice) -> Iterable[bytes | bytearray]:
+    def _logprobs_parts(self, _: int, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
         return (b'{"content":[', choice.logprobs, b'],"refusal":null}')

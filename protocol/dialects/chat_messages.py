@@ -126,11 +126,11 @@ class EmbeddingsPart(MediaPart):
         return image(self.image_embeds.url, f"{path}.image_embeds")
 
 
-Part: TypeAlias = TextPart | ImagePart | VideoPart | EmbeddingsPart
+ChatPart: TypeAlias = TextPart | ImagePart | VideoPart | EmbeddingsPart
 
 
 @frozen
-class Message:
+class ChatMessage:
     """A message of the conversation; messages of tools are not supported."""
 
     harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
@@ -146,7 +146,7 @@ class Message:
     }
 
     role: Role = attrs.field(metadata=tag())
-    content: str | Annotated[tuple[Part, ...], Holds(1)] | None = None
+    content: str | Annotated[tuple[ChatPart, ...], Holds(1)] | None = None
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
@@ -156,7 +156,7 @@ class Message:
         return Turn(self.role, content)
 
 
-def message_mistakes(messages: Sequence[Message]) -> Iterator[Mistake]:
+def message_mistakes(messages: Sequence[ChatMessage]) -> Iterator[Mistake]:
     """Yield the mistakes between fields of messages that are each valid."""
     count = 0
     for index, message in enumerate(messages):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, ChoiceParts
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
 from protocol.errors import RequestError
@@ -121,7 +121,7 @@ class ChoicesBody(AnswerBuilder):
         """Return the body of the whole answer."""
         return _body(self._common, map(self._parts, range(len(self._choices)), self.whole()), answered)
 
-    def _parts(self, index: int, choice: Choice) -> Iterator[bytes | bytearray]:
+    def _parts(self, index: int, choice: ChoiceParts) -> Iterator[bytes | bytearray]:
         before, after = self._around
         yield from (before, choice.text, after, b',"logprobs":')
         yield from self._logprobs_parts(index, choice) if self._logprobs else (b"null",)
@@ -130,7 +130,7 @@ class ChoicesBody(AnswerBuilder):
             yield from (b',"token_ids":[', choice.ids, b"]")
 
     @abstractmethod
-    def _logprobs_parts(self, index: int, choice: Choice) -> Iterable[bytes | bytearray]:
+    def _logprobs_parts(self, index: int, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
         """Return the log probabilities of a whole choice as JSON, in pieces."""
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import attrs
 from attrs import define, field, frozen
 
-from protocol.dialects.answer_builder import Choice, extend
+from protocol.dialects.answer_builder import ChoiceParts, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
@@ -156,9 +156,9 @@ class Completion(ChoicesBody):
         super().__init__(request, common, choices=choices, logprobs=logprobs, around=(b'"text":"', b'"'))
         self._tables = [_Table() for _ in range(choices * logprobs)]
 
-    def add_logprobs(self, _: Choice, text: Text) -> None:
+    def add_logprobs(self, _: ChoiceParts, text: Text) -> None:
         """Add the log probabilities of the next piece of a choice."""
         self._tables[text.choice].add(text)
 
-    def _logprobs_parts(self, index: int, _: Choice) -> Iterable[bytes | bytearray]:
+    def _logprobs_parts(self, index: int, _: ChoiceParts) -> Iterable[bytes | bytearray]:
         return self._tables[index].parts()

@@ -9,7 +9,7 @@ import msgspec
 from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
-from protocol.dialects.chat_messages import Message, message_mistakes
+from protocol.dialects.chat_messages import ChatMessage, message_mistakes
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
@@ -43,7 +43,7 @@ class TokenizeRequest:
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[tuple[Message, ...], Holds(1)] | None = None
+    messages: Annotated[tuple[ChatMessage, ...], Holds(1)] | None = None
     add_special_tokens: bool | None = None
 
     def mistakes(self) -> Iterator[Mistake]:

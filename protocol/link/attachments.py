@@ -23,7 +23,7 @@ from protocol.link.frames import End, Item, Open
 PIECE_BYTES = 64 * 1024  # of attachments, in one message
 WINDOW_BYTES = 4 * PIECE_BYTES  # in flight, in each direction
 
-Key: TypeAlias = tuple[bool, int]
+StreamKey: TypeAlias = tuple[bool, int]
 """Whether this end opened the stream, and its number."""
 
 Views: TypeAlias = tuple[memoryview, ...]
@@ -87,8 +87,10 @@ class Outgoing:
     def __init__(self, bytes_max: int) -> None:
         self.budget = ByteBudget(bytes_max)  # of attachments until their last piece has been sent
         self.in_flight_bytes = 0  # sent, and not yet acknowledged
-        self.unsent: dict[Key, _Unsent] = {}  # by stream
-        self._turns: OrderedDict[Key, None] = OrderedDict()  # streams with bytes that may be sent, the next one first
+        self.unsent: dict[StreamKey, _Unsent] = {}  # by stream
+        self._turns: OrderedDict[StreamKey, None] = (
+            OrderedDict()
+        )  # streams with bytes that may be sent, the next one first
         self.held_bytes = 0
         """Bytes of frames that wait behind attachments, or for room for their own."""
 
@@ -113,19 +115,19 @@ class Outgoing:
         if size > self.budget.bytes_max:
             raise TooLarge(f"{size} bytes are attached; the limit of a link is {self.budget.bytes_max}")
 
-    def put(self, key: Key, views: Views, share: ByteShare) -> None:
+    def put(self, key: StreamKey, views: Views, share: ByteShare) -> None:
         """Queue the attachment of a frame that has just been sent; its room has been taken."""
         self.unsent[key] = _Unsent(deque(views), share)
         self._turns[key] = None
 
-    def hold(self, key: Key, frame: Item | End, views: Views, share: ByteShare | None) -> None:
+    def hold(self, key: StreamKey, frame: Item | End, views: Views, share: ByteShare | None) -> None:
         """Keep a frame until what comes before it has been sent, and there is room for its attachment."""
         unsent = self.unsent.setdefault(key, _Unsent())
         unsent.held.append(_Held(frame, views, share))
         unsent.ended = isinstance(frame, End)
         self.held_bytes += len(frame.body)
 
-    def next_frames(self, key: Key) -> list[Item | End]:
+    def next_frames(self, key: StreamKey) -> list[Item | End]:
         """Remove and return the held frames of a stream that may be sent now; the attachment of the last is queued."""
         if (unsent := self.unsent.get(key)) is None or unsent.buffers:
             return []
@@ -137,11 +139,11 @@ class Outgoing:
             del self.unsent[key]
         return frames
 
-    def ended(self, key: Key) -> bool:
+    def ended(self, key: StreamKey) -> bool:
         """Return whether the stream's `End` waits here."""
         return key in self.unsent and self.unsent[key].ended
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: StreamKey) -> None:
         """Discard the attachments and frames of a stream that ended early."""
         if (unsent := self.unsent.pop(key, None)) is not None:
             self._turns.pop(key, None)
@@ -149,7 +151,7 @@ class Outgoing:
             for share in unsent.shares():
                 share.give_back()
 
-    def next_piece(self, size_max: int) -> tuple[Key, bytes]:
+    def next_piece(self, size_max: int) -> tuple[StreamKey, bytes]:
         """Remove and return the next bytes of the stream whose turn it is."""
         key = next(iter(self._turns))
         unsent = self.unsent[key]
@@ -161,7 +163,7 @@ class Outgoing:
             del self._turns[key]
         return key, data
 
-    def piece_sent(self, key: Key) -> None:
+    def piece_sent(self, key: StreamKey) -> None:
         """Give back the room of a stream's attachment if the piece that has been sent was its last.
 
         Only now: what takes that room must be sent behind the piece.
@@ -185,11 +187,11 @@ class Incoming:
         self._bytes_max = bytes_max
         self.promised_bytes = 0  # of all incomplete attachments, arrived or not
         # A frame, and the bytes of its attachment so far.
-        self._incomplete: dict[Key, tuple[Open | Item, bytearray]] = {}
+        self._incomplete: dict[StreamKey, tuple[Open | Item, bytearray]] = {}
         self.unacknowledged_bytes = 0
         """Bytes received since the last `WindowUpdate`."""
 
-    def expect(self, key: Key, frame: Open | Item) -> None:
+    def expect(self, key: StreamKey, frame: Open | Item) -> None:
         """Expect the attachment of a frame; raises `PeerViolation` if it is more than this end can hold."""
         size = frame.attached
         if self.promised_bytes + size > self._bytes_max:
@@ -199,7 +201,7 @@ class Incoming:
         self.promised_bytes += size
         self._incomplete[key] = frame, bytearray()  # no larger than what came, whatever size was announced
 
-    def add_piece(self, key: Key, data: bytes) -> tuple[Open | Item, memoryview] | None:
+    def add_piece(self, key: StreamKey, data: bytes) -> tuple[Open | Item, memoryview] | None:
         """Add a stream's next bytes, which its state allows; return the frame that they complete, if they do.
 
         Raises `PeerViolation` for bytes beyond the window.
@@ -216,7 +218,7 @@ class Incoming:
         self.drop(key)
         return frame, memoryview(buffer).toreadonly()
 
-    def grant(self, key: Key, units: int) -> bool:
+    def grant(self, key: StreamKey, units: int) -> bool:
         """Add credit to a request that is incomplete; return whether there was one."""
         if key not in self._incomplete:
             return False
@@ -230,7 +232,7 @@ class Incoming:
         """Bytes of incomplete attachments that have arrived."""
         return sum(len(buffer) for _, buffer in self._incomplete.values())
 
-    def drop(self, key: Key) -> bool:
+    def drop(self, key: StreamKey) -> bool:
         """Discard an attachment that is complete or was cancelled; return whether there was one."""
         incomplete = self._incomplete.pop(key, None)
         if incomplete is not None:

@@ -91,7 +91,7 @@ class Proof:
 
 
 @frozen
-class Refusal:
+class LinkRefusal:
     """The last message: the reason why the sender refuses the other end, which `detail` calls "it"."""
 
     code: str  # a `Code`; with a `Literal`, msgspec's error for a wrong one would quote what the other end sent
@@ -111,9 +111,9 @@ class OtherVersion:
     version: int
 
 
-Message = Greeting | Proof | Refusal
+Message = Greeting | Proof | LinkRefusal
 
-KINDS: dict[int, type[Message]] = {1: Greeting, 2: Proof, 3: Refusal}
+KINDS: dict[int, type[Message]] = {1: Greeting, 2: Proof, 3: LinkRefusal}
 _KIND_OF = {cls: bytes((kind,)) for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}
 _VERSION_DECODER = msgspec.msgpack.Decoder(OtherVersion)
@@ -213,7 +213,7 @@ class Greeter:
         if self._over:
             raise PeerViolation(f"{kind} after the greeting was over")
         match message:
-            case Refusal():
+            case LinkRefusal():
                 self._over = True
                 raise PeerRefused(f"node {self.node} was refused by {self._other_name()}: {message.detail}")
             case Greeting() | OtherVersion() if self._other is not None:
@@ -279,4 +279,4 @@ class Greeter:
     def _end(self, code: Code, reason: str) -> None:
         self._over = True
         self.peer = None
-        self.final_message = encode(Refusal(code, reason))
+        self.final_message = encode(LinkRefusal(code, reason))

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 
 from protocol.byte_budget import ByteShare
 from protocol.errors import AskerLeft, LocalViolation, Overloaded, PeerViolation
-from protocol.link.attachments import PIECE_BYTES, Incoming, Key, Outgoing, Views
+from protocol.link.attachments import PIECE_BYTES, Incoming, Outgoing, StreamKey, Views
 from protocol.link.frames import (
     ATTACHED_BYTES_MAX,
     FRAME_BYTES_MAX,
@@ -223,7 +223,7 @@ class Peer:
             self._outgoing.piece_sent(key)
             self._send_held(key)
 
-    def _send_held(self, key: Key) -> None:
+    def _send_held(self, key: StreamKey) -> None:
         """Queue the frames of a stream that need to be held no longer."""
         for frame in self._outgoing.next_frames(key):  # an `Item` that was held has spent its credit already
             self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
@@ -302,7 +302,7 @@ class Peer:
         self._outgoing.drop((False, stream))
         self.send(Fail(stream, AskerLeft.code, "the asker left"))
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: StreamKey) -> None:
         self._outgoing.drop(key)
         self._incoming.drop(key)
 
@@ -355,6 +355,6 @@ def _ignore() -> None:
     pass
 
 
-def _key(frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail, *, sent: bool) -> Key:
+def _key(frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail, *, sent: bool) -> StreamKey:
     """Return the stream of a frame, and whether this end opened it."""
     return isinstance(frame, ASKER_FRAMES) is sent, frame.stream

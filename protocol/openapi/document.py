@@ -24,12 +24,12 @@ ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # state of the server.
 ALWAYS = (400, 401, 403, 408, 413, 429, 431, 500, 501, 503, 505)
 
-Media: TypeAlias = Mapping[str, Schema]
+MediaTypes: TypeAlias = Mapping[str, Schema]
 """Schemas of bodies by their media types."""
 
-PLAIN_TEXT: Media = {"text/plain": {"type": "string"}}
+PLAIN_TEXT: MediaTypes = {"text/plain": {"type": "string"}}
 # Some tools apply this schema to the whole body, others to each event, so it has no type.
-EVENT_STREAM: Media = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
+EVENT_STREAM: MediaTypes = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
 
 
 class Access(StrEnum):
@@ -47,7 +47,7 @@ class Operation:
     method: str
     path: str  # its last segment may be a parameter, in braces
     summary: str
-    answer: Media  # of status 200; empty if the operation opens a WebSocket
+    answer: MediaTypes  # of status 200; empty if the operation opens a WebSocket
     request: type | None = None  # the class of its body, which is JSON
     example: object = None  # of a request
     errors: tuple[int, ...] = ()  # statuses besides those that any request, or any body, can get
@@ -56,7 +56,7 @@ class Operation:
     extensions: Schema = Factory(dict)
 
 
-def json_body(schema: Schema | str) -> Media:
+def json_body(schema: Schema | str) -> MediaTypes:
     """Return a JSON body with this schema, or with the schema of this name in the document."""
     return {"application/json": {"$ref": f"#/components/schemas/{schema}"} if isinstance(schema, str) else schema}
 
@@ -221,13 +221,13 @@ def _name_models(named: Mapping[str, Schema], models: Sequence[str]) -> None:
 
 
 _RULES = {
-    chat_messages.Message: _message,
+    chat_messages.ChatMessage: _message,
     chat.ChatRequest: _chat,
     completions.CompletionRequest: _completion,
     formats.ResponseFormat: lambda schema: schema | _format(("json_schema",), ()),
     formats.TextFormat: lambda schema: schema | _format(("name", "schema"), ("description", "strict")),
     items.InputImage: lambda schema: _with_url(schema, "image_url"),
-    items.Item: _item,
+    items.InputMessage: _item,
     items.InputVideo: lambda schema: _with_url(schema, "video_url"),
     responses.Create: _response_request,
     responses.CreateHttp: _response_http,

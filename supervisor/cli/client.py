@@ -33,7 +33,7 @@ from supervisor.links.link import Link
 from supervisor.links.tls import LinkTls
 from supervisor.links.transport import SocketTransport, Transport
 
-Route: TypeAlias = Endpoint | Path
+NodeRoute: TypeAlias = Endpoint | Path
 """How a node is asked: at an address, or by the socket in its run folder."""
 
 NAME_BYTES = 4
@@ -49,7 +49,7 @@ class ClusterClient:
     tls: LinkTls | None
     new_nonce: Callable[[], bytes]
     folders: Mapping[str, Path] = field(factory=dict)  # the run folders of nodes that run here
-    routes: dict[str, Route] = field(factory=dict)
+    routes: dict[str, NodeRoute] = field(factory=dict)
 
     async def poll(self) -> dict[str, StatusOrError]:
         """Return the status of every node of the cluster, those that have joined included, or why it is unknown."""
@@ -58,7 +58,7 @@ class ClusterClient:
         statuses: dict[str, StatusOrError] = dict.fromkeys(
             self.cluster.node, "it does not listen, and no node that answers has a link to it"
         )
-        routes: dict[str, Route] = {}  # of this poll alone: several may run
+        routes: dict[str, NodeRoute] = {}  # of this poll alone: several may run
         async with trio.open_nursery() as nursery:
             for name, route in known_routes.items():
                 nursery.start_soon(self._poll_at, name, route, statuses, routes)
@@ -68,7 +68,7 @@ class ClusterClient:
         self.routes = routes
         return statuses
 
-    async def _poll_others(self, statuses: dict[str, StatusOrError], routes: dict[str, Route]) -> bool:
+    async def _poll_others(self, statuses: dict[str, StatusOrError], routes: dict[str, NodeRoute]) -> bool:
         """Ask the nodes to which those that have answered have links; return whether any more have answered."""
         before = dict(routes)
         for through, route in before.items():
@@ -84,7 +84,7 @@ class ClusterClient:
         return await self._ask_at(self.routes[name], request)
 
     async def _poll_at(
-        self, name: str, route: Route, statuses: dict[str, StatusOrError], routes: dict[str, Route]
+        self, name: str, route: NodeRoute, statuses: dict[str, StatusOrError], routes: dict[str, NodeRoute]
     ) -> None:
         try:
             status = validated_status(await self._ask_at(route, GetStatus(name)))
@@ -95,7 +95,7 @@ class ClusterClient:
             statuses[name] = status
             routes[name] = route
 
-    async def _ask_at(self, route: Route, request: Message) -> Message:
+    async def _ask_at(self, route: NodeRoute, request: Message) -> Message:
         section, answers = self.cluster.cluster, list[Message | None]()
         name = f"{OPERATOR_PREFIX}{self.new_nonce()[:NAME_BYTES].hex()}"
 
@@ -117,7 +117,7 @@ class ClusterClient:
             raise PeerLost(f"{route} ended the link before it answered")
         return answers[0]
 
-    def route(self, name: str) -> Route | None:
+    def route(self, name: str) -> NodeRoute | None:
         """Return where a node listens, or its run folder if it runs here; None if it has no route of its own."""
         node = self.cluster.node.get(name)
         if node is None or node.dial_address is None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from protocol.errors import EspalierError, PeerLost
 from protocol.messages.cluster import Drain, GetStatus, Status
 from supervisor.cli import status_view
-from supervisor.cli.client import FAST_POLL_S, ClusterClient, Route, has_link_to, nothing_listens
+from supervisor.cli.client import FAST_POLL_S, ClusterClient, NodeRoute, has_link_to, nothing_listens
 from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError
 from supervisor.supervision.status import READY
@@ -133,7 +133,7 @@ async def drain_node(
             printed = running
 
 
-async def _poll_node(client: ClusterClient, name: str, route: Route) -> Status | None:
+async def _poll_node(client: ClusterClient, name: str, route: NodeRoute) -> Status | None:
     """Return the status of a node that has answered at a route, None once it is gone.
 
     It is gone when nothing listens where it did, or no node that answers has a link to it. Raises `PeerLost` if no node

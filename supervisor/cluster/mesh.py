@@ -37,7 +37,7 @@ from supervisor.links.link_log import LinkLog
 from supervisor.links.serving import Services
 from supervisor.links.tls import LinkTls
 from supervisor.links.traffic import Traffic
-from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve, GuardedListener
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
 from supervisor.supervision.supervise import RandomSource
 from supervisor.supervision.tree import Backoff
@@ -99,7 +99,7 @@ class Mesh:
     incarnation: Incarnation = Incarnation()
     host: str = ""  # where other nodes find this one if it listens at every address
     port: int | None = None  # once it listens
-    reserve: Reserve = field(factory=Reserve)  # of descriptors, which no connection takes
+    reserve: DescriptorReserve = field(factory=DescriptorReserve)  # of descriptors, which no connection takes
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # by node, over all its links
     node_log: LinkLog = field(factory=LinkLog)
     carried: CarriedLinks = field()

@@ -15,7 +15,7 @@ from attrs import define, field
 from actors.routing.load import Load
 from actors.routing.policies.least_loaded import rank
 
-Key: TypeAlias = tuple[bool, float, int, str]
+RankKey: TypeAlias = tuple[bool, float, int, str]
 
 
 class HasLoad(Protocol):
@@ -37,8 +37,8 @@ W = TypeVar("W", bound=HasLoad)
 class RankedWorkers(Generic[W]):
     """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
 
-    _keys: dict[str, Key] = field(factory=dict)
-    _order: list[Key] = field(factory=list)
+    _keys: dict[str, RankKey] = field(factory=dict)
+    _order: list[RankKey] = field(factory=list)
     _workers: dict[str, W] = field(factory=dict)
 
     @classmethod
@@ -76,6 +76,6 @@ class RankedWorkers(Generic[W]):
         self._keys[key[3]] = key
 
 
-def _key(worker: HasLoad) -> Key:
+def _key(worker: HasLoad) -> RankKey:
     load = worker.load
     return load.full, *rank(load)

@@ -17,7 +17,7 @@ from protocol.messages.cluster import Leg, Offer, serve_text
 from supervisor.cluster.directory import Directory
 
 IsUp: TypeAlias = Callable[[str, Offer], bool]
-Reason: TypeAlias = Callable[[str], str]
+DownReason: TypeAlias = Callable[[str], str]
 """Why a worker of a name in the cluster is not up, as the end of a sentence."""
 
 
@@ -58,7 +58,7 @@ def without_encoders(directory: Directory, models: Sequence[str]) -> str | None:
     return None
 
 
-def _now(directory: Directory) -> tuple[IsUp, Reason]:
+def _now(directory: Directory) -> tuple[IsUp, DownReason]:
     """Return whether a worker can be asked at this moment, and why not, by its name and its offer."""
     draining, stalled = directory.draining_workers, directory.stalled_workers
     local = {f"{directory.name}/{name}": worker.engine.status_text for name, worker in directory.local.items()}
@@ -86,7 +86,7 @@ def engines_up(directory: Directory) -> dict[str, float]:
     return {name: float(offer.up and name not in stalled) for name, offer in directory.offers_by_name().items()}
 
 
-def _missing(directory: Directory, models: Sequence[str], is_up: IsUp, reason: Reason) -> str | None:
+def _missing(directory: Directory, models: Sequence[str], is_up: IsUp, reason: DownReason) -> str | None:
     """Return the first engine that a model lacks, and why, as a sentence; None if no model lacks any."""
     for model in models:
         offers = _by_name(directory, model, lambda leg: leg is not Leg.ENCODE)
@@ -100,7 +100,7 @@ def _by_name(directory: Directory, model: str, is_wanted: Callable[[Leg], bool])
     return {name: offer for name, offer in directory.offers_by_name(model).items() if is_wanted(offer.leg)}
 
 
-def _first_missing(offers: Mapping[str, Offer], is_up: IsUp, reason: Reason) -> str | None:
+def _first_missing(offers: Mapping[str, Offer], is_up: IsUp, reason: DownReason) -> str | None:
     """Return the first of some workers that is not up, and why, as a sentence; None if all are."""
     missing = next((name for name, offer in offers.items() if not is_up(name, offer)), None)
     if missing is None:

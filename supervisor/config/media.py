@@ -17,7 +17,7 @@ from supervisor.config.limits import WILDCARD, Bytes, Count, Seconds
 
 MIB = 1024 * 1024
 DEFAULT_PORTS = {"http": 80, "https": 443}
-Network: TypeAlias = IPv4Network | IPv6Network
+IpNetwork: TypeAlias = IPv4Network | IPv6Network
 
 _NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_.-]{0,252})")
 _PORT = re.compile(r":([0-9]{1,5})$")
@@ -83,7 +83,7 @@ def parse_host(text: str) -> HostPattern | None:
     return HostPattern(name.rstrip("."), port)
 
 
-def parse_network(text: str) -> Network | None:
+def parse_network(text: str) -> IpNetwork | None:
     """Return the network that a text states, None if it states none."""
     try:
         return ip_network(text)

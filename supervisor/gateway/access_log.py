@@ -17,7 +17,7 @@ from attrs import define, field
 
 from protocol.errors import AskerLeft, Draining, NotReady, RequestError
 from protocol.trace import Trace, log_fields
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger("espalier.requests")
@@ -84,7 +84,7 @@ class AccessLog:
         *,
         request_id: str,
         request_line: str,
-        key: Key | None = None,
+        key: ClientKey | None = None,
         status: int | None = None,
         trace: Trace | None = None,
         probe: bool = False,
@@ -113,7 +113,7 @@ class AccessLog:
         request_id: str,
         request_line: str,
         status: int,
-        key: Key | None,
+        key: ClientKey | None,
         received_at: float,
         trace: Trace | None = None,
         *,
@@ -149,7 +149,7 @@ class AccessLog:
         return passes
 
 
-def _name(key: Key | None) -> str:
+def _name(key: ClientKey | None) -> str:
     return "-" if key is None else key.name
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.outbox import Outbox
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections
@@ -47,7 +47,7 @@ class Connections:
     metrics: Metrics
     _open: dict[Outbox, Connection] = field(factory=dict)
     _unauthenticated: UnauthenticatedConnections[Outbox] = field(factory=UnauthenticatedConnections)
-    _keys: dict[Outbox, Key] = field(factory=dict)  # by which authenticated connections are counted
+    _keys: dict[Outbox, ClientKey] = field(factory=dict)  # by which authenticated connections are counted
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Connections:
         """Replace an HTTP connection by the WebSocket session that it has become."""
         self._open[outbox] = connection
 
-    def authenticated(self, outbox: Outbox, key: Key | None) -> None:
+    def authenticated(self, outbox: Outbox, key: ClientKey | None) -> None:
         """Count a connection as authenticated, and by its key unless no key is wanted.
 
         Raises `ConcurrencyLimited` if the key has as many connections as it may; the connection is then counted as

@@ -37,12 +37,12 @@ from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
 from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.histories import ResponseHistories
-from supervisor.gateway.keys.keys import Headers, Key, Keys
+from supervisor.gateway.keys.keys import ClientKey, Headers, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
-from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Gateway:
     leaving: bool = False  # it has left that port, and each connection closes after its next answer
     draining: bool = False  # connections get no further request
     listens: bool = False  # clients can connect
-    reserve: Reserve = field(factory=Reserve)  # file descriptors that no connection may take
+    reserve: DescriptorReserve = field(factory=DescriptorReserve)  # file descriptors that no connection may take
     connections: Connections = field(init=False)
     bodies: MemoryBudget = field(init=False)
     answers: MemoryBudget = field(init=False)
@@ -143,7 +143,7 @@ class Gateway:
         if not self.keys.wanted:
             self.connections.authenticated(outbox, None)
 
-    def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> Key:
+    def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> ClientKey:
         """Return the key of a request, and count its connection in the name of that key from now on.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
@@ -315,7 +315,7 @@ class Gateway:
                 answered = await self.runner.answer(request, served, record, on_reply, on_token)
             return finish(answered)  # while it is recorded: a response that cannot be built must not count as complete
 
-    async def _check_grammar(self, request: Respond, grammar: Grammar, key: Key) -> None:
+    async def _check_grammar(self, request: Respond, grammar: Grammar, key: ClientKey) -> None:
         """Raise `Forbidden`, with the client's name of the field, for a kind of grammar that a key may not use."""
         own = key.section.grammars
         allowed = self.grammars if own is None else own
@@ -343,11 +343,11 @@ class Gateway:
             )
         return needed.gathered_bytes
 
-    def memory_owner(self, key: Key | None) -> str | None:
+    def memory_owner(self, key: ClientKey | None) -> str | None:
         """Return the name under which memory is reserved for a key; None for a caller without one."""
         return None if key is None or key is self.keys.anonymous else key.name
 
-    def concurrency_of(self, key: Key) -> float:
+    def concurrency_of(self, key: ClientKey) -> float:
         """Return how many generations of one key may be admitted at once."""
         return inf if key is self.keys.anonymous else key.section.concurrency_max or self.limits.key_requests_max
 

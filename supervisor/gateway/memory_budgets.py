@@ -20,7 +20,7 @@ UNBOUNDED = 2**63  # for a client that shares with no other
 
 
 @frozen
-class BudgetStatistics:
+class MemoryBudgetStatistics:
     """The bytes that are reserved of a budget; a reservation without an owner counts in the total alone."""
 
     reserved_bytes: int
@@ -40,9 +40,9 @@ class MemoryBudget:
     reserved_bytes: int = 0
     _by_owner: dict[str, int] = field(factory=dict)
 
-    def statistics(self) -> BudgetStatistics:
+    def statistics(self) -> MemoryBudgetStatistics:
         """Return how much is reserved, in all and by owner."""
-        return BudgetStatistics(self.reserved_bytes, dict(self._by_owner))
+        return MemoryBudgetStatistics(self.reserved_bytes, dict(self._by_owner))
 
     def reserve(self, owner: str | None, free_bytes: int = 0) -> MemoryReservation:
         """Return a reservation of no bytes yet; one without an owner is bounded by no share.

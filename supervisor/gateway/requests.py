@@ -34,7 +34,7 @@ from protocol.messages.generation import FinishReason, RouteTaken, Started, Usag
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.telemetry.metrics import Metrics
 from supervisor.telemetry.registry import Buckets
@@ -56,7 +56,7 @@ class ServedModel:
 
 
 @frozen
-class Ended:
+class ResponseEnd:
     """The end of a response on this side, however much of it the client got."""
 
     outcome: str
@@ -72,7 +72,7 @@ class RequestRecord:
     model: str
     api: str
     received_at: float
-    key: Key | None = None  # None: the request needs none
+    key: ClientKey | None = None  # None: the request needs none
     request_line: str = ""  # the method and the path, or the type of a WebSocket event
     trace: Trace | None = None
     targets: Targets = NO_TARGETS  # that its headers name, or those of its connection
@@ -87,7 +87,7 @@ class RequestRecord:
     reason: FinishReason | None = None  # of the choice that ended last
     aborted_by: RequestError | None = None
     settles: bool = True  # it is logged as soon as it has ended; otherwise by the caller of `settle`
-    ended: Ended | None = None  # once it has ended
+    ended: ResponseEnd | None = None  # once it has ended
     sent_bytes: int = 0  # of its response
     memory: MemoryReservation | None = None  # of a response that is kept until it is complete
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -261,7 +261,7 @@ class RequestRunner:
                 record.prompt_tokens = reply.prompt_tokens
 
     def _ended(self, record: RequestRecord, outcome: str, error: RequestError | None) -> None:
-        record.ended = Ended(outcome, error, trio.current_time() - record.received_at)
+        record.ended = ResponseEnd(outcome, error, trio.current_time() - record.received_at)
         if error is not None:
             self.access.mark_logged(error)
         if record.settles:

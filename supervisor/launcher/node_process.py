@@ -104,7 +104,7 @@ class NodeKeeper(Protocol):
 
 
 @define(eq=False)
-class Life:
+class ProcessLife:
     """One life of a node's process, by the messages that it has sent."""
 
     up: bool = False
@@ -166,7 +166,7 @@ async def run(
     `start_s` seconds to come up. Raises `StartFailed` if it does not, and `NodeDied` when it ends later.
     """
     while True:
-        life = Life()
+        life = ProcessLife()
         with trio.CancelScope(deadline=trio.current_time() + start_s) as starting:
             await _run_once(node, keeper, life, partial(_end_limit, starting, task_status.started))
         if starting.cancelled_caught:
@@ -191,7 +191,7 @@ def _end_limit(starting: trio.CancelScope, on_up: Callable[[], None]) -> None:
     on_up()
 
 
-async def _run_once(node: KeptNode, keeper: NodeKeeper, life: Life, on_up: Callable[[], None]) -> None:
+async def _run_once(node: KeptNode, keeper: NodeKeeper, life: ProcessLife, on_up: Callable[[], None]) -> None:
     """Run one life of the process from its start to its end."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
@@ -226,7 +226,7 @@ def _shield() -> trio.CancelScope:
 
 
 async def receive_all(
-    node: KeptNode, keeper: NodeKeeper, life: Life, lines: LineReader, on_up: Callable[[], None]
+    node: KeptNode, keeper: NodeKeeper, life: ProcessLife, lines: LineReader, on_up: Callable[[], None]
 ) -> None:
     """Act on each message of a node until its process has ended."""
     while (message := await receive(lines, life.stack)) is not None:
@@ -251,7 +251,7 @@ async def receive_all(
                 life.reason = RESTARTED if life.restarts else life.reason
 
 
-async def receive_heartbeats(life: Life, lines: LineReader, scope: trio.CancelScope) -> None:
+async def receive_heartbeats(life: ProcessLife, lines: LineReader, scope: trio.CancelScope) -> None:
     """Note the heartbeats of a node that is being stopped, whose other messages come too late."""
     with scope:
         while (message := await receive(lines, life.stack)) is not None:
@@ -259,7 +259,7 @@ async def receive_heartbeats(life: Life, lines: LineReader, scope: trio.CancelSc
             life.has_beaten = life.has_beaten or message[0] == "heartbeat"
 
 
-async def watch(node: KeptNode, process: Process, life: Life, scope: trio.CancelScope) -> None:
+async def watch(node: KeptNode, process: Process, life: ProcessLife, scope: trio.CancelScope) -> None:
     """Kill a node whose heartbeats have stopped; before the first one, the limit for its start counts."""
     limit_s = node.watchdog_s
     tick_s = min(TICK_MAX_S, limit_s / TICKS_PER_LIMIT)
@@ -275,7 +275,7 @@ async def watch(node: KeptNode, process: Process, life: Life, scope: trio.Cancel
         process.signal_group(signal.SIGKILL)
 
 
-def _raise_failure(node: KeptNode, life: Life) -> None:
+def _raise_failure(node: KeptNode, life: ProcessLife) -> None:
     """Raise the reason why a node has ended unasked, unless it has been removed from the file."""
     reason = f": {life.reason}" if life.reason else ""
     if not life.up:

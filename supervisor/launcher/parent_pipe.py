@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, cast, get_args
 import trio
 from attrs import define, field
 
-Kind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "restart", "stay", "failed", "done"]
+PipeMessageKind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "restart", "stay", "failed", "done"]
 
 FINAL = ("failed", "done")  # sent once, however much waits before them
 DECISIONS = ("restart", "stay")  # of operators, who are told that they count: few, and sent however much waits
@@ -46,7 +46,7 @@ class ParentPipe:
         """The number of bytes that the launcher has not had room for."""
         return len(self._unsent)
 
-    def send(self, kind: Kind, text: str = "") -> None:
+    def send(self, kind: PipeMessageKind, text: str = "") -> None:
         """Send one message; it is dropped if the launcher has gone, or has not read for very long."""
         line = f"{json.dumps([kind, text[:TEXT_CHARACTERS_MAX]])}\n".encode()
         if kind in FINAL or kind in DECISIONS or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
@@ -106,13 +106,13 @@ class LineReader:
         return self._whole.popleft().decode(errors="replace")
 
 
-async def receive(lines: LineReader, other_lines: deque[str] | None = None) -> tuple[Kind, str] | None:
+async def receive(lines: LineReader, other_lines: deque[str] | None = None) -> tuple[PipeMessageKind, str] | None:
     """Return the next message of a node, None at the end; lines that are no message are added to `other_lines`."""
     while (line := await lines.read()) is not None:
         with suppress(ValueError):
             match json.loads(line):
-                case [str() as kind, str() as text] if kind in get_args(Kind):
-                    return cast("Kind", kind), text
+                case [str() as kind, str() as text] if kind in get_args(PipeMessageKind):
+                    return cast("PipeMessageKind", kind), text
         if other_lines is not None:
             other_lines.append(line)
     return None

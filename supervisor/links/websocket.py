@@ -34,7 +34,7 @@ ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
 Dial: TypeAlias = Callable[[Endpoint, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
 Accept: TypeAlias = Callable[[trio.SocketStream, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
 Socket: TypeAlias = trio_websocket.WebSocketConnection
-Handshake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
+LinkHandshake: TypeAlias = Callable[[trio.Nursery, LimitedStream], Awaitable[Socket]]
 
 
 @define(eq=False)
@@ -81,7 +81,7 @@ class _Connection:
     """A WebSocket over a stream, from its handshake to its end."""
 
     stream: LimitedStream
-    handshake: Handshake
+    handshake: LinkHandshake
     within_s: float
     handler: ConnectionHandler
     hint: str = ""

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import TypeAlias
 
-from supervisor.config.media import Network
+from supervisor.config.media import IpNetwork
 
-Address: TypeAlias = IPv4Address | IPv6Address
+IpAddress: TypeAlias = IPv4Address | IPv6Address
 
 # What `is_global` calls public, or did in some versions of Python, and must not be asked.
 FORBIDDEN = tuple(
@@ -33,14 +33,14 @@ _NAT64 = ip_network("64:ff9b::/96")
 _UNICAST = (ip_network("2000::/3"), _NAT64)  # all that is assigned of IPv6
 
 
-def may_be_asked(address: Address, allowed: Collection[Network]) -> bool:
+def may_be_asked(address: IpAddress, allowed: Collection[IpNetwork]) -> bool:
     """Whether media may be fetched from an address; `allowed` are the networks that the operator allows besides."""
     if any(_within(address, network) for network in allowed):
         return True
     return all(_is_public(each) for each in (address, *_embedded(address)))
 
 
-def _is_public(address: Address) -> bool:
+def _is_public(address: IpAddress) -> bool:
     if isinstance(address, IPv4Address):
         candidate = address.is_global and not address.is_multicast
     else:
@@ -48,7 +48,7 @@ def _is_public(address: Address) -> bool:
     return candidate and not any(_within(address, network) for network in FORBIDDEN)
 
 
-def _embedded(address: Address) -> Iterator[IPv4Address]:
+def _embedded(address: IpAddress) -> Iterator[IPv4Address]:
     """Yield the IPv4 addresses that packets to an IPv6 address may end at."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
@@ -61,7 +61,7 @@ def _embedded(address: Address) -> Iterator[IPv4Address]:
             yield IPv4Address(int(address) & 0xFFFFFFFF)
 
 
-def _within(address: Address, network: Network) -> bool:
+def _within(address: IpAddress, network: IpNetwork) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None and network.version == 4:
         address = address.ipv4_mapped  # which a socket treats as that
     return address.version == network.version and address in network

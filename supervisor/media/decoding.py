@@ -23,7 +23,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.media import jobs
-from actors.media.jobs import Bounds, EmbeddingFacts, Ended, Facts, JobLimits, Opened, Refused, VideoFacts
+from actors.media.jobs import Bounds, EmbeddingFacts, Facts, JobEnded, JobLimits, Opened, Refused, VideoFacts
 from actors.media.media import Inspected
 from actors.media.planning import Plan
 from protocol.errors import (
@@ -45,7 +45,7 @@ from supervisor.printable import printable
 from supervisor.sockets.descriptor_reserve import is_full
 from supervisor.supervision.registration import Registration
 
-A = TypeVar("A", bound=jobs.Answer)
+A = TypeVar("A", bound=jobs.JobAnswer)
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Decoders:
                 if content.is_data_url:
                     size = opened.size_bytes
                     encoded = StoredContent(answers.take_file(size), size, free=content.free)
-                inspected = await answers.next(jobs.Inspected)
+                inspected = await answers.next(jobs.InspectedHeader)
                 facts = answers.checked_facts(inspected.facts)
             if encoded is not None:
                 content.close()
@@ -126,7 +126,7 @@ class Decoders:
 
     @asynccontextmanager
     async def _answers(
-        self, task: jobs.Inspect | jobs.Decode, output_bytes: int, content: StoredContent, modality: Modality
+        self, task: jobs.Inspect | jobs.DecodeContent, output_bytes: int, content: StoredContent, modality: Modality
     ) -> AsyncIterator[_Answers]:
         """Run a job while the body reads its answers; leaving the body kills its process."""
         template = await self._template()
@@ -196,14 +196,14 @@ class _Answers:
             self._failed(answer)
         return answer
 
-    def _decoded(self, packet: bytes) -> jobs.Answer:
+    def _decoded(self, packet: bytes) -> jobs.JobAnswer:
         try:
-            answer: jobs.Answer = jobs.decode_answer(packet)
+            answer: jobs.JobAnswer = jobs.decode_answer(packet)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.lied("an answer that is none")
         return answer
 
-    def _failed(self, answer: jobs.Answer) -> NoReturn:
+    def _failed(self, answer: jobs.JobAnswer) -> NoReturn:
         """Raise the error of an answer in place of the one that was expected."""
         if isinstance(answer, Refused):
             error, verdict = REFUSALS[answer.code]
@@ -211,7 +211,7 @@ class _Answers:
             if answer.code == "bug":
                 log.warning("a media decoder failed", extra={"modality": self.modality.value, "reason": detail})
             raise error(f"the {self.modality} {verdict}: {detail}")
-        if not isinstance(answer, Ended):
+        if not isinstance(answer, JobEnded):
             self.lied("an answer out of order")
         if answer.signal < 0:
             raise NotReady("no process could be started for a media decoder")

@@ -23,11 +23,11 @@ from protocol.errors import BadRequest, Overloaded
 from supervisor.config import media as config
 from supervisor.config.media import HostPattern, is_address
 from supervisor.media import http, urls
-from supervisor.media.addresses import Address, may_be_asked
+from supervisor.media.addresses import IpAddress, may_be_asked
 from supervisor.media.contents import StoredContent, content_writer
 from supervisor.media.files import MediaFiles
 from supervisor.media.http import HttpLimits, Redirect
-from supervisor.media.network import Network
+from supervisor.media.network import FetchNetwork
 from supervisor.media.urls import FileUrl, WebUrl
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class FetchRules:
     """The rules of what may be fetched, and the limits of a fetch."""
 
     hosts: Sequence[HostPattern]
-    networks: Sequence[config.Network]
+    networks: Sequence[config.IpNetwork]
     bytes_max: int
     fetch_s: float
     agent: str
@@ -56,7 +56,7 @@ class Fetcher:
     """Fetches contents."""
 
     rules: FetchRules
-    network: Network
+    network: FetchNetwork
     files: MediaFiles
     tls: ssl.SSLContext
     free: Callable[[int], None]  # closes the descriptor of a content where that delays nobody
@@ -131,8 +131,8 @@ class Fetcher:
                     raise BadRequest(f"the TLS certificate of {url.authority} cannot be verified") from error
         raise _unreachable(url)
 
-    async def _addresses(self, url: WebUrl) -> list[Address]:
-        addresses: Sequence[Address] = ()
+    async def _addresses(self, url: WebUrl) -> list[IpAddress]:
+        addresses: Sequence[IpAddress] = ()
         if is_address(url.host):
             addresses = (ip_address(url.host),)
         else:
@@ -148,7 +148,7 @@ class Fetcher:
             raise _unreachable(url)
         return allowed
 
-    async def _dial(self, url: WebUrl, address: Address) -> trio.abc.Stream:
+    async def _dial(self, url: WebUrl, address: IpAddress) -> trio.abc.Stream:
         stream = await self.network.connect(address, url.port)
         if url.scheme == "http":
             return stream

@@ -10,19 +10,19 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from supervisor.media.addresses import Address
+from supervisor.media.addresses import IpAddress
 
 ADDRESSES_MAX = 8  # of one name, that are tried
 RESOLVERS_MAX = 8  # threads: one that waits for a dead name server cannot be ended
 
 
-class Network(Protocol):
+class FetchNetwork(Protocol):
     """The part of the network that a fetch needs; each method raises `OSError`."""
 
-    async def resolve(self, host: str, port: int) -> Sequence[Address]:
+    async def resolve(self, host: str, port: int) -> Sequence[IpAddress]:
         """Return the addresses of a host."""
 
-    async def connect(self, address: Address, port: int) -> trio.abc.Stream:
+    async def connect(self, address: IpAddress, port: int) -> trio.abc.Stream:
         """Return a connection to an address, and to no other."""
 
 
@@ -32,7 +32,7 @@ class SystemNetwork:
 
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(RESOLVERS_MAX))
 
-    async def resolve(self, host: str, port: int) -> Sequence[Address]:
+    async def resolve(self, host: str, port: int) -> Sequence[IpAddress]:
         """Return the addresses of a host, by the resolver of the system, in a thread."""
 
         def look_up() -> list[str]:
@@ -42,7 +42,7 @@ class SystemNetwork:
         texts = await trio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=self._threads)
         return [ip_address(text.partition("%")[0]) for text in dict.fromkeys(texts)][:ADDRESSES_MAX]
 
-    async def connect(self, address: Address, port: int) -> trio.abc.Stream:
+    async def connect(self, address: IpAddress, port: int) -> trio.abc.Stream:
         """Return a TCP connection to an address, without any name on the way."""
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         connection = trio.socket.socket(family, socket.SOCK_STREAM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from actors.media.preparation import Vision
-from actors.routing.encoding import Encoding, Work
+from actors.routing.encoding import EncodeWork, Encoding
 from actors.text.model import TextModel
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond
@@ -35,5 +35,5 @@ def processor_vision(
 
 async def encode_items(encoding: Encoding, request: Respond, items: tuple[MediaItem, ...]) -> tuple[MediaItem, ...]:
     """Return the items of a client's request with embeddings, by encoders of the cluster; raises `RequestError`."""
-    work = Work(request.id, items, request.priority or 0, request.owner, request.trace)
+    work = EncodeWork(request.id, items, request.priority or 0, request.owner, request.trace)
     return await encoding.embeddings(work)

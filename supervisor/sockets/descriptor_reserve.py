@@ -28,7 +28,7 @@ FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 @define(eq=False)
-class Reserve:
+class DescriptorReserve:
     """Descriptors that are held open without a use, to be lent when the process has no others left."""
 
     size: int = RESERVE
@@ -77,7 +77,7 @@ class GuardedListener(trio.abc.Listener[trio.SocketStream]):
     """
 
     listener: trio.SocketListener
-    reserve: Reserve
+    reserve: DescriptorReserve
     refused: Callable[[], None] = lambda: None
     answer: bytes = b""
     _unlogged: int = 0  # refusals

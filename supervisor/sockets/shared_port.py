@@ -17,7 +17,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from supervisor.sockets.descriptor_reserve import HEAD_BYTES, Reserve, is_full
+from supervisor.sockets.descriptor_reserve import HEAD_BYTES, DescriptorReserve, is_full
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class EmptiedListener(trio.abc.Listener[trio.SocketStream]):
     listener: trio.abc.Listener[trio.SocketStream]
     socket: trio.socket.SocketType
     take: Callable[[trio.SocketStream], None]
-    reserve: Reserve = field(factory=Reserve)
+    reserve: DescriptorReserve = field(factory=DescriptorReserve)
     refused: Callable[[], None] = lambda: None
     answer: bytes = b""
 

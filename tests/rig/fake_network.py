@@ -13,7 +13,7 @@ import trio.testing
 from attrs import Factory, define
 
 from supervisor.config.media import parse_host
-from supervisor.media.addresses import Address
+from supervisor.media.addresses import IpAddress
 from supervisor.media.contents import StoredContent
 from supervisor.media.fetching import Fetcher, FetchRules
 from supervisor.media.files import MediaFiles
@@ -37,7 +37,7 @@ class FakeNetwork:
     connect_s: float = 0.0
     error: OSError | None = None
 
-    async def resolve(self, host: str, port: int) -> Sequence[Address]:
+    async def resolve(self, host: str, port: int) -> Sequence[IpAddress]:
         self.resolved.append(host)
         await trio.sleep(self.resolve_s)
         if host not in self.names:
@@ -45,7 +45,7 @@ class FakeNetwork:
         answers = self.names[host]
         return [ip_address(text) for text in (answers.pop(0) if len(answers) > 1 else answers[0])]
 
-    async def connect(self, address: Address, port: int) -> trio.abc.Stream:
+    async def connect(self, address: IpAddress, port: int) -> trio.abc.Stream:
         self.dialed.append(f"{address} {port}")
         await trio.sleep(self.connect_s)
         if self.error is not None:

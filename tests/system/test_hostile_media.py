@@ -64,7 +64,7 @@ class Names(SystemNetwork):
 
     asked: list[str] = Factory(list)
 
-    async def resolve(self, host: str, port: int) -> Sequence[addresses.Address]:
+    async def resolve(self, host: str, port: int) -> Sequence[addresses.IpAddress]:
         self.asked.append(host)
         await trio.lowlevel.checkpoint()
         if host == "changing.test":

@@ -31,28 +31,28 @@ PART_BYTES = 256 * TOKEN_BYTES
 
 
 @frozen(eq=False)
-class Prompt:
+class HashedPrompt:
     """The tokens of a prompt, and a hash of all up to the end of each part."""
 
     packed: bytes
     hashes: list[int]
 
     @classmethod
-    def of(cls, tokens: list[int]) -> Prompt:
+    def of(cls, tokens: list[int]) -> HashedPrompt:
         """Return a prompt that can be compared with others."""
         packed, hashes = pack_tokens(tokens), [0]
         for start in range(0, len(packed) - PART_BYTES + 1, PART_BYTES):
             hashes.append(hash((hashes[-1], packed[start : start + PART_BYTES])))
         return cls(packed, hashes)
 
-    def begins_like(self, other: Prompt, tokens: int) -> bool:
+    def begins_like(self, other: HashedPrompt, tokens: int) -> bool:
         """Whether this prompt begins with the first `tokens` tokens of another prompt, which must have as many."""
         end = tokens * TOKEN_BYTES
         part, rest = end // PART_BYTES, slice(end // PART_BYTES * PART_BYTES, end)
         is_long_enough = len(self.packed) >= end
         return is_long_enough and self.hashes[part] == other.hashes[part] and self.packed[rest] == other.packed[rest]
 
-    def common(self, other: Prompt) -> int:
+    def common(self, other: HashedPrompt) -> int:
         """Return the length of the common prefix of two prompts, in tokens."""
         parts = range(1, min(len(self.hashes), len(other.hashes)))
         same = bisect_left(parts, True, key=lambda part: self.hashes[part] != other.hashes[part])
@@ -66,7 +66,7 @@ class Prompt:
 class _Computing:
     """A prompt that has no first token yet."""
 
-    prompt: Prompt
+    prompt: HashedPrompt
     cached: int  # tokens of it that were in the cache when it was given to the engine
     has_begun: bool = False  # and its prompt is in the cache
     over: trio.Event = field(factory=trio.Event)  # set once it has begun or ended
@@ -89,7 +89,7 @@ class SharedPrefixes:
         It waits for `within_s` at most. Call `discard` when the request has begun or ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        key, prompt = self._key(request), Prompt.of(request.tokens)
+        key, prompt = self._key(request), HashedPrompt.of(request.tokens)
         length, cached = len(request.tokens), max(0, request.cached_tokens)
         with trio.move_on_after(within_s):
             await trio.lowlevel.checkpoint_if_cancelled()

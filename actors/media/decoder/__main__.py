@@ -22,7 +22,7 @@ from attrs import define, field
 
 from actors.media import jobs
 from actors.media.decoder import job, sandbox, trial
-from actors.media.jobs import Ended
+from actors.media.jobs import JobEnded
 
 DESCRIPTORS = 2  # of a job: the socket of its answers, its content
 
@@ -128,7 +128,7 @@ class Template:
 
 def _send_ended(answers: socket.socket, number: int) -> None:
     with suppress(OSError):  # the node has left
-        answers.send(jobs.encode(Ended(number)), socket.MSG_DONTWAIT)
+        answers.send(jobs.encode(JobEnded(number)), socket.MSG_DONTWAIT)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import os
 from hashlib import sha256
 from urllib.parse import unquote_to_bytes
 
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 
 READ_BYTES = 1024 * 1024
 _WHITE_SPACE = b" \t\r\n\x0c"
@@ -24,13 +24,13 @@ def read(descriptor: int) -> bytes:
 
 
 def decode_data_url(url: bytes, bytes_max: int) -> bytes:
-    """Return what a data URL in base64 encodes; what is before its comma was read before. Raises `Refusal`."""
+    """Return what a data URL in base64 encodes; what is before its comma was read before. Raises `ContentRefusal`."""
     try:
         content = _from_base64(url.partition(b",")[2])
     except binascii.Error as error:
-        raise Refusal("its base64 is not valid") from error
+        raise ContentRefusal("its base64 is not valid") from error
     if len(content) > bytes_max:
-        raise Refusal(f"it has {len(content):,} bytes; the limit is {bytes_max:,}", "too_large")
+        raise ContentRefusal(f"it has {len(content):,} bytes; the limit is {bytes_max:,}", "too_large")
     return content
 
 

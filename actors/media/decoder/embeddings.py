@@ -13,7 +13,7 @@ from math import isfinite, prod
 
 from attrs import frozen
 
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import BYTES, Dtype
 
@@ -40,17 +40,19 @@ class _Stored:
 
 
 def inspect(content: bytes) -> EmbeddingFacts:
-    """Return the shape, the type and the grid of embeddings; raises `Refusal` for anything but finite numbers."""
+    """Return the shape, type and grid of embeddings; raises `ContentRefusal` for anything but finite numbers."""
     header, begin = _header(content)
     unknown = sorted(set(header) - {EMBEDDINGS, GRID, METADATA})
     if unknown:
-        raise Refusal(f"a file of embeddings has the tensors {EMBEDDINGS} and {GRID} and no others: it has {unknown}")
+        raise ContentRefusal(
+            f"a file of embeddings has the tensors {EMBEDDINGS} and {GRID} and no others: it has {unknown}"
+        )
     embeddings = _stored(header, EMBEDDINGS, content, begin, OF_EMBEDDINGS)
     grid = _stored(header, GRID, content, begin, OF_GRIDS)
     if len(embeddings.shape) != 2 or 0 in embeddings.shape:
-        raise Refusal(f"{EMBEDDINGS} must have the shape [tokens, width], and has {list(embeddings.shape)}")
+        raise ContentRefusal(f"{EMBEDDINGS} must have the shape [tokens, width], and has {list(embeddings.shape)}")
     if grid.shape not in {(3,), (1, 3)}:
-        raise Refusal(f"{GRID} must have the shape [3] or [1, 3], and has {list(grid.shape)}")
+        raise ContentRefusal(f"{GRID} must have the shape [3] or [1, 3], and has {list(grid.shape)}")
     _check_finite(embeddings)
     time, height, width = struct.unpack("<3q" if grid.dtype is Dtype.INT64 else "<3i", grid.data)
     return EmbeddingFacts(*embeddings.shape, embeddings.dtype, (time, height, width))
@@ -66,34 +68,34 @@ def _header(content: bytes) -> tuple[dict[str, object], int]:
     """Return the header, and where the tensors begin."""
     length = int.from_bytes(content[:LENGTH_BYTES], "little")
     if length > min(HEADER_BYTES_MAX, len(content) - LENGTH_BYTES):
-        raise Refusal(f"its header has {length} bytes, which is too long, or it is truncated")
+        raise ContentRefusal(f"its header has {length} bytes, which is too long, or it is truncated")
     begin = LENGTH_BYTES + length
     try:
         header = json.loads(content[LENGTH_BYTES:begin].decode())
     except (ValueError, RecursionError) as error:
-        raise Refusal("its header is no JSON") from error
+        raise ContentRefusal("its header is no JSON") from error
     if not isinstance(header, dict):
-        raise Refusal("its header is no JSON object")
+        raise ContentRefusal("its header is no JSON object")
     return header, begin
 
 
 def _stored(header: dict[str, object], name: str, content: bytes, begin: int, types: Collection[str]) -> _Stored:
-    """Return a tensor of the file; raises `Refusal` if its description does not fit its bytes."""
+    """Return a tensor of the file; raises `ContentRefusal` if its description does not fit its bytes."""
     entry = header.get(name)
     if not isinstance(entry, dict):
-        raise Refusal(f"it has no tensor {name}")
+        raise ContentRefusal(f"it has no tensor {name}")
     dtype = entry.get("dtype")
     if not isinstance(dtype, str) or dtype not in types:
-        raise Refusal(f"{name} must be of the type {' or '.join(types)}")
+        raise ContentRefusal(f"{name} must be of the type {' or '.join(types)}")
     shape, offsets = _numbers(entry.get("shape"), 8), _numbers(entry.get("data_offsets"), 2)
     if shape is None or offsets is None or len(offsets) != 2:
-        raise Refusal(f"the shape or the place of {name} is not stated as it should be")
+        raise ContentRefusal(f"the shape or the place of {name} is not stated as it should be")
     first, behind = (begin + offset for offset in offsets)
     size = prod(shape) * BYTES[DTYPES[dtype]]
     if behind > len(content):
-        raise Refusal(f"it is truncated: {name} ends at byte {behind}, and the file at byte {len(content)}")
+        raise ContentRefusal(f"it is truncated: {name} ends at byte {behind}, and the file at byte {len(content)}")
     if behind - first != size:
-        raise Refusal(f"{name} has {max(0, behind - first)} bytes, and its shape {list(shape)} takes {size}")
+        raise ContentRefusal(f"{name} has {max(0, behind - first)} bytes, and its shape {list(shape)} takes {size}")
     return _Stored(DTYPES[dtype], shape, content[first:behind])
 
 
@@ -111,4 +113,4 @@ def _check_finite(stored: _Stored) -> None:
     else:
         finite = all(map(isfinite, memoryview(stored.data).cast("f")))
     if not finite:
-        raise Refusal(f"{EMBEDDINGS} must be finite numbers")
+        raise ContentRefusal(f"{EMBEDDINGS} must be finite numbers")

@@ -21,7 +21,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, ImageFacts
 
@@ -51,22 +51,22 @@ PLUGINS = (  # imported here, since in the sandbox nothing can be; that of TIFF 
 
 
 def inspect(content: bytes, kind: ContentKind, bounds: Bounds) -> ImageFacts:
-    """Return the size of an image, without reading its pixels; raises `Refusal`."""
+    """Return the size of an image, without reading its pixels; raises `ContentRefusal`."""
     image = _opened(content, kind)
     width, height = image.size
     check_size(height, width, bounds)
     if kind is not ContentKind.JPEG and _is_animated(image, kind):
-        raise Refusal(f"it is an animated {kind}: send one frame as an image, or a video", "unsupported")
+        raise ContentRefusal(f"it is an animated {kind}: send one frame as an image, or a video", "unsupported")
     return ImageFacts(width, height) if _orientation(image) in SIDEWAYS else ImageFacts(height, width)
 
 
 def decode(content: bytes, kind: ContentKind, height: int, width: int) -> bytes:
-    """Return the RGB pixels of an image, upright and resized to a height and width; raises `Refusal`."""
+    """Return the RGB pixels of an image, upright and resized to a height and width; raises `ContentRefusal`."""
     image = _opened(content, kind)
     try:
         image.load()
     except CORRUPT as error:
-        raise Refusal(f"the {kind} image is truncated or corrupt") from error
+        raise ContentRefusal(f"the {kind} image is truncated or corrupt") from error
     upright: Image.Image = image
     for step in _UPRIGHT.get(_orientation(image), ()):
         upright = upright.transpose(step)
@@ -77,13 +77,13 @@ def decode(content: bytes, kind: ContentKind, height: int, width: int) -> bytes:
 
 
 def check_size(height: int, width: int, bounds: Bounds) -> None:
-    """Raise `Refusal` for more pixels than are decoded, or for too narrow an image."""
+    """Raise `ContentRefusal` for more pixels than are decoded, or for too narrow an image."""
     if min(height, width) < 1:
-        raise Refusal("it has no pixels")
+        raise ContentRefusal("it has no pixels")
     if height * width > bounds.pixels_max:
-        raise Refusal(f"it has {width} x {height} pixels; the limit is {bounds.pixels_max:,}", "too_large")
+        raise ContentRefusal(f"it has {width} x {height} pixels; the limit is {bounds.pixels_max:,}", "too_large")
     if max(height, width) > bounds.aspect_max * min(height, width):
-        raise Refusal(
+        raise ContentRefusal(
             f"it has {width} x {height} pixels: one side can be at most {bounds.aspect_max:g} times the other"
         )
 
@@ -105,14 +105,14 @@ def _opened(content: bytes, kind: ContentKind) -> ImageFile.ImageFile:
     try:
         return Image.open(io.BytesIO(content), formats=(kind.value,))
     except CORRUPT as error:
-        raise Refusal(f"the header of the {kind} image is corrupt") from error
+        raise ContentRefusal(f"the header of the {kind} image is corrupt") from error
 
 
 def _is_animated(image: ImageFile.ImageFile, kind: ContentKind) -> bool:
     try:
         return bool(getattr(image, "is_animated", False))  # which looks for a second frame
     except CORRUPT as error:
-        raise Refusal(f"the {kind} image is corrupt behind its first frame") from error
+        raise ContentRefusal(f"the {kind} image is corrupt behind its first frame") from error
 
 
 def _orientation(image: Image.Image) -> int:

@@ -13,9 +13,19 @@ from math import prod
 
 from actors.media import jobs
 from actors.media.decoder import content, embeddings, images, videos
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import IMAGES, VIDEOS, ContentKind, sniff
-from actors.media.jobs import Decode, Decoded, EmbeddingFacts, Facts, ImageFacts, Inspect, Inspected, Opened, Refused
+from actors.media.jobs import (
+    DecodeContent,
+    Decoded,
+    EmbeddingFacts,
+    Facts,
+    ImageFacts,
+    Inspect,
+    InspectedHeader,
+    Opened,
+    Refused,
+)
 from protocol.messages.media import Modality
 from protocol.tensors import BYTES
 
@@ -23,14 +33,14 @@ SNIFFED_BYTES = 64
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-def run(task: Inspect | Decode, answers: socket.socket, descriptor: int) -> None:
+def run(task: Inspect | DecodeContent, answers: socket.socket, descriptor: int) -> None:
     """Do a job and send its answers; whatever fails is an answer, too."""
     try:
         if isinstance(task, Inspect):
             _inspect(task, answers, descriptor)
         else:
             _decode(task, answers, descriptor)
-    except Refusal as refusal:
+    except ContentRefusal as refusal:
         _send(answers, Refused(refusal.code, refusal.detail))
     except MemoryError:
         _send(answers, Refused("memory", "decoding it takes more memory than it may"))
@@ -47,25 +57,27 @@ def _inspect(task: Inspect, answers: socket.socket, descriptor: int) -> None:
         _send(answers, opened, write_sealed([data]))
     else:
         _send(answers, opened)
-    _send(answers, Inspected(_facts(task, data)))
+    _send(answers, InspectedHeader(_facts(task, data)))
 
 
 def _facts(task: Inspect, data: bytes) -> Facts:
     kind = sniff(data[:SNIFFED_BYTES])
     if not isinstance(kind, ContentKind):
         why = kind.reason or f"send {IMAGES if task.modality is Modality.IMAGE else VIDEOS}"
-        raise Refusal(f"it is {kind.name}: {why}", "unsupported")
+        raise ContentRefusal(f"it is {kind.name}: {why}", "unsupported")
     if task.modality is Modality.IMAGE and kind.is_video:
-        raise Refusal(f"it is a video ({videos.NAMES[kind]}), and an image is expected: send {IMAGES}", "unsupported")
+        raise ContentRefusal(
+            f"it is a video ({videos.NAMES[kind]}), and an image is expected: send {IMAGES}", "unsupported"
+        )
     if task.modality is Modality.VIDEO and not kind.is_video:
         what = f"an image ({kind})" if kind.is_image else "a safetensors file"
-        raise Refusal(f"it is {what}, and a video is expected: send {VIDEOS}", "unsupported")
+        raise ContentRefusal(f"it is {what}, and a video is expected: send {VIDEOS}", "unsupported")
     if kind.is_image:
         return images.inspect(data, kind, task.bounds)
     return videos.inspect(data, kind, task.bounds) if kind.is_video else embeddings.inspect(data)
 
 
-def _decode(task: Decode, answers: socket.socket, descriptor: int) -> None:
+def _decode(task: DecodeContent, answers: socket.socket, descriptor: int) -> None:
     data, facts = content.read(descriptor), task.facts
     kind = sniff(data[:SNIFFED_BYTES])
     assert isinstance(kind, ContentKind), "it was another kind when it was inspected"
@@ -95,7 +107,7 @@ def write_sealed(pieces: Iterable[bytes]) -> int:
     return descriptor
 
 
-def _send(answers: socket.socket, answer: jobs.Answer, *descriptors: int) -> None:
+def _send(answers: socket.socket, answer: jobs.JobAnswer, *descriptors: int) -> None:
     if isinstance(answer, Refused):
         answer = Refused(answer.code, answer.detail[: jobs.DETAIL_CHARACTERS_MAX])
     socket.send_fds(answers, [jobs.encode(answer)], descriptors)

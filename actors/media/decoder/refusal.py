@@ -7,7 +7,7 @@ from typing import Literal
 Code = Literal["invalid", "unsupported", "too_large", "memory", "bug"]
 
 
-class Refusal(Exception):  # named as what happened
+class ContentRefusal(Exception):  # named as what happened
     """A content is refused, with a sentence for the client that sent it."""
 
     def __init__(self, detail: str, code: Code = "invalid") -> None:

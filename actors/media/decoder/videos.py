@@ -23,7 +23,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from actors.media.decoder.images import check_size
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, VideoFacts
 
@@ -33,27 +33,27 @@ NAMES = {ContentKind.MP4: "MP4", ContentKind.MATROSKA: "Matroska", ContentKind.A
 _UPRIGHT = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
 CORRUPT = (av.error.FFmpegError, OSError, ValueError, IndexError, EOFError)
 
-Opened: TypeAlias = tuple[InputContainer, VideoStream]
+OpenedVideo: TypeAlias = tuple[InputContainer, VideoStream]
 
 av.logging.set_level(None)
 
 
 def inspect(content: bytes, kind: ContentKind, bounds: Bounds) -> VideoFacts:
-    """Return the size, the frames and the rate of a video; decodes its first frame alone. Raises `Refusal`."""
+    """Return the size, the frames and the rate of a video; decodes its first frame alone. Raises `ContentRefusal`."""
     with closing(_opened(content, kind, bounds.pixels_max)) as container:
         stream = _stream(container)
         check_size(stream.codec_context.height, stream.codec_context.width, bounds)
         frames = _count(container, stream, bounds.frames_max)
         fps = _fps(container, stream, frames)
         if frames / fps > bounds.seconds_max:
-            raise Refusal(f"it lasts {frames / fps:.1f} s; the limit is {bounds.seconds_max:g} s", "too_large")
+            raise ContentRefusal(f"it lasts {frames / fps:.1f} s; the limit is {bounds.seconds_max:g} s", "too_large")
         try:
             container.seek(0)
             frame = next(container.decode(stream), None)
         except CORRUPT as error:
-            raise Refusal("its first frame is corrupt") from error
+            raise ContentRefusal("its first frame is corrupt") from error
         if frame is None:
-            raise Refusal("it has no frame that can be decoded")
+            raise ContentRefusal("it has no frame that can be decoded")
         check_size(frame.height, frame.width, bounds)
         height, width = (frame.width, frame.height) if _turn(frame) % 180 else (frame.height, frame.width)
     return VideoFacts(height, width, frames, fps)
@@ -62,9 +62,9 @@ def inspect(content: bytes, kind: ContentKind, bounds: Bounds) -> VideoFacts:
 def decode(
     content: bytes, kind: ContentKind, facts: VideoFacts, height: int, width: int, kept: tuple[int, ...]
 ) -> Iterator[bytes]:
-    """Yield the RGB pixels of the frames that are kept, resized to a height and width; raises `Refusal`."""
+    """Yield the RGB pixels of the frames that are kept, resized to a height and width; raises `ContentRefusal`."""
     if not kept or list(kept) != sorted(kept) or kept[0] < 0 or kept[-1] >= facts.frames:
-        raise Refusal("the frames that are to be kept are not in order", "bug")
+        raise ContentRefusal("the frames that are to be kept are not in order", "bug")
     with closing(_opened(content, kind, facts.height * facts.width)) as container:
         frames = _frames(container, facts)
         place, pixels = -1, b""
@@ -72,7 +72,9 @@ def decode(
             while place < index:
                 frame = next(frames, None)
                 if frame is None:
-                    raise Refusal(f"it is truncated: only {place + 1} of its {facts.frames} frames can be decoded")
+                    raise ContentRefusal(
+                        f"it is truncated: only {place + 1} of its {facts.frames} frames can be decoded"
+                    )
                 place += 1
                 if place == index:
                     pixels = _pixels(frame, facts, height, width)
@@ -84,11 +86,11 @@ def _frames(container: InputContainer, facts: VideoFacts) -> Iterator[VideoFrame
     try:
         for frame in container.decode(_stream(container)):
             if {frame.height, frame.width} != {facts.height, facts.width}:
-                raise Refusal(f"frame {place} has {frame.width} x {frame.height} pixels: other than the first")
+                raise ContentRefusal(f"frame {place} has {frame.width} x {frame.height} pixels: other than the first")
             yield frame
             place += 1
     except CORRUPT as error:
-        raise Refusal(f"frame {place} is corrupt") from error
+        raise ContentRefusal(f"frame {place} is corrupt") from error
 
 
 def _pixels(frame: VideoFrame, facts: VideoFacts, height: int, width: int) -> bytes:
@@ -97,7 +99,7 @@ def _pixels(frame: VideoFrame, facts: VideoFacts, height: int, width: int) -> by
     if (step := _UPRIGHT.get(_turn(frame))) is not None:
         image = image.transpose(step)
     if image.size != (facts.width, facts.height):
-        raise Refusal("it turns while it is shown")
+        raise ContentRefusal("it turns while it is shown")
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BICUBIC)
     return image.tobytes()
@@ -119,7 +121,7 @@ def _opened(content: bytes, kind: ContentKind, pixels_max: int) -> InputContaine
     try:
         opened = av.open(io.BytesIO(content), format=kind.value, options=options)
     except CORRUPT as error:
-        raise Refusal(f"the header of the {NAMES[kind]} video is corrupt, or it is truncated") from error
+        raise ContentRefusal(f"the header of the {NAMES[kind]} video is corrupt, or it is truncated") from error
     assert isinstance(opened, InputContainer)
     return opened
 
@@ -127,17 +129,17 @@ def _opened(content: bytes, kind: ContentKind, pixels_max: int) -> InputContaine
 def _stream(container: InputContainer) -> VideoStream:
     streams = [stream for stream in container.streams.video if not stream.disposition & _ATTACHED_PICTURE]
     if not streams:
-        raise Refusal("it has no video", "unsupported")
+        raise ContentRefusal("it has no video", "unsupported")
     stream = streams[0]
     if stream.codec_context is None or stream.codec_context.name not in CODECS:  # FFmpeg found no decoder of the list
-        raise Refusal(f"its codec is not supported: send {', '.join(CODECS[:4])}, av1 or mpeg4", "unsupported")
+        raise ContentRefusal(f"its codec is not supported: send {', '.join(CODECS[:4])}, av1 or mpeg4", "unsupported")
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     return stream
 
 
 def _count(container: InputContainer, stream: VideoStream, frames_max: int) -> int:
-    """Return how many frames a stream has: as many as its packets; raises `Refusal` for too many or too few."""
+    """Return how many frames a stream has: as many as its packets; raises `ContentRefusal` for too many or too few."""
     frames = dropped = 0
     try:
         for packet in container.demux(stream):
@@ -145,13 +147,13 @@ def _count(container: InputContainer, stream: VideoStream, frames_max: int) -> i
             frames += shown
             dropped += packet.size > 0 and not shown
             if frames > frames_max:
-                raise Refusal(f"it has more than {frames_max:,} frames", "too_large")
+                raise ContentRefusal(f"it has more than {frames_max:,} frames", "too_large")
     except CORRUPT as error:
-        raise Refusal(f"its container is corrupt behind frame {frames}") from error
+        raise ContentRefusal(f"its container is corrupt behind frame {frames}") from error
     if frames + dropped < stream.frames:
-        raise Refusal(f"it is truncated: it has {frames} frames of {stream.frames}")
+        raise ContentRefusal(f"it is truncated: it has {frames} frames of {stream.frames}")
     if not frames:
-        raise Refusal("it has no frames")
+        raise ContentRefusal("it has no frames")
     return frames
 
 
@@ -160,7 +162,7 @@ def _fps(container: InputContainer, stream: VideoStream, frames: int) -> float:
     if not 0 < rate <= FPS_MAX and container.duration:
         rate = frames * av.time_base / container.duration
     if not 0 < rate <= FPS_MAX:
-        raise Refusal("it does not tell how many frames are shown in a second")
+        raise ContentRefusal("it does not tell how many frames are shown in a second")
     return rate
 
 

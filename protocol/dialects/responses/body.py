@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, Choice, extend
+from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, ChoiceParts, extend
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.responses.objects import item_id, item_object, response_id, response_object
 from protocol.messages.generation import FinishReason
@@ -25,7 +25,7 @@ class Completion(AnswerBuilder):
         super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
         self._create, self._request_id, self._created_at = create, request_id, created_at
 
-    def add_logprobs(self, choice: Choice, text: Text) -> None:
+    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
         """Add the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
 

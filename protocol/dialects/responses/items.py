@@ -80,17 +80,17 @@ class InputVideo(MediaPart):
         return video(self.video_url or "", f"{path}.video_url")
 
 
-Part: TypeAlias = InputText | InputImage | InputVideo
+InputPart: TypeAlias = InputText | InputImage | InputVideo
 
 
 @frozen
-class Item:
+class InputMessage:
     """A message of the conversation."""
 
     harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
 
     role: Role
-    content: str | Annotated[tuple[Part, ...], Holds(1)]
+    content: str | Annotated[tuple[InputPart, ...], Holds(1)]
     type: Literal["message"] = attrs.field(default="message", metadata=tag())
 
     def turn(self, index: int) -> Turn:
@@ -108,7 +108,7 @@ def continued(turn: Turn) -> Turn:
     return evolve(turn, content=tuple(content))
 
 
-def item_mistakes(items: Sequence[Item]) -> Iterator[Mistake]:
+def item_mistakes(items: Sequence[InputMessage]) -> Iterator[Mistake]:
     """Yield the mistakes between fields of items that are each valid."""
     count = 0
     for index, item in enumerate(items):
@@ -121,7 +121,7 @@ def item_mistakes(items: Sequence[Item]) -> Iterator[Mistake]:
     yield from excess(count, "input")
 
 
-def _missing(parts: Sequence[Part], path: str) -> Iterator[Mistake]:
+def _missing(parts: Sequence[InputPart], path: str) -> Iterator[Mistake]:
     """Yield a mistake for each image and each video without a URL."""
     for index, part in enumerate(parts):
         match part:

@@ -18,7 +18,7 @@ from protocol.dialects.formats import TextFormat
 from protocol.dialects.media_parts import excess
 from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
 from protocol.dialects.request_body import as_request_error, decode, read, read_checked
-from protocol.dialects.responses.items import Item, item_mistakes
+from protocol.dialects.responses.items import InputMessage, item_mistakes
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
 from protocol.messages.text import Respond, Role, Turn
@@ -85,7 +85,7 @@ class ResponseRequest(Options):
     }
 
     model: Name
-    input: str | Annotated[tuple[Item, ...], Holds(1)]
+    input: str | Annotated[tuple[InputMessage, ...], Holds(1)]
     instructions: str | None = None
     previous_response_id: Name | None = None
     max_output_tokens: TokenCount | None = None

@@ -37,7 +37,7 @@ from supervisor.links.transport import SocketTransport
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder, Process
 from supervisor.processes.run_folder import RunFolder
-from supervisor.sockets.descriptor_reserve import Reserve, is_full
+from supervisor.sockets.descriptor_reserve import DescriptorReserve, is_full
 from supervisor.supervision.registration import Registration
 from supervisor.tensors.shared_memory import SharedMemory
 from supervisor.tensors.shared_road import SharedMemoryRoad
@@ -60,7 +60,7 @@ class HostRuntime:
     silent_s: float = 10.0
     shared: SharedMemory = field(factory=SharedMemory)
     lease_s: float = 30.0  # for which a host may come for the tensors of a request
-    reserve: Reserve = field(factory=Reserve)
+    reserve: DescriptorReserve = field(factory=DescriptorReserve)
 
 
 Use: TypeAlias = Callable[[Link, Process], Awaitable[str | None]]

@@ -22,15 +22,15 @@ from supervisor.gateway.heads.plain_head import RequestHead
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.request_reader import SHUTS_DOWN, ClientLeft, RequestReader, Unreadable
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
-from supervisor.gateway.http.upgrade import Handshake, handshake_of, is_handshake, wants_websocket
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.http.upgrade import UpgradeHandshake, handshake_of, is_handshake, wants_websocket
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import internal_error
 
 # A client has seen the end of its connection by then, or never looks: what it had sent before has come.
 ON_ITS_WAY_S = 0.5
 
-Upgrade = Callable[[Handshake, str, Key, Trace | None], Awaitable[None]]
+Upgrade = Callable[[UpgradeHandshake, str, ClientKey, Trace | None], Awaitable[None]]
 
 
 @define(eq=False)

@@ -30,7 +30,7 @@ from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.plain_head import Header, RequestHead
 from supervisor.gateway.http.syntax import HttpSyntax
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord
@@ -69,7 +69,7 @@ class Exchange:
     syntax: HttpSyntax
     request: RequestHead | None = None  # None: it could not be parsed, or did not come
     operations: tuple[Operation, ...] = ()  # of all routes of this server, for the OpenAPI document
-    key: Key | None = None  # once the caller is authorized
+    key: ClientKey | None = None  # once the caller is authorized
     allow: bytes = b""  # the methods of its path, once that is found
     probe: bool = False  # its route is called by monitors every few seconds
     closes: bool = False  # the connection closes after this response
@@ -94,7 +94,7 @@ class Exchange:
             self.caller = from_headers(self.headers)
             self.trace = child_span(self.caller, self.gateway.new_id())
 
-    def set_key(self, key: Key) -> None:
+    def set_key(self, key: ClientKey) -> None:
         """Set the caller's key, by which memory is reserved from now on."""
         self.key = key
         self.body_memory.owner = self.answer_memory.owner = self.gateway.memory_owner(key)

@@ -15,7 +15,7 @@ HANDSHAKE = (b"connection", b"upgrade", b"sec-websocket-key", b"sec-websocket-ve
 
 
 @frozen
-class Handshake:
+class UpgradeHandshake:
     """A valid handshake: the whole response that accepts it, its request target, and the bytes behind it."""
 
     response: bytes
@@ -47,7 +47,7 @@ def is_handshake(exchange: Exchange) -> bool:
     )
 
 
-def handshake_of(exchange: Exchange, unread: bytes) -> Handshake:
+def handshake_of(exchange: Exchange, unread: bytes) -> UpgradeHandshake:
     """Return a request that `is_handshake`, and is granted no extension or subprotocol; `unread` came behind it.
 
     Raises `BadRequest` for a header with targets that is wrong.
@@ -62,4 +62,4 @@ def handshake_of(exchange: Exchange, unread: bytes) -> Handshake:
         b"x-request-id: %b" % exchange.request_id.encode(),
     )
     response, target = b"\r\n".join(lines) + b"\r\n\r\n", exchange.request.target.decode("latin-1")
-    return Handshake(response, target, unread, targets_of(exchange.request.values))
+    return UpgradeHandshake(response, target, unread, targets_of(exchange.request.values))

@@ -43,7 +43,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 @define(eq=False)
-class Key:
+class ClientKey:
     """One key, and what is open in its name: generations, connections, and its rate limit."""
 
     name: str = "-"
@@ -181,9 +181,9 @@ class Keys:
     """All keys of a gateway; where none are wanted, everybody may do everything."""
 
     sources: KeySources = KeySources()
-    anonymous: Key = field(factory=Key)  # the owner of requests that need no key
+    anonymous: ClientKey = field(factory=ClientKey)  # the owner of requests that need no key
     gateways: int = 1  # that divide the rates of keys
-    _keys: dict[str, Key] = field(factory=dict)
+    _keys: dict[str, ClientKey] = field(factory=dict)
     _wanted: bool = False
     _admin_wanted: bool = False
 
@@ -200,7 +200,7 @@ class Keys:
                 key.change(section)
                 self._keys[name] = old.pop(name)
             else:
-                self._keys[name] = Key(name, section, self.gateways)
+                self._keys[name] = ClientKey(name, section, self.gateways)
         for key in old.values():
             key.revoked = True
         self._wanted = self._wanted or self.sources.wanted
@@ -234,7 +234,7 @@ class Keys:
         """Return the kinds of grammars that each key may use, None for a key without such a setting."""
         return {name: key.section.grammars for name, key in sorted(self._keys.items())}
 
-    def find(self, headers: Headers, *, admin: bool = False) -> Key:
+    def find(self, headers: Headers, *, admin: bool = False) -> ClientKey:
         """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be an admin key."""
         if not (self._admin_wanted if admin else self._wanted):
             return self.anonymous
@@ -250,7 +250,7 @@ class Keys:
             raise Forbidden(f"the key {key.name!r} may not do this; it takes an admin key")
         return key
 
-    def _match(self, secret: bytes) -> Key | None:
+    def _match(self, secret: bytes) -> ClientKey | None:
         """Return the key of a secret; compares with every key, without stopping at the first that matches."""
         digest = hashlib.sha256(secret).hexdigest()
         matching = None

@@ -32,7 +32,7 @@ from protocol.messages.text import Accepted, Answered, ChoiceEnded, Role, Text, 
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import Conversation, ResponseHistory
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.requests import RequestRecord, internal_error
@@ -81,7 +81,7 @@ class Lanes:
     """All lanes of one connection."""
 
     gateway: Gateway
-    key: Key | None
+    key: ClientKey | None
     request_id: str  # of the connection
     caller: Trace | None  # where the client stood in a trace when it connected
     expires_at: float

@@ -19,7 +19,7 @@ from protocol.dialects import responses
 from protocol.dialects.request_body import decode, reading_work
 from protocol.errors import Overloaded, RequestError, SlowClient
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.requests import NO_MEMORY
 
@@ -35,7 +35,7 @@ class MessageReader:
     """Parses messages, and passes each on as an event, or as the error with which it is answered."""
 
     gateway: Gateway
-    key: Key | None
+    key: ClientKey | None
     default_model: str | None  # of requests that name none
     while_open: Callable[[], AbstractContextManager[None]]  # cancels its body when the client leaves
     on_event: Callable[[Event | RequestError, Fields, int], None]  # called with the fields, and the size in bytes

@@ -22,8 +22,8 @@ from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.http.upgrade import Handshake
-from supervisor.gateway.keys.keys import Key
+from supervisor.gateway.http.upgrade import UpgradeHandshake
+from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import READ_BYTES, Outbox
 from supervisor.gateway.requests import NO_MEMORY, internal_error
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 async def serve(
     outbox: Outbox,
     gateway: Gateway,
-    handshake: Handshake,
+    handshake: UpgradeHandshake,
     request_id: str,
-    key: Key | None = None,
+    key: ClientKey | None = None,
     caller: Trace | None = None,
 ) -> None:
     """Serve one WebSocket client from the answer to its handshake to its end; `caller` is its trace."""
@@ -57,9 +57,9 @@ async def serve(
 async def _serve(
     outbox: Outbox,
     gateway: Gateway,
-    handshake: Handshake,
+    handshake: UpgradeHandshake,
     request_id: str,
-    key: Key | None,
+    key: ClientKey | None,
     caller: Trace | None,
     memory: MemoryReservation,
 ) -> None:
@@ -103,7 +103,7 @@ class Session:
     stream: ReplayedStream
     gateway: Gateway
     request_id: str
-    key: Key | None
+    key: ClientKey | None
     caller: Trace | None  # where the client stood in a trace when it connected
     default_model: str | None  # of requests that name none
     _draining: bool

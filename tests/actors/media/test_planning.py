@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.media.jobs import Decode, EmbeddingFacts, Facts, ImageFacts, VideoFacts
+from actors.media.jobs import DecodeContent, EmbeddingFacts, Facts, ImageFacts, VideoFacts
 from actors.media.planning import plan
 from protocol.errors import BadRequest
 from protocol.messages.media import Detail, Media, MediaForm, Modality
@@ -23,7 +23,7 @@ SMALL = ImageFacts(56, 112)
 
 def test_an_image_keeps_its_size_if_its_model_takes_that() -> None:
     step = plan(IMAGE, LAYOUT, CONTENT, SMALL)
-    assert step.task == Decode(SMALL, 56, 112)
+    assert step.task == DecodeContent(SMALL, 56, 112)
     assert (step.dtype, step.shape, step.size_bytes) == (Dtype.UINT8, (1, 56, 112, 3), 56 * 112 * 3)
     assert (step.item.grid, step.item.tokens, step.item.form) == ((1, 4, 8), 8, MediaForm.PIXELS)
 

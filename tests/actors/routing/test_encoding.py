@@ -13,7 +13,7 @@ from attrs import Factory, define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.calls import Answer
-from actors.routing.encoding import Encoding, Work, rank
+from actors.routing.encoding import EncodeWork, Encoding, rank
 from actors.routing.load import Load
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
@@ -34,8 +34,8 @@ def embedded(item: MediaItem) -> MediaItem:
     return evolve(item, form=MediaForm.EMBEDDINGS, data=EMBEDDED)
 
 
-def work(*numbers: int) -> Work:
-    return Work("a" * 32, tuple(map(pixels, numbers)), priority=3, owner="key")
+def work(*numbers: int) -> EncodeWork:
+    return EncodeWork("a" * 32, tuple(map(pixels, numbers)), priority=3, owner="key")
 
 
 @define(eq=False)
@@ -125,7 +125,7 @@ async def test_an_item_without_pixels_is_not_asked_for(autojump_clock: MockClock
     one = FakeEncoder("a")
     async with encoding(one) as (leg, _, _):
         own = embedded(pixels(1))
-        assert await leg.embeddings(Work("a" * 32, (own, pixels(2)))) == (own, embedded(pixels(2)))
+        assert await leg.embeddings(EncodeWork("a" * 32, (own, pixels(2)))) == (own, embedded(pixels(2)))
         assert [request.item for request in one.asked] == [pixels(2)]
 
 
@@ -237,7 +237,7 @@ async def test_pixels_of_a_request_that_ended_are_freed(fails: bool, autojump_cl
         async with encoding(one := FakeEncoder("a", [BadRequest("no")] if fails else [])) as (leg, _, _):
             items = tuple(evolve(item, data=watched(item.data, alive)) for item in work(1, 2).items)
             with trio.move_on_after(5 if fails else 0.5), suppress(BadRequest):
-                await leg.embeddings(Work("a" * 32, items))
+                await leg.embeddings(EncodeWork("a" * 32, items))
             del items
             one.asked.clear()
             await wait_all_tasks_blocked()

@@ -29,8 +29,8 @@ from protocol.link.greeting import (
     Greeter,
     Greeting,
     Incarnation,
+    LinkRefusal,
     Proof,
-    Refusal,
     decode,
     encode,
 )
@@ -180,7 +180,7 @@ def test_a_listener_proves_nothing_before_the_dialer_has() -> None:
     assert here.receive(hello("front")) == []
     assert here.peer is None
     refusal(here, encode(Proof(b"?" * 32)))
-    assert isinstance(decode(here.final_message), Refusal)
+    assert isinstance(decode(here.final_message), LinkRefusal)
 
 
 def test_a_dialer_is_not_done_before_the_listener_has_proved() -> None:
@@ -242,11 +242,11 @@ def test_another_version_is_refused_at_both_ends_whatever_else_its_greeting_hold
     here = dialer()
     theirs = raw(1, {"version": VERSION + 1, "cluster": ["demo"], "caste": 7})
     assert refusal(here, theirs) == f"the other end was refused: it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}"  # fmt: skip
-    assert decode(here.final_message) == Refusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
+    assert decode(here.final_message) == LinkRefusal("version", f"it speaks version {VERSION + 1} of the protocol, and node front version {VERSION}")  # fmt: skip
 
 
 def test_a_refusal_counts_before_and_after_a_greeting_and_is_not_answered() -> None:
-    last = encode(Refusal("node", "node spare was expected in its place"))
+    last = encode(LinkRefusal("node", "node spare was expected in its place"))
     for received, name in (((), "the other end"), ((hello(),), "node back of cluster demo")):
         here = dialer()
         sentence = refusal(here, *received, last)
@@ -269,7 +269,7 @@ def test_a_reflected_nonce_under_another_name_is_refused_before_any_proof() -> N
     assert refusal(here, hello(nonce=here.nonce)) == (
         "node back of cluster demo was refused: it sent back the nonce that it was sent"
     )
-    assert decode(here.final_message) == Refusal("reflected", "it sent back the nonce that it was sent")
+    assert decode(here.final_message) == LinkRefusal("reflected", "it sent back the nonce that it was sent")
 
 
 def test_a_reflected_proof_is_refused() -> None:
@@ -347,7 +347,7 @@ def test_a_name_that_could_forge_log_lines_is_refused_at_both_ends(what: str, na
 
 def test_a_message_after_the_greeting_revokes_the_acceptance() -> None:
     dialed, _ = recorded()
-    for more in (*dialed, encode(Refusal("secret", "it has another secret, or none"))):
+    for more in (*dialed, encode(LinkRefusal("secret", "it has another secret, or none"))):
         here = listener(nonce=b"2" * 32)
         for message in dialed:
             here.receive(message)
@@ -355,7 +355,9 @@ def test_a_message_after_the_greeting_revokes_the_acceptance() -> None:
         assert " after the greeting was over" in refusal(here, more, kind=PeerViolation)
 
 
-@pytest.mark.parametrize("last", [encode(Refusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""])
+@pytest.mark.parametrize(
+    "last", [encode(LinkRefusal("node", "")), encode(Proof(b"?" * 32)), hello(cluster="prod"), b""]
+)
 def test_an_end_accepts_no_message_after_a_refusal(last: bytes) -> None:
     dialed, _ = recorded()
     here = listener(nonce=b"2" * 32)
@@ -370,7 +372,7 @@ def test_the_longest_sentence_still_fits_into_a_message() -> None:
     for here in (dialer(wide[0], wide[1], expects=wide[2]), dialer(wide[0], wide[3], expects=wide[2])):
         refusal(here, hello(wide[3], wide[1]))
         assert len(here.final_message) <= MESSAGE_BYTES_MAX
-        assert isinstance(decode(here.final_message), Refusal)
+        assert isinstance(decode(here.final_message), LinkRefusal)
 
 
 # Any bytes --------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ well_formed = st.one_of(
     valid,
     st.builds(hello, names, st.just("demo") | names, nonces),
     st.builds(encode, st.builds(Proof, nonces)),
-    st.builds(encode, st.builds(Refusal, st.sampled_from(CODES), names)),
+    st.builds(encode, st.builds(LinkRefusal, st.sampled_from(CODES), names)),
 )
 messages = st.one_of(
     well_formed,
@@ -410,7 +412,7 @@ def test_hostile_messages_are_refused_and_prove_nothing(received: list[Any], dia
         assert here.peer is None
         if here.final_message:
             refused = decode(here.final_message)
-            assert isinstance(refused, Refusal)
+            assert isinstance(refused, LinkRefusal)
             assert len(refused.detail) <= DETAIL_LENGTH_MAX
 
 

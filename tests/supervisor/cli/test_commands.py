@@ -247,7 +247,7 @@ class Draining(Polled):
         self.routes = {name: Path(name) for name in names}
         self.folders = {name: Path(name) for name in names}
 
-    def route(self, name: str) -> client.Route | None:
+    def route(self, name: str) -> client.NodeRoute | None:
         return self.folders.get(name)
 
     async def ask(self, name: str, request: Message) -> Message:

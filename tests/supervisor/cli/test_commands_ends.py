@@ -16,7 +16,7 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor import __main__, command_line
 from supervisor.cli import commands
-from supervisor.cli.client import ClusterClient, Route
+from supervisor.cli.client import ClusterClient, NodeRoute
 
 FILE = """
 [node.front]
@@ -61,7 +61,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunCommand:
     file.write_text(FILE)
 
     def run_command(command: str, ask: Ask) -> int:
-        async def ask_at(_: ClusterClient, __: Route, request: Message) -> Message:
+        async def ask_at(_: ClusterClient, __: NodeRoute, request: Message) -> Message:
             return await ask(request)
 
         monkeypatch.setattr(ClusterClient, "_ask_at", ask_at)

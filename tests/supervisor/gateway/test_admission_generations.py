@@ -17,7 +17,7 @@ from actors.kit.fair_queue import FairQueue
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
-from supervisor.gateway.keys.keys import Key, KeySources, digest
+from supervisor.gateway.keys.keys import ClientKey, KeySources, digest
 from tests.rig.gateway import at_rest, gateway_client, gateway_rig, post
 from tests.rig.work import instructions
 
@@ -230,7 +230,7 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
 
 
 def test_the_concurrency_of_a_key_counts_generations() -> None:
-    key = Key("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
+    key = ClientKey("alice", KeySection(sha256=digest("x" * 30), concurrency_max=4))
     with key.generating(3):
         with (
             pytest.raises(Exception, match="has 3 answers running, and asks for 2 more; it may have 4"),

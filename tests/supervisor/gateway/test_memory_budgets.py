@@ -15,7 +15,7 @@ from protocol.errors import Overloaded
 from protocol.messages.text import Role, Turn
 from supervisor.gateway.histories import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from supervisor.gateway.http.exchange import BODY_BYTES_FREE
-from supervisor.gateway.memory_budgets import Backlogs, BudgetStatistics, MemoryBudget
+from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget, MemoryBudgetStatistics
 from supervisor.gateway.outbox import READ_BYTES
 from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post
 from tests.rig.keys import as_, require_keys
@@ -45,7 +45,7 @@ def test_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
         other.grow(30)
     with budget.reserving("a") as one:
         one.grow(100)
-    assert budget.statistics() == BudgetStatistics(0, {})
+    assert budget.statistics() == MemoryBudgetStatistics(0, {})
 
 
 def test_a_reservation_in_pieces_has_as_much_room_as_one_in_one_piece() -> None:
@@ -59,7 +59,7 @@ def test_a_reservation_in_pieces_has_as_much_room_as_one_in_one_piece() -> None:
         two.grow(1)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
             one.grow(30)
-    assert budget.statistics() == BudgetStatistics(0, {})
+    assert budget.statistics() == MemoryBudgetStatistics(0, {})
 
 
 STEPS = st.lists(
@@ -87,7 +87,7 @@ def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int
         assert budget.statistics().by_owner == {owner: size for owner, size in by_owner.items() if size}
     for held in holders:
         held.release()
-    assert budget.statistics() == BudgetStatistics(0, {})
+    assert budget.statistics() == MemoryBudgetStatistics(0, {})
 
 
 # Bodies --------------------------------------------------------------------------------------------

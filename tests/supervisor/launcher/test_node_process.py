@@ -67,7 +67,7 @@ def one(tmp_path: Path) -> Launcher:
 async def test_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_killed(
     one: Launcher, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    life, watched, began, node = node_process.Life(), Process(), trio.current_time(), _node(HUNG_S)
+    life, watched, began, node = node_process.ProcessLife(), Process(), trio.current_time(), _node(HUNG_S)
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     async with sender, trio.open_nursery() as nursery:
         nursery.start_soon(node_process.receive_all, node, one, life, LineReader(receiver), lambda: None)
@@ -92,7 +92,7 @@ async def test_a_node_that_is_silent_for_too_long_writes_its_stacks_and_is_kille
 async def test_a_node_that_was_asked_to_restart_ends_so_that_it_is_started_again(
     one: Launcher, up: bool, removed: bool, autojump_clock: MockClock
 ) -> None:
-    life, node = node_process.Life(), _node(HUNG_S)
+    life, node = node_process.ProcessLife(), _node(HUNG_S)
     node.removed = removed
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     lines = [*(['["up", ""]'] if up else []), '["restart", ""]', '["done", ""]']
@@ -109,7 +109,7 @@ async def test_a_node_that_was_asked_to_restart_ends_so_that_it_is_started_again
 async def test_the_last_decision_of_an_operator_counts(
     one: Launcher, kinds: tuple[str, ...], stays: bool, autojump_clock: MockClock
 ) -> None:
-    life = node_process.Life()
+    life = node_process.ProcessLife()
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     await sender.send_all("".join(f'["{kind}", ""]\n' for kind in ("up", *kinds, "done")).encode())
     await sender.aclose()
@@ -118,7 +118,7 @@ async def test_the_last_decision_of_an_operator_counts(
 
 
 async def test_a_node_that_has_not_sent_a_heartbeat_yet_is_not_hung(autojump_clock: MockClock) -> None:
-    life, watched, scope = node_process.Life(), Process(), trio.CancelScope()
+    life, watched, scope = node_process.ProcessLife(), Process(), trio.CancelScope()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node_process.watch, _node(HUNG_S), watched, life, scope)
         await trio.sleep(1000)
@@ -130,7 +130,7 @@ async def test_a_launcher_that_was_stopped_itself_kills_no_node() -> None:
     clock = MockClock()  # time passes when the test says so, as when a whole host is suspended
 
     async def scene() -> None:
-        life, watched, scope = node_process.Life(has_beaten=True), Process(), trio.CancelScope()
+        life, watched, scope = node_process.ProcessLife(has_beaten=True), Process(), trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node_process.watch, _node(HUNG_S), watched, life, scope)
             for _ in range(20):
@@ -178,7 +178,7 @@ async def test_a_node_that_hangs_while_it_is_stopped_is_killed_long_before_its_d
 async def test_a_node_that_is_stopped_still_has_to_send_heartbeats_and_decides_nothing_more(
     autojump_clock: MockClock,
 ) -> None:
-    life, watched = node_process.Life(), Process()
+    life, watched = node_process.ProcessLife(), Process()
     sender, receiver = trio.testing.memory_stream_one_way_pair()
     async with sender, trio.open_nursery() as nursery:
         nursery.start_soon(node_process.receive_heartbeats, life, LineReader(receiver), trio.CancelScope())
@@ -200,7 +200,7 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
     decided = "stay"
 
     async def run_once(
-        node: KeptNode, keeper: node_process.NodeKeeper, life: node_process.Life, on_up: Callable[[], None]
+        node: KeptNode, keeper: node_process.NodeKeeper, life: node_process.ProcessLife, on_up: Callable[[], None]
     ) -> None:
         sender, receiver = trio.testing.memory_stream_one_way_pair()
         await sender.send_all(f'["up", ""]\n["{decided}", ""]\n'.encode())

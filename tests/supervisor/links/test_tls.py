@@ -153,7 +153,7 @@ def test_a_name_that_is_not_in_the_certificate_is_refused_before_anything_is_pro
         own.receive(hello)
     assert own.peer is None
     refusal = greeting.decode(own.final_message)
-    assert isinstance(refusal, greeting.Refusal)
+    assert isinstance(refusal, greeting.LinkRefusal)
     assert refusal.code == "node"
     with pytest.raises(PeerRefused, match=r"node oak was refused by the other end: its certificate must name it"):
         other.receive(own.final_message)

@@ -75,7 +75,10 @@ async def test_an_image_is_inspected_and_decoded(tmp_path: Path) -> None:
 async def test_a_large_image_is_mapped_and_its_memory_is_freed(tmp_path: Path) -> None:
     facts = ImageFacts(1600, 2400)
     whole = Plan(
-        plan(IMAGE, LAYOUT, "0" * 64, facts).item, jobs.Decode(facts, 1600, 2400), Dtype.UINT8, (1, 1600, 2400, 3)
+        plan(IMAGE, LAYOUT, "0" * 64, facts).item,
+        jobs.DecodeContent(facts, 1600, 2400),
+        Dtype.UINT8,
+        (1, 1600, 2400, 3),
     )
     async with decoders(tmp_path) as found:
         with stored(samples.png(2400, 1600)) as content:

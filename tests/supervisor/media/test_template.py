@@ -11,10 +11,10 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from actors.media import jobs
-from actors.media.jobs import Decode, ImageFacts, Job, JobLimits
+from actors.media.jobs import DecodeContent, ImageFacts, Job, JobLimits
 from supervisor.media.template import DecoderTemplate
 
-JOB = Job(Decode(ImageFacts(1, 1), frames=tuple(range(8_000))), JobLimits(1, 1, 1))  # as long as packets get
+JOB = Job(DecodeContent(ImageFacts(1, 1), frames=tuple(range(8_000))), JobLimits(1, 1, 1))  # as long as packets get
 JOBS = 8  # more than a socket takes
 
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from supervisor.sockets.descriptor_reserve import GuardedListener, Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve, GuardedListener
 
 
 class Full:
@@ -91,7 +91,7 @@ async def test_connections_take_all_descriptors_but_the_reserve(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Full(monkeypatch, 10)
-    kept, listener = Reserve(4), Listener(machine)
+    kept, listener = DescriptorReserve(4), Listener(machine)
     refused: list[int] = []
     guarded = guard(listener, kept, lambda: refused.append(1), b"no")
     let_in = await accepted(guarded, 1)
@@ -111,7 +111,7 @@ async def test_a_listener_goes_on_after_even_the_reserve_was_taken(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 0)
-    guarded = guard(Listener(machine), Reserve(4))
+    guarded = guard(Listener(machine), DescriptorReserve(4))
     assert await accepted(guarded, 1) == []
     machine.free = 5  # of which the reserve takes four
     assert len(await accepted(guarded, 1)) == 1
@@ -121,7 +121,7 @@ async def test_a_reserve_that_is_lent_is_left_to_its_borrower(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
     machine = Full(monkeypatch, 4)
-    kept = Reserve(4)
+    kept = DescriptorReserve(4)
     assert kept.fill()
     guarded = guard(Listener(machine), kept)
     with kept.lend():
@@ -137,7 +137,7 @@ async def test_a_reserve_that_is_lent_is_left_to_its_borrower(
 async def test_overlapping_loans_of_the_reserve_end_in_any_order(
     monkeypatch: pytest.MonkeyPatch, always_readable: None, autojump_clock: MockClock
 ) -> None:
-    machine, kept = Full(monkeypatch, 9), Reserve(4)
+    machine, kept = Full(monkeypatch, 9), DescriptorReserve(4)
     assert kept.fill()
     first, second = kept.lend(), kept.lend()
     first.__enter__()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve
 from supervisor.sockets.shared_port import EmptiedListener, bound_sockets
 
 CONNECTIONS = 60
@@ -66,7 +66,7 @@ async def test_connections_that_wait_at_a_listener_are_taken_when_it_is_closed()
 
 
 async def test_connections_that_wait_are_refused_if_no_descriptor_is_left_for_them() -> None:
-    first, taken, refusals, reserve = await opened(0), list[trio.SocketStream](), list[bool](), Reserve()
+    first, taken, refusals, reserve = await opened(0), list[trio.SocketStream](), list[bool](), DescriptorReserve()
     clients = await connected(port_of(first), 20)
     for client in clients:
         await client.send_all(b"GET / HTTP/1.1")

@@ -39,7 +39,7 @@ class Likeliest(NamedTuple):
     top_values: list[list[float]]
 
 
-class Reason(TypedDict, total=False):
+class EngineFinishReason(TypedDict, total=False):
     """A finish reason of SGLang's; `status_code` and `message` are those of an abort."""
 
     type: Required[str]
@@ -51,7 +51,7 @@ class Reason(TypedDict, total=False):
 class Finish(NamedTuple):
     """The end of a request, as SGLang reports it."""
 
-    reason: Reason
+    reason: EngineFinishReason
     prompt_tokens: int
 
 

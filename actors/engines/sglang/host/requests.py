@@ -13,7 +13,7 @@ from attrs import define
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host import translation
-from actors.engines.sglang.host.outputs import Reason, StepOutput
+from actors.engines.sglang.host.outputs import EngineFinishReason, StepOutput
 from protocol.errors import RequestError
 from protocol.link.frames import Begun, Ended, Step
 from protocol.messages.generation import FinishReason
@@ -95,12 +95,12 @@ class Requests:
             self._give_sglang(output.ids[place], output.tokens[begin:end], None if finish is None else finish.reason)
             del output.tokens[begin:end], output.counts[place]
 
-    def _forget(self, running: Running, reason: Reason) -> None:
+    def _forget(self, running: Running, reason: EngineFinishReason) -> None:
         """End a request in our records and in SGLang's."""
         self.remove(running)
         self._give_sglang(running.id, [], reason)
 
-    def _give_sglang(self, request_id: str, tokens: list[int], reason: Reason | None) -> None:
+    def _give_sglang(self, request_id: str, tokens: list[int], reason: EngineFinishReason | None) -> None:
         """Give tokens and perhaps an end to SGLang's records of a request, as its own handler would."""
         state = self.manager.rid_to_state.get(request_id)
         if state is None:

@@ -8,32 +8,34 @@ from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
 from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Access, Operation, json_body
 from supervisor.gateway.http.routes import admin, completions, health, models, openapi, pools, responses, tokens
-from supervisor.gateway.http.routes.route import Handler, Resource, Route, RouteTable, options
+from supervisor.gateway.http.routes.route import Handler, HttpRoute, Resource, RouteTable, options
 
-__all__ = ["ROUTES", "Handler", "Resource", "Route", "RouteTable", "options"]
+__all__ = ["ROUTES", "Handler", "HttpRoute", "Resource", "RouteTable", "options"]
 
 _CONVERSATION = [{"role": "user", "content": "Tell me about the oak."}]
 
 ROUTES = RouteTable(
     (
-        Route(
+        HttpRoute(
             Operation("GET", "/health", "Whether the process is alive.", PLAIN_TEXT, access=Access.OPEN),
             health.health,
             probe=True,
         ),
-        Route(
+        HttpRoute(
             Operation("GET", "/ready", "Whether requests can be served now.", PLAIN_TEXT, access=Access.OPEN),
             health.ready,
             probe=True,
         ),
-        Route(
+        HttpRoute(
             Operation("GET", "/metrics", "Metrics for Prometheus.", PLAIN_TEXT, access=Access.ADMIN),
             health.metrics,
             probe=True,
         ),
-        Route(Operation("GET", "/openapi.json", "This document.", json_body({"type": "object"})), openapi.openapi),
-        Route(Operation("GET", "/v1/models", "The models that are served.", json_body("Models")), models.list_models),
-        Route(
+        HttpRoute(Operation("GET", "/openapi.json", "This document.", json_body({"type": "object"})), openapi.openapi),
+        HttpRoute(
+            Operation("GET", "/v1/models", "The models that are served.", json_body("Models")), models.list_models
+        ),
+        HttpRoute(
             Operation(
                 "GET",
                 models.PREFIX + "{model}",
@@ -44,7 +46,7 @@ ROUTES = RouteTable(
             ),
             models.get_model,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "POST",
                 "/v1/chat/completions",
@@ -57,7 +59,7 @@ ROUTES = RouteTable(
             ),
             completions.CHAT,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "POST",
                 "/v1/completions",
@@ -70,7 +72,7 @@ ROUTES = RouteTable(
             ),
             completions.COMPLETIONS,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "GET",
                 "/v1/responses",
@@ -83,7 +85,7 @@ ROUTES = RouteTable(
             responses.upgrade,
             websocket=True,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "POST",
                 "/v1/responses",
@@ -96,7 +98,7 @@ ROUTES = RouteTable(
             ),
             responses.answer,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "POST",
                 "/tokenize",
@@ -108,7 +110,7 @@ ROUTES = RouteTable(
             ),
             tokens.tokenize,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "POST",
                 "/detokenize",
@@ -120,7 +122,7 @@ ROUTES = RouteTable(
             ),
             tokens.detokenize,
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "GET",
                 "/server_info",
@@ -131,7 +133,7 @@ ROUTES = RouteTable(
             admin.server_info,
             aliases=("/get_server_info",),  # as SGLang called it before
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "GET",
                 "/model_info",
@@ -143,7 +145,7 @@ ROUTES = RouteTable(
             admin.model_info,
             aliases=("/get_model_info",),  # as SGLang called it before
         ),
-        Route(
+        HttpRoute(
             Operation(
                 "GET",
                 "/pools",
@@ -154,7 +156,7 @@ ROUTES = RouteTable(
             pools.pools,
         ),
         *(
-            Route(
+            HttpRoute(
                 Operation(
                     method,
                     "/flush_cache",

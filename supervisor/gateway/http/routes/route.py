@@ -22,7 +22,7 @@ ASTERISK = "*"  # the server as a whole, in the request line of an OPTIONS (RFC 
 
 
 @frozen(eq=False)
-class Route:
+class HttpRoute:
     """One row: a method of a path, and its handler."""
 
     operation: Operation
@@ -36,7 +36,7 @@ class Route:
 class Resource:
     """All routes of one path."""
 
-    routes: dict[str, Route] = field(factory=dict)  # by method
+    routes: dict[str, HttpRoute] = field(factory=dict)  # by method
     access: Access = Access.KEY
     allow: bytes = b""  # the methods of the path, as the header `allow` lists them
 
@@ -54,7 +54,7 @@ class RouteTable:
     one path differ in who may call them: callers are authorized before their method is looked up.
     """
 
-    routes: tuple[Route, ...] = field(converter=tuple[Route, ...])
+    routes: tuple[HttpRoute, ...] = field(converter=tuple[HttpRoute, ...])
     server_wide: bool = True  # whether `OPTIONS *` is answered
     operations: tuple[Operation, ...] = field(init=False)  # in the order of the rows, aliases included
     _resources: dict[str, Resource] = field(init=False, factory=dict)
@@ -66,7 +66,7 @@ class RouteTable:
             for route in self.routes
             for path in (route.operation.path, *route.aliases)
         )
-        by_path: dict[str, list[Route]] = {}
+        by_path: dict[str, list[HttpRoute]] = {}
         for route in self.routes:
             by_path.setdefault(route.operation.path, []).append(route)
         for path, routes in by_path.items():
@@ -91,7 +91,7 @@ class RouteTable:
         return RouteTable([route for route in self.routes if route.probe], server_wide=False)
 
 
-def _resource(path: str, routes: list[Route]) -> Resource:
+def _resource(path: str, routes: list[HttpRoute]) -> Resource:
     access = {route.operation.access for route in routes}
     if len(access) > 1:
         raise ValueError(f"the routes of {path} differ in who may call them: {', '.join(sorted(access))}")

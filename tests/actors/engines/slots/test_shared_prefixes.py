@@ -18,7 +18,7 @@ from actors.decode import decode
 from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, Prompt, SharedPrefixes
+from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, HashedPrompt, SharedPrefixes
 from actors.engines.slots.slots import Deadlines, Slots
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import MediaForm, MediaItem, Modality
@@ -189,7 +189,7 @@ def test_prompts_have_in_common_what_comparing_them_token_by_token_finds(
     other = [*tokens[:same], *rest]
     common = next((n for n, pair in enumerate(zip(tokens, other, strict=False)) if pair[0] != pair[1]), None)
     common = min(len(tokens), len(other)) if common is None else common
-    one, two = Prompt.of(tokens), Prompt.of(other)
+    one, two = HashedPrompt.of(tokens), HashedPrompt.of(other)
     assert one.common(two) == two.common(one) == common
     for end in {0, common, min(common + 1, len(other)), len(other)}:
         assert one.begins_like(two, end) is (end <= common)

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from actors.media.decoder import content
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 
 DATA = bytes(range(256))
 BASE64 = base64.b64encode(DATA).decode()
@@ -29,7 +29,7 @@ def test_a_data_url_is_read(url: str) -> None:
 
 
 def test_a_content_that_is_too_large_is_refused() -> None:
-    with pytest.raises(Refusal, match="256 bytes; the limit is 255") as caught:
+    with pytest.raises(ContentRefusal, match="256 bytes; the limit is 255") as caught:
         content.decode_data_url(URLS[0].encode(), 255)
     assert caught.value.code == "too_large"
 
@@ -43,7 +43,7 @@ def test_a_content_that_is_too_large_is_refused() -> None:
     ],
 )
 def test_what_is_no_data_url_is_refused(url: str, reason: str) -> None:
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(ContentRefusal, match=reason):
         content.decode_data_url(url.encode("latin-1"), 100)
 
 

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from actors.media.decoder import embeddings
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import Dtype
 from tests.rig import media_samples as samples
@@ -80,5 +80,5 @@ REFUSED = [
 
 @pytest.mark.parametrize(("content", "reason"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
 def test_what_does_not_fit_is_refused(content: bytes, reason: str) -> None:
-    with pytest.raises(Refusal, match=reason):
+    with pytest.raises(ContentRefusal, match=reason):
         embeddings.inspect(content)

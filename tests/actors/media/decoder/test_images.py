@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from actors.media.decoder import images
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, ImageFacts
 from tests.rig import media_samples as samples
@@ -86,7 +86,7 @@ def test_what_is_transparent_is_white() -> None:
     ("kind", "name"), [(ContentKind.PNG, "PNG"), (ContentKind.WEBP, "WEBP"), (ContentKind.GIF, "GIF")]
 )
 def test_an_animation_is_refused_and_not_cut_down_to_a_frame(kind: ContentKind, name: str) -> None:
-    with pytest.raises(Refusal, match=f"animated {name}") as caught:
+    with pytest.raises(ContentRefusal, match=f"animated {name}") as caught:
         images.inspect(samples.animated(name), kind, BOUNDS)
     assert caught.value.code == "unsupported"
 
@@ -102,13 +102,13 @@ def test_a_photograph_of_several_pictures_is_the_first_of_them() -> None:
 def test_a_bomb_is_refused_by_its_header() -> None:
     content = samples.png_bomb(40_000, 25_000)
     assert len(content) < 1024
-    with pytest.raises(Refusal, match=r"40000 x 25000 pixels; the limit is 1,000,000") as caught:
+    with pytest.raises(ContentRefusal, match=r"40000 x 25000 pixels; the limit is 1,000,000") as caught:
         images.inspect(content, ContentKind.PNG, BOUNDS)
     assert caught.value.code == "too_large"
 
 
 def test_a_narrow_image_is_refused() -> None:
-    with pytest.raises(Refusal, match="at most 100 times"):
+    with pytest.raises(ContentRefusal, match="at most 100 times"):
         images.inspect(samples.png(width=808, height=8), ContentKind.PNG, BOUNDS)
 
 
@@ -116,9 +116,9 @@ def test_a_truncated_image_is_refused() -> None:
     for made, kind in KINDS[:2]:
         content = made()[:-100]
         assert images.inspect(content, kind, BOUNDS) == ImageFacts(HEIGHT, WIDTH)
-        with pytest.raises(Refusal, match="truncated or corrupt"):
+        with pytest.raises(ContentRefusal, match="truncated or corrupt"):
             images.decode(content, kind, HEIGHT, WIDTH)
-    with pytest.raises(Refusal, match="header"):
+    with pytest.raises(ContentRefusal, match="header"):
         images.inspect(samples.png()[:20], ContentKind.PNG, BOUNDS)
 
 
@@ -133,11 +133,11 @@ def test_a_corrupt_exif_does_not_matter(damage: bytes) -> None:
 def test_whatever_is_wrong_with_a_cut_animation_is_a_refusal() -> None:
     content = samples.animated("GIF")
     for length in range(len(content)):
-        with suppress(Refusal):
+        with suppress(ContentRefusal):
             images.inspect(content[:length], ContentKind.GIF, BOUNDS)
             images.decode(content[:length], ContentKind.GIF, HEIGHT, WIDTH)
 
 
 def test_no_other_plugin_reads_a_content() -> None:
-    with pytest.raises(Refusal, match="header of the PNG image is corrupt"):
+    with pytest.raises(ContentRefusal, match="header of the PNG image is corrupt"):
         images.inspect(saved(picture(), "BMP"), ContentKind.PNG, BOUNDS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.media.decoder import videos
-from actors.media.decoder.refusal import Refusal
+from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, VideoFacts
 from tests.rig import media_samples as samples
@@ -56,7 +56,7 @@ def test_a_video_of_a_telephone_is_turned_upright() -> None:
     ],
 )
 def test_a_video_beyond_a_limit_is_refused_before_it_is_decoded(bounds: Bounds, reason: str) -> None:
-    with pytest.raises(Refusal, match=reason) as caught:
+    with pytest.raises(ContentRefusal, match=reason) as caught:
         videos.inspect(samples.video(), ContentKind.MP4, bounds)
     assert caught.value.code == "too_large"
 
@@ -64,18 +64,18 @@ def test_a_video_beyond_a_limit_is_refused_before_it_is_decoded(bounds: Bounds, 
 @each_container
 def test_a_truncated_video_is_refused(container: str, kind: ContentKind) -> None:
     content = samples.video(container)
-    with pytest.raises(Refusal):
+    with pytest.raises(ContentRefusal):
         facts = videos.inspect(content[: len(content) // 2], kind, BOUNDS)
         assert facts.frames < 12  # of a container without the number of its frames
         list(videos.decode(content[: len(content) // 2], kind, FACTS, HEIGHT, WIDTH, (0, 11)))
 
 
 def test_a_video_that_ends_before_a_frame_that_is_to_be_kept_is_refused() -> None:
-    with pytest.raises(Refusal, match="only 12 of its 13 frames"):
+    with pytest.raises(ContentRefusal, match="only 12 of its 13 frames"):
         list(videos.decode(samples.video(), ContentKind.MP4, VideoFacts(HEIGHT, WIDTH, 13, 4.0), HEIGHT, WIDTH, (12,)))
 
 
 def test_a_file_without_a_picture_is_refused() -> None:
-    with pytest.raises(Refusal, match="has no video") as caught:
+    with pytest.raises(ContentRefusal, match="has no video") as caught:
         videos.inspect(samples.sound(), ContentKind.MP4, BOUNDS)
     assert caught.value.code == "unsupported"

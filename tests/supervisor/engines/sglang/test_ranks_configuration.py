@@ -35,7 +35,7 @@ from supervisor.node import monitoring, preview
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods, Process
 from supervisor.runtime import Runtime
-from supervisor.sockets.descriptor_reserve import Reserve
+from supervisor.sockets.descriptor_reserve import DescriptorReserve
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL
@@ -209,7 +209,13 @@ def hosts(written: Callable[[str], Path], tmp_path: Path) -> Iterator[SimpleName
 
     cluster = read_cluster(written(OVER_TWO.replace("20400", str(free_ports(1)[0]))))
     with run_folder.run_folder(tmp_path, leftover_memory.remove) as folder:
-        own = {"folder": folder, "logs": tmp_path, "grace": GracePeriods(), "metrics": Metrics(), "reserve": Reserve()}
+        own = {
+            "folder": folder,
+            "logs": tmp_path,
+            "grace": GracePeriods(),
+            "metrics": Metrics(),
+            "reserve": DescriptorReserve(),
+        }
         runtime = cast("Runtime", SimpleNamespace(now=lambda: 5.0, environment={}, **own))
 
         def node(name: str) -> SglangNode:

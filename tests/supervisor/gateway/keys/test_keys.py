@@ -20,7 +20,7 @@ from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.keys import keys as module
-from supervisor.gateway.keys.keys import ADMIN, KEYS, Key, Keys, KeySources
+from supervisor.gateway.keys.keys import ADMIN, KEYS, ClientKey, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.requests import RequestRunner
 from supervisor.telemetry.metrics import Metrics
@@ -94,7 +94,7 @@ def make_gateway(keys: Keys | None = None, **limits: int) -> Gateway:
 def test_a_request_may_have_the_priority_of_its_key_or_a_lower_one(
     asked: int | None, key: int | None, given: int
 ) -> None:
-    assert Key(section=KeySection(sha256="", priority=key)).clamp_priority(asked) == given
+    assert ClientKey(section=KeySection(sha256="", priority=key)).clamp_priority(asked) == given
 
 
 def test_a_key_without_a_priority_has_at_most_0_and_without_keys_any_priority_is_allowed(file: Write) -> None:

@@ -37,7 +37,7 @@ from xgrammar import GrammarCompiler, allocate_token_bitmask
 
 from actors.engines import leftover_memory
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.grammars.grammar_walk import TokenIds, Walk
+from actors.engines.sglang.host.grammars.grammar_walk import SortedTokenIds, Walk
 from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
@@ -78,10 +78,10 @@ class _State:
     def fill(self) -> None:
         self.grammar.fill_vocab_mask(self.mask, 0)
 
-    def ids(self) -> TokenIds:
+    def ids(self) -> SortedTokenIds:
         bits = np.unpackbits(self.mask.numpy().view(np.uint8).ravel(), bitorder="little")
         ids = np.flatnonzero(bits[: self.grammar.vocab_size])
-        allowed: TokenIds = ids[~np.isin(ids, self.stops)]
+        allowed: SortedTokenIds = ids[~np.isin(ids, self.stops)]
         return allowed
 
     def fork(self) -> _State:

@@ -19,7 +19,7 @@ CANDIDATES = 4  # next tokens that are tried, to find the most expensive
 EXCESS_STEPS = 3.0  # steps' worth of time by which the steps of one answer may exceed their limit in total
 
 
-class TokenIds(Protocol):
+class SortedTokenIds(Protocol):
     """Token ids in ascending order, each once."""
 
     def __len__(self) -> int: ...
@@ -42,14 +42,14 @@ class MatcherState(Protocol):
     def fill(self) -> None:
         """Compute the mask of tokens that may be next."""
 
-    def ids(self) -> TokenIds:
+    def ids(self) -> SortedTokenIds:
         """Return the tokens of the last mask that do not end the answer; none if only its end may follow."""
 
     def fork(self) -> Self:
         """Return a copy."""
 
 
-class RandomSource(Protocol):
+class SeededRandom(Protocol):
     """A seeded random number generator."""
 
     def randrange(self, below: int, /) -> int:
@@ -78,7 +78,7 @@ class WalkResult:
     kept: bool
 
 
-Choose: TypeAlias = Callable[["Walk", MatcherState, TokenIds, int | None], int]
+Choose: TypeAlias = Callable[["Walk", MatcherState, SortedTokenIds, int | None], int]
 
 
 @define(eq=False)
@@ -87,7 +87,7 @@ class Walk:
 
     start: MatcherState
     clock: Callable[[], float]
-    rng: RandomSource
+    rng: SeededRandom
     token_bytes: Callable[[int], int]  # the length of a token
     step_s: float
     within_s: float
@@ -147,31 +147,31 @@ def projected_step_s(costs: Sequence[float], tokens: int) -> float:
     return late + max(0.0, late - early) / (len(costs) - 2 * quarter) * max(0, tokens - len(costs))
 
 
-def _has(ids: TokenIds, token: int | None) -> bool:
+def _has(ids: SortedTokenIds, token: int | None) -> bool:
     return token is not None and token in ids
 
 
-def _random(walk: Walk, _: MatcherState, ids: TokenIds, __: int | None) -> int:
+def _random(walk: Walk, _: MatcherState, ids: SortedTokenIds, __: int | None) -> int:
     return int(ids[walk.rng.randrange(len(ids))])
 
 
-def _most_expensive(walk: Walk, state: MatcherState, ids: TokenIds, last: int | None) -> int:
+def _most_expensive(walk: Walk, state: MatcherState, ids: SortedTokenIds, last: int | None) -> int:
     tried = {_random(walk, state, ids, last) for _ in range(CANDIDATES)} | ({last} if _has(ids, last) else set())
     costs = {token: walk.step(state.fork(), token) for token in sorted(token for token in tried if token is not None)}
     return max(costs, key=costs.__getitem__)
 
 
-def _repeated(walk: Walk, state: MatcherState, ids: TokenIds, last: int | None) -> int:
+def _repeated(walk: Walk, state: MatcherState, ids: SortedTokenIds, last: int | None) -> int:
     if last is not None and _has(ids, last):
         return last
     return _most_expensive(walk, state, ids, None)
 
 
-def _longest(walk: Walk, state: MatcherState, ids: TokenIds, last: int | None) -> int:
+def _longest(walk: Walk, state: MatcherState, ids: SortedTokenIds, last: int | None) -> int:
     return max((_random(walk, state, ids, last) for _ in range(2 * CANDIDATES)), key=walk.token_bytes)
 
 
-def _shortest(walk: Walk, state: MatcherState, ids: TokenIds, last: int | None) -> int:
+def _shortest(walk: Walk, state: MatcherState, ids: SortedTokenIds, last: int | None) -> int:
     return min((_random(walk, state, ids, last) for _ in range(2 * CANDIDATES)), key=walk.token_bytes)
 
 

@@ -25,7 +25,7 @@ from attrs import frozen
 TOWER = "visual"  # in the name of each weight of a vision tower
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
-Encode: TypeAlias = Callable[[object, Sequence[object]], torch.Tensor]
+EncodePixels: TypeAlias = Callable[[object, Sequence[object]], torch.Tensor]
 
 
 @frozen
@@ -93,7 +93,7 @@ def encode_items_alone() -> None:
             setattr(model, name, _one_by_one(getattr(model, name)))
 
 
-def _one_by_one(encode: Encode) -> Callable[[object, Sequence[object]], list[torch.Tensor]]:
+def _one_by_one(encode: EncodePixels) -> Callable[[object, Sequence[object]], list[torch.Tensor]]:
     def encoded(self: object, items: Sequence[object]) -> list[torch.Tensor]:
         return [encode(self, [item]) for item in items]  # a list is what SGLang takes for embeddings of their own
 

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from protocol.openapi.document import Access, Operation, json_body
 from supervisor.gateway.heads.origins import METHODS
-from supervisor.gateway.http.routes import ROUTES, Route, RouteTable
+from supervisor.gateway.http.routes import ROUTES, HttpRoute, RouteTable
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import Reply, Worker, chat, gateway_client, head, leave_all, post, response, text
 from tests.rig.log_records import log_records
@@ -254,7 +254,7 @@ def with_reverse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ro
     dialect, route = import_module("reverse_dialect"), import_module("reverse_route")
     answer = json_body({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
     operation = Operation("POST", "/reverse", "A text from its end.", answer, dialect.ReverseRequest, {"text": "oak"})
-    yield RouteTable((*ROUTES.routes, Route(operation, route.reverse, probe=True)))
+    yield RouteTable((*ROUTES.routes, HttpRoute(operation, route.reverse, probe=True)))
     for name in ("reverse_dialect", "reverse_route"):
         del sys.modules[name]
 
@@ -283,4 +283,4 @@ def test_routes_of_one_path_agree_about_who_may_call_them() -> None:
         for method, access in (("GET", Access.KEY), ("POST", Access.ADMIN))
     ]
     with pytest.raises(ValueError, match="the routes of /x differ in who may call them: admin, key"):
-        RouteTable([Route(row, ROUTES.routes[0].handler) for row in rows])
+        RouteTable([HttpRoute(row, ROUTES.routes[0].handler) for row in rows])
