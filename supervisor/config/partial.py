@@ -3,6 +3,9 @@
 A value that is left out may make others look wrong: an engine without a model, a node that nobody names. Such
 consequences are recognised by the path that was left out and by the words of the cross-checks, and are not reported as
 further mistakes.
+
+The key `kind` of `[engine.NAME]` selects the class of its section, and so its other keys. Where `kind` is wrong, only
+keys of all kinds are read. A `kind` of None, which TOML cannot express, marks a mistake already reported.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import TypeAlias, cast
 
+import attrs
 from attrs import frozen
 
 from protocol.strict.hooks import Hook
-from protocol.strict.mistakes import Mistake, Mistakes, join, segment
+from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment, wrong
 from protocol.strict.structure import structure
 from supervisor.config import gone_keys
-from supervisor.config.engine_sections import read_engine
-from supervisor.config.schema import EngineSection, Kinds, Tables
+from supervisor.config.schema import DEFAULT_KIND, EngineSection, Kinds, Tables
 
 Table: TypeAlias = dict[str, object]
 
@@ -185,3 +188,35 @@ def _add_assumed(table: Table, key: str, data: Table) -> None:
         table[key] = next(iter(models))
     elif key in ASSUMED:
         table[key] = ASSUMED[key]
+
+
+def read_engine(kinds: Kinds, value: object) -> EngineSection:
+    """Return the section of a table of the file, as its kind structures it; raises `Mistakes`."""
+    if not isinstance(value, dict):
+        raise wrong(f"expected an object, got {describe(value)}")
+    kind = value.get("kind", DEFAULT_KIND)
+    if kind is None:
+        shared = {key: inner for key, inner in value.items() if key != "kind" and not _owner(key, EngineSection, kinds)}
+        return structure(shared, EngineSection)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise wrong(f"expected {' or '.join(map(describe, kinds))}, got {describe(kind)}", "kind")
+    foreign = {key: owner for key in value if (owner := _owner(key, kinds[kind], kinds)) is not None}
+    mistakes = [Mistake(segment(key), f"is for engines of kind {describe(owner)}") for key, owner in foreign.items()]
+    try:
+        section = structure({key: inner for key, inner in value.items() if key not in foreign}, kinds[kind])
+    except Mistakes as error:
+        raise Mistakes((*mistakes, *error.mistakes)) from None
+    if mistakes:
+        raise Mistakes(tuple(mistakes))
+    return section
+
+
+def _owner(key: str, own: type[EngineSection], kinds: Kinds) -> str | None:
+    """Return the other kind to which a key belongs, None if it belongs to `own` or to no kind."""
+    if key in _keys(own):
+        return None
+    return next((kind for kind, section in kinds.items() if key in _keys(section)), None)
+
+
+def _keys(section: type[EngineSection]) -> set[str]:
+    return {field.name for field in attrs.fields(section)}
