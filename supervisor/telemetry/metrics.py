@@ -18,7 +18,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from protocol.errors import AskerLeft
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Usage
-from supervisor.telemetry.pool_metrics import PoolMetrics
 from supervisor.threads.queued_writer import QueuedWriter
 
 from . import registry
@@ -31,6 +30,30 @@ ENGINE_LOADS = {  # fields of an engine's load, and what they are
 }
 SCRAPES_MAX = 4  # that collect and merge the metrics of engines at a time; others wait
 NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@define(eq=False)
+class PoolMetrics:
+    """Calls and diversions of all pools of a gateway."""
+
+    registry: Registry
+    _requests: Counter = field(init=False)
+    _diversions: Counter = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        counter = self.registry.counter
+        self._requests = counter("espalier_pool_requests", "Calls to workers of a pool, by outcome", "pool outcome")
+        self._diversions = counter(
+            "espalier_pool_diversions", "Requests mapped to a pool that another stood in for", "pool actual"
+        )
+
+    def called(self, pool: str, outcome: str) -> None:
+        """Count a call to a worker of a pool that has ended: `ended`, `left`, or an error's code."""
+        self._requests[pool, outcome] += 1
+
+    def diverted(self, pool: str, actual: str) -> None:
+        """Count a request that the grid maps to one pool and that another serves; empty: a worker without a pool."""
+        self._diversions[pool, actual] += 1
 
 
 @define(eq=False)
