@@ -18,7 +18,7 @@ from actors.engines.encoding import queue as encodings
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
 from actors.engines.encoding.queue import Encodings, EncodingsStatistics
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import Faults
 from protocol.errors import (
     BadRequest,
     DeadlineExceeded,

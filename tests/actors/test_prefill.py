@@ -12,10 +12,9 @@ from attrs import evolve, frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import BOOTSTRAP
+from actors.engines.simulated.spec import BOOTSTRAP, Costs
 from actors.engines.slots.slots import Deadlines, Slots
 from actors.prefill import prefill
 from protocol.errors import EngineDied, EngineLost

@@ -11,8 +11,8 @@ import trio
 from attrs import define, evolve, field
 
 from actors.decode import decode
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import Costs
 from actors.engines.slots.slots import Deadlines, Slots
 from actors.routing.policies.kv.index import PrefixIndex
 from actors.routing.policies.kv.policy import KvPolicy, KvSettings

@@ -15,8 +15,8 @@ from actors.encoder import encoder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
 from actors.engines.encoding.port import EncodingBatch
-from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
+from actors.engines.simulated.spec import EncodingCosts
 from actors.kit.calls import Address, Answer
 from actors.kit.priority_inbox import PriorityInbox
 from actors.media.layout import VisionLayout

@@ -11,11 +11,10 @@ import trio
 
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import Batch
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import Costs, SimulatedSpec
 from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
 
 # Binary fractions, so that times can be compared exactly.

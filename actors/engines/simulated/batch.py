@@ -24,12 +24,11 @@ from math import inf
 from attrs import Factory, define, field, frozen
 
 from actors.engines.simulated.cache_events import CacheEvents
-from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, RequestError
@@ -68,7 +67,7 @@ class Batch:
 
     spec: SimulatedSpec
     speech: OutputGenerator
-    chance: Chance
+    chance: FaultDraws
     faults: Faults = field(default=Faults())
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt

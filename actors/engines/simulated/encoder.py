@@ -11,8 +11,7 @@ from attrs import define, evolve, field
 
 from actors.engines.encoding.port import EncodingBatch
 from actors.engines.media_check import check_pixels
-from actors.engines.simulated.costs import EncodingCosts
-from actors.engines.simulated.faults import Chance, Faults
+from actors.engines.simulated.spec import EncodingCosts, FaultDraws, Faults
 from actors.kit.calls import Answer
 from protocol.errors import AskerLeft, BadRequest, EngineDied, EngineLost, EngineRefused, Overloaded, RequestError
 from protocol.messages.engine import EngineInfo, EngineLoad, encoder_info
@@ -64,7 +63,7 @@ class SimulatedEncoder:
 
     media: MediaInfo
     batch_max: int
-    chance: Chance
+    chance: FaultDraws
     costs: EncodingCosts = EncodingCosts()
     faults: Faults = Faults()
     digest: Digest = ()

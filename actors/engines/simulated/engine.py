@@ -13,10 +13,9 @@ from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
-from actors.engines.simulated.faults import Chance, Faults
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
@@ -42,7 +41,7 @@ class SimulatedEngine:
     """
 
     spec: SimulatedSpec
-    chance: Chance
+    chance: FaultDraws
     sentences: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)

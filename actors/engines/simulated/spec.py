@@ -1,14 +1,15 @@
-"""The sizes, costs and faults of a simulated engine."""
+"""The sizes, costs and faults of a simulated engine.
+
+A duration, of an engine's step or of an encoder's batch, is a sum of a few costs, each in seconds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from attrs import frozen
 
-from actors.engines.simulated.costs import Costs
-from actors.engines.simulated.faults import Faults
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.media import MediaInfo
@@ -19,6 +20,66 @@ BOOTSTRAP = ("simulated", 1)
 """The bootstrap address of every simulated prefill: nothing listens there."""
 
 Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
+Price = Annotated[float, Within(at_least=0)]
+Share = Annotated[float, Within(at_least=0, at_most=1)]
+
+
+@frozen(kw_only=True)
+class Costs:
+    """`[engine.NAME.simulated.costs]`: the costs of one engine step, of an abort and of a transfer.
+
+    The defaults are of the order of an 8B model on one recent GPU, and measured on none:
+    `python -m bench.calibration.fit` fits them to a server that runs.
+    """
+
+    fixed_s: Annotated[float, Within(above=0)] = 0.008  # each step: above all, reading the weights once
+    per_prefill_token_s: Price = 0.00003  # each prompt token that the step computes
+    per_running_s: Price = 0.00005  # each request that takes part in the step
+    per_kv_token_s: Price = 0.0  # each token of KV memory that the step reads
+    release_s: Price = 0.0  # from an abort until the slot and its pages are free
+    transfer_s: Price = 0.0  # from the end of a prefill until the KV cache is at the decode
+
+    def step_s(self, prefill_tokens: int, running: int, kv_tokens: int) -> float:
+        """Return how long a step lasts, in seconds."""
+        return (
+            self.fixed_s
+            + self.per_prefill_token_s * prefill_tokens
+            + self.per_running_s * running
+            + self.per_kv_token_s * kv_tokens
+        )
+
+
+@frozen(kw_only=True)
+class EncodingCosts:
+    """`[engine.NAME.simulated.encoding_costs]`: the costs of one batch of an encoder, measured on none."""
+
+    fixed_s: Annotated[float, Within(above=0)] = 0.004  # each batch
+    per_item_s: Price = 0.001  # each image or video of the batch
+    per_token_s: Price = 0.00001  # each token of the batch
+
+    def batch_s(self, items: int, tokens: int) -> float:
+        """Return how long a batch lasts, in seconds."""
+        return self.fixed_s + self.per_item_s * items + self.per_token_s * tokens
+
+
+class FaultDraws(Protocol):
+    """A source of the random numbers that decide faults, such as a seeded `random.Random`."""
+
+    def random(self) -> float:
+        """Return the next number from 0 up to 1."""
+
+
+@frozen(kw_only=True)
+class Faults:
+    """`[engine.NAME.simulated.faults]`: how an engine misbehaves; not at all by default."""
+
+    slow: Annotated[float, Within(above=0)] = 1.0  # factor by which steps last longer than their cost
+    stuck: Share = 0.0  # share of aborted requests that keep slot and memory while this is above 0
+    refuse: Share = 0.0  # share of requests that are found wrong when their prompt is computed
+    stall: Share = 0.0  # share of steps after which nothing happens for `stall_s`, releases included
+    stall_s: Annotated[float, Within(at_least=0)] = 1.0  # duration of such a pause
+    # time from the start to a crash, or from when this is set
+    crash_after_s: Annotated[float, Within(above=0)] | None = None
 
 
 @frozen(kw_only=True)

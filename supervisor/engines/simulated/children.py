@@ -11,10 +11,9 @@ from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.faults import Chance
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.sentences import SENTENCES
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import FaultDraws, SimulatedSpec
 from actors.text.model import TextModel
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
@@ -120,8 +119,8 @@ def _media(section: SimulatedSection, model: TextModel, form: MediaForm) -> Medi
 
 
 async def _run(  # noqa: ASYNC128  # run calls started()
-    engine: Callable[[Chance], SimulatedEngine],
-    chance: Callable[[], Chance],
+    engine: Callable[[FaultDraws], SimulatedEngine],
+    chance: Callable[[], FaultDraws],
     registration: Registration[Engine],
     *,
     task_status: trio.TaskStatus[None],
@@ -132,8 +131,8 @@ async def _run(  # noqa: ASYNC128  # run calls started()
 
 
 async def _run_encoder(  # noqa: ASYNC128  # run calls started()
-    encoder: Callable[[Chance], SimulatedEncoder],
-    chance: Callable[[], Chance],
+    encoder: Callable[[FaultDraws], SimulatedEncoder],
+    chance: Callable[[], FaultDraws],
     registration: Registration[Encoder],
     *,
     task_status: trio.TaskStatus[None],

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from attrs import frozen
 
-from actors.engines.simulated.costs import Costs, EncodingCosts
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import Costs, EncodingCosts, Faults
 from protocol.messages.media import MediaForm, MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake

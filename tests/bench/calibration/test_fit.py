@@ -15,9 +15,8 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import Costs, SimulatedSpec
 from bench.calibration.fit import (
     COSTS,
     Bench,

@@ -9,7 +9,7 @@ from typing import ClassVar
 import trio
 from attrs import define, field
 
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import Faults
 from actors.routing.route import FailoverLimits
 from protocol.errors import EngineStuck, StartFailed
 from tests.rig.fake_engine import Costs

@@ -13,9 +13,8 @@ from actors.encoder import encoder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits
 from actors.engines.encoding.port import Encoder, EncodingBatch
-from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import EncodingCosts, Faults
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg, Offer
 from protocol.messages.media import Encode, EncodeBatch, EncodedItem, MediaItem

@@ -12,7 +12,7 @@ from math import inf
 import trio
 from attrs import Factory, define
 
-from actors.engines.simulated.faults import Faults as EngineFaults
+from actors.engines.simulated.spec import Faults as EngineFaults
 from protocol.errors import ActorError, EngineStuck, StartFailed
 from tests.system.simulator.encoders import NodeEncoders, SimEncoder
 from tests.system.simulator.system import System

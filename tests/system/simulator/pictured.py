@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from actors.engines.encoding.limits import EncoderLimits
-from actors.engines.simulated.costs import EncodingCosts
+from actors.engines.simulated.spec import EncodingCosts
 from actors.media.media import PreparationLimits
 from protocol.messages.media import MediaForm, MediaInfo
 from tests.rig.fake_engine import Costs

@@ -10,9 +10,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from actors.engines.simulated.costs import EncodingCosts
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import EncodingCosts, Faults
 from protocol.errors import AskerLeft, EngineDied, EngineLost
 from protocol.messages.engine import EngineLoad
 from protocol.messages.media import MediaInfo, MediaItem, Modality

@@ -11,8 +11,8 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.request_check import check_request
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.spec import Costs
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Grammar, GrammarKind

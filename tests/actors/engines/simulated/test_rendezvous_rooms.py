@@ -13,11 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.faults import Faults
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import BOOTSTRAP, SimulatedSpec
+from actors.engines.simulated.spec import BOOTSTRAP, Costs, Faults, SimulatedSpec
 from protocol.errors import AskerLeft, BadRequest
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad

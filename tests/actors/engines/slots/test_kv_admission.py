@@ -14,9 +14,8 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import Costs, SimulatedSpec
 from actors.engines.slots.kv_admission import KvAdmission, kv_tokens_needed
 from actors.engines.slots.slots import Deadlines, Slots
 from actors.prefill import prefill

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
-from actors.engines.simulated.costs import Costs
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import SimulatedSpec
+from actors.engines.simulated.spec import Costs, SimulatedSpec
 from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, HashedPrompt, SharedPrefixes
 from actors.engines.slots.slots import Deadlines, Slots
 from protocol.messages.generation import Generate, Sampling, Started

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.faults import Faults
+from actors.engines.simulated.spec import Faults
 from protocol.errors import AskerLeft, EngineDied, EngineLost, EngineRefused
 from protocol.messages.engine import EngineLoad
 from tests.rig.simulated_engines import generate, running, spec, timed
