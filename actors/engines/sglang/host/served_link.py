@@ -10,11 +10,11 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from attrs import define, field
 
-from actors.engines.sglang.host.failures import FailureRate
 from actors.engines.sglang.host.link_messages import LinkMessages
 from actors.engines.sglang.host.watchdog import Watchdog
 from actors.engines.shared_tensors import sharing_works
@@ -24,6 +24,30 @@ from protocol.link.peer import Peer
 from protocol.messages.kind import Message
 
 READ_BYTES = 256 * 1024
+FAILURES_MAX = 5  # a window
+WINDOW_S = 60.0
+REASON_LENGTH_MAX = 300  # characters
+
+
+class FailureRate:
+    """The rate at which an engine fails requests that are neither aborted nor wrong.
+
+    With over `FAILURES_MAX` in `WINDOW_S` the engine is at fault.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._times: deque[float] = deque()
+
+    def record(self, error: str) -> str | None:
+        """Record a failure by its error; return the reason to end the engine, or None."""
+        now = self._now()
+        self._times.append(now)
+        while self._times[0] <= now - WINDOW_S:
+            self._times.popleft()
+        if len(self._times) <= FAILURES_MAX:
+            return None
+        return f"it failed {len(self._times)} requests within {WINDOW_S:g} s, the last by {error[:REASON_LENGTH_MAX]}"
 
 
 @define(eq=False)
