@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import preview
-from supervisor.node.pool_preview import pool_lines
+from supervisor.node.preview import pool_lines
 from tests.rig.pools import PAIRS, WHOLES
 from tests.supervisor.config.test_load import Written
 
