@@ -1,16 +1,25 @@
-"""The bytes of a content: read from a descriptor, or from the text of a data URL."""
+"""The bytes of a content: read from a descriptor, or from the text of a data URL; and the refusal of one."""
 
 from __future__ import annotations
 
 import binascii
 import os
 from hashlib import sha256
+from typing import Literal
 from urllib.parse import unquote_to_bytes
-
-from actors.media.decoder.refusal import ContentRefusal
 
 READ_BYTES = 1024 * 1024
 _WHITE_SPACE = b" \t\r\n\x0c"
+
+Code = Literal["invalid", "unsupported", "too_large", "memory", "bug"]
+
+
+class ContentRefusal(Exception):  # named as what happened
+    """A content is refused, with a sentence for the client that sent it."""
+
+    def __init__(self, detail: str, code: Code = "invalid") -> None:
+        super().__init__(detail)
+        self.detail, self.code = detail, code
 
 
 def read(descriptor: int) -> bytes:

@@ -13,7 +13,7 @@ from math import isfinite, prod
 
 from attrs import frozen
 
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import BYTES, Dtype
 

@@ -21,7 +21,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, ImageFacts
 

@@ -13,7 +13,7 @@ from math import prod
 
 from actors.media import jobs
 from actors.media.decoder import content, embeddings, images, videos
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.decoder.sniffing import IMAGES, VIDEOS, ContentKind, sniff
 from actors.media.jobs import (
     DecodeContent,

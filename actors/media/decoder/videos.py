@@ -22,8 +22,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
+from actors.media.decoder.content import ContentRefusal
 from actors.media.decoder.images import check_size
-from actors.media.decoder.refusal import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, VideoFacts
 

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from actors.media.decoder import content
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 
 DATA = bytes(range(256))
 BASE64 = base64.b64encode(DATA).decode()

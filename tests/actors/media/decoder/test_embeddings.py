@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from actors.media.decoder import embeddings
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.jobs import EmbeddingFacts
 from protocol.tensors import Dtype
 from tests.rig import media_samples as samples

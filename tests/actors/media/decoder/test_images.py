@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from actors.media.decoder import images
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, ImageFacts
 from tests.rig import media_samples as samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.media.decoder import videos
-from actors.media.decoder.refusal import ContentRefusal
+from actors.media.decoder.content import ContentRefusal
 from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, VideoFacts
 from tests.rig import media_samples as samples
