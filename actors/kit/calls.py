@@ -1,15 +1,15 @@
 """Calls between actors: an address to ask, a call to answer, and the answer with its stream of replies.
 
 An actor is asked through an `Address`, which puts a `Call` into its inbox; both ends hold the call's `Answer`. The
-asker promises *credit*, the units that it has space for, so that an answerer can never run ahead of it by more.
+asker promises *credit*, the units it has space for: an answerer can run ahead of it by no more.
 
 Replies are handed over synchronously. No task has to be scheduled for a reply to pass an actor that only transforms
-replies: such an actor *relays* them with a plain function, which runs in the task that puts the reply. An answer thus
-passes through a chain of actors without a task switch for each, and there is no queue on its way that could fill.
+replies: such an actor *relays* them with a plain function, run by the task that puts the reply. An answer thus passes
+through a chain of actors without a task switch for each, and there is no queue on its way that could fill.
 
-The asker leaves by leaving the context of `ask`, whatever the reason: that cancels the scope in which the call is
-answered. The answerer ends the call by ending the body of `Call.answering`, whatever the reason: that ends the answer.
-So neither end can forget the other. Nothing here retries a call, or knows where it is answered.
+An asker that leaves the context of `ask`, for any reason, cancels the scope of the answering task. An answerer that
+ends the body of `Call.answering`, for any reason, ends the answer. So neither end can forget the other. Nothing here
+retries a call, or depends on where it is answered.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Answer(Generic[Rep, Res]):
     """The answer to one request: replies in order, then a result or a `RequestError`.
 
     The answerer puts replies into it; the asker takes them out, by iteration or by a relay. `credit` is the number of
-    units that the answerer may still put, so what is buffered here is bounded by what the asker promised.
+    units that the answerer may still put; it bounds the buffer.
     """
 
     credit: int
     over: trio.Event = field(factory=trio.Event)  # set once the answerer holds nothing for this request any more
     _waiting: deque[Rep] = field(factory=deque)
-    _receiver: Callable[[Rep], None] | None = None  # of a relay
+    _receiver: Callable[[Rep], None] | None = None  # the relay's, once one has begun
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _result: Res | None = None
-    _failure: RequestError | None = None  # by itself, without what its traceback leads to: see `_raised`
+    _failure: RequestError | None = None  # without a traceback: see `_raised`
     _receiver_error: Exception | None = None
     _abandoned: bool = False
     _first_wakes: bool = False  # the first reply wakes the relay, whose deadline depends on it
-    fast_path: FastPath | None = None  # on which tokens skip the relay of this answer
+    fast_path: FastPath | None = None  # the way of tokens that skip this answer's relay
 
     # The answerer's side, all of it synchronous ----------------------------------------
 
@@ -115,10 +115,10 @@ class Answer(Generic[Rep, Res]):
     ) -> Res | None:
         """Call `receiver` with every reply, in the task that puts it, and return the result.
 
-        Raises what `receiver` raised, or the `RequestError` that the answer ended with. `until` returns the deadline of
-        the relay on Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward
-        at the first reply only. The result is None once the deadline has passed, and after `abandon()`. With a
-        `fast_path` plain tokens may go to its receiver instead.
+        Raises the receiver's error, or the `RequestError` of the answer. `until` returns the deadline of the relay on
+        Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward at the first
+        reply only. The result is None once the deadline has passed, and after `abandon()`. With a `fast_path` plain
+        tokens may go to its receiver instead.
         """
         await trio.lowlevel.checkpoint()
         self._receiver = receiver
@@ -159,7 +159,7 @@ class Answer(Generic[Rep, Res]):
         self.abandon()
 
     def abandon(self) -> None:
-        """Take no more replies: those that come are dropped, and a relay returns None."""
+        """Drop all further replies; a relay returns None."""
         if self.fast_path is not None:
             self.fast_path.detach(self)
         self._abandoned = True
@@ -168,7 +168,7 @@ class Answer(Generic[Rep, Res]):
         self._changed.unpark_all()
 
     def _outcome(self) -> Res | None:
-        """Return what a relay returns, or raise what it raises."""
+        """Return a relay's result, or raise its error."""
         if self._receiver_error is not None:
             raise self._receiver_error
         if self._failure is not None and not self._abandoned:
@@ -178,8 +178,8 @@ class Answer(Generic[Rep, Res]):
     def _raised(self, failure: RequestError) -> RequestError:
         """Return the failure to raise, and keep a copy of it.
 
-        The traceback of what is raised refers to frames that refer to this answer. If this answer referred to it, all
-        that they hold, such as the pixels of an image, would wait for the garbage collector.
+        The traceback of a raised error refers to frames, and these to this answer. If the answer kept the error, all
+        objects of the frames, such as the pixels of an image, would wait for the garbage collector.
         """
         self._failure = copy(failure)
         return failure

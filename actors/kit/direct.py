@@ -1,11 +1,11 @@
 """Calls that an actor answers in the tasks of their askers.
 
 A call through an inbox costs a task, and several switches between tasks, before anything is done for it. An actor whose
-calls hold nothing but their own state needs none of that: its *direct address* runs the actor's own function in the
-task that relays the answer. What does not begin at once goes through the inbox, and so does whatever an asker wants to
-do beside the answer: both ways give the same answer.
+calls hold nothing but their own state can do without: its *direct address* runs the actor's own function in the task
+that relays the answer. A call goes through the inbox if it cannot begin at once, or if its asker iterates over the
+answer or sets a deadline; the answer is the same.
 
-The actor stays an actor. It alone says which calls begin, while it lives; a call that it answers directly counts as
+The actor stays an actor. It alone decides which calls begin, while it lives; a call that it answers directly counts as
 any other against its limits and its bugs, and ends with the actor as the tasks of its nursery do: cancelled, with
 `ActorLost` for the asker. A bug too many fails the actor, not the asker.
 """
@@ -42,7 +42,7 @@ class DirectCalls(Generic[Req, Rep, Res]):
 
     pass_by: Callable[[Req], bool] = _always
     _begin: Callable[[Req], Answerer[Req, Rep, Res] | None] | None = None
-    _nursery: trio.Nursery | None = None  # of the actor
+    _nursery: trio.Nursery | None = None  # the actor's
     _running: set[Call[Req, Rep, Res]] = field(factory=set)
     _ended: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
@@ -57,7 +57,7 @@ class DirectCalls(Generic[Req, Rep, Res]):
     ) -> AsyncIterator[None]:
         """Let calls be answered directly while the body runs, which is in the actor's nursery.
 
-        `begin` returns what answers a request, which is run in the same turn; None sends the call to the inbox.
+        `begin` returns the answerer of a request, to be run in the same turn; None sends the call to the inbox.
         """
         self._begin, self._nursery = begin, nursery
         try:
@@ -71,7 +71,7 @@ class DirectCalls(Generic[Req, Rep, Res]):
                     await self._ended.park()
 
     def begin(self, request: Req) -> Answerer[Req, Rep, Res] | None:
-        """Return what answers a request in this turn; None if it has to go through the inbox."""
+        """Return the answerer of a request, to be run in this turn; None if the request has to go through the inbox."""
         if self._begin is None or not self.pass_by(request):
             return None
         return self._begin(request)
@@ -79,7 +79,7 @@ class DirectCalls(Generic[Req, Rep, Res]):
     async def run(  # noqa: ASYNC910  # answering has checkpoints
         self, call: Call[Req, Rep, Res], answer_one: Answerer[Req, Rep, Res]
     ) -> None:
-        """Answer a call in this task; what would end the actor is raised in the actor's nursery instead."""
+        """Answer a call in this task; an error that ends the actor is raised in the actor's nursery instead."""
         nursery = self._nursery
         self._running.add(call)
         try:
@@ -101,15 +101,16 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
     """An answer that is computed by its relay, if the actor begins it at once; and the context in which it is asked."""
 
     address: DirectAddress[Req, Rep, Res] = field(kw_only=True)
-    call: Call[Req, Rep, Res] | None = None  # until its asker has left it
-    sent: bool = False  # into the inbox
+    call: Call[Req, Rep, Res] | None = None  # None once the asker has left
+    sent: bool = False  # whether the call went into the inbox
 
     async def __aenter__(self) -> Answer[Rep, Res]:
         return self  # noqa: ASYNC910  # relaying and iterating have checkpoints
 
     async def __aexit__(self, *_: object) -> None:
-        call, self.call = self.call, None  # which refers to this answer, so that both would wait for the collector
-        self._receiver = None  # so does this
+        # The call and the receiver refer to this answer: circles that would wait for the garbage collector.
+        call, self.call = self.call, None
+        self._receiver = None
         if call is not None and (self.sent or not self.over.is_set()):  # what was answered in this task has ended
             call.leave()
 

@@ -1,8 +1,8 @@
 """A budget of units that calls hold for a while, shared fairly between the owners of requests.
 
-Whoever does not fit waits. The owner that holds least goes first, and one owner never holds more than its part, unless
-by a single call. A call that waits lets smaller ones pass, up to as many units as it wants itself; then everything that
-becomes free is kept for it. So neither many small calls nor one large call keep the others waiting for ever.
+A call that does not fit waits. The owner that holds least goes first, and one owner never holds more than its part,
+unless by a single call. A call that waits lets smaller ones pass, up to as many units as it wants itself; then all
+units that become free are kept for it. So neither many small calls nor one large call keep the others waiting for ever.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Waiter:
 
 @frozen
 class BudgetStatistics:
-    """The units of a budget that are taken, and the calls that wait for some."""
+    """The numbers of taken units and of waiting calls."""
 
     taken: int
     waiting: int
@@ -54,7 +54,7 @@ class Share:
 
 @define(eq=False)
 class FairBudget:
-    """`total` units, of which one owner may have `owner_max`; `name` says in errors what they are."""
+    """`total` units, of which one owner may have `owner_max`; `name` names the units in errors."""
 
     name: str
     total: int
@@ -112,14 +112,14 @@ class FairBudget:
 
     def _give(self) -> None:
         """Give units to all calls that may have them now, in one pass along the queue."""
-        place = 0
+        index = 0
         overtaken: list[_Waiter] = []
-        while (entry := self._queue.head(place)) is not None:
+        while (entry := self._queue.head(index)) is not None:
             waiter, held = entry.item, self._queue.account(entry.owner)
             if any(other.overtaken_by >= other.units for other in overtaken):
                 break  # everything that is free is kept for it
             if held and held + waiter.units > self.owner_max:
-                place += 1  # it waits for units of its own owner
+                index += 1  # it waits for units of its own owner
             elif waiter.units <= self.total - self.taken:
                 self._queue.remove(entry)
                 self._queue.charge(entry.owner, waiter.units)
@@ -130,4 +130,4 @@ class FairBudget:
                     other.overtaken_by += waiter.units
             else:
                 overtaken.append(waiter)
-                place += 1
+                index += 1

@@ -3,9 +3,9 @@
 First come, first served is unfair between clients: one that sends a thousand requests at once makes all others wait
 behind all of them. Here each owner (a client's key) has an *account*: what it has had so far or holds now, in whatever
 unit the user of the queue charges. Among items of the highest priority, the owner with the smallest account goes first;
-of equal accounts, the one whose turn was longest ago. The items of one owner keep the order in which they came.
-So an owner waits behind at most one item of each other owner whose account is no larger than its own, however many they
-have, and however often that account is empty again.
+of equal accounts, the one whose turn was longest ago. The items of one owner keep the order in which they came. So an
+owner waits behind at most one item of each other owner with no larger account, however many items that owner has, and
+however often its account is empty again.
 
 Nothing here waits or reads a clock. Each operation takes time logarithmic in the number of owners with items, and moves
 some bytes of an array.
@@ -31,12 +31,12 @@ class Entry(Generic[T]):
     item: T
     owner: str
     priority: int
-    number: int  # by arrival
+    number: int  # the order of arrival
 
 
 @define(eq=False)
 class _Owner(Generic[T]):
-    lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # by priority, in order of arrival
+    lanes: dict[int, OrderedDict[int, Entry[T]]] = field(factory=dict)  # entries by priority, in order of arrival
     waiting: int = 0
     turn: int = 0  # the number of its first arrival, or of its last charge if that is later
 
@@ -45,8 +45,8 @@ class _Owner(Generic[T]):
 class FairQueue(Generic[T]):
     """Items ordered by priority, then by their owner's account, then by its last turn."""
 
-    _owners: dict[str, _Owner[T]] = field(factory=dict)  # those with items
-    _accounts: dict[str, float] = field(factory=dict)  # those that are not 0
+    _owners: dict[str, _Owner[T]] = field(factory=dict)  # only owners with items
+    _accounts: dict[str, float] = field(factory=dict)  # only accounts other than 0
     # The lanes in the order of turns: priority (negative), account, turn, owner.
     _heads: list[tuple[int, float, int, str]] = field(factory=list)
     _least: list[tuple[float, str]] = field(factory=list)  # the accounts of the owners with items, in order
@@ -101,16 +101,16 @@ class FairQueue(Generic[T]):
 
     def heads(self) -> Iterator[Entry[T]]:
         """Yield the first entry of each owner at each priority, in the order of their turns."""
-        place = 0
-        while (entry := self.head(place)) is not None:
+        index = 0
+        while (entry := self.head(index)) is not None:
             yield entry
-            place += 1
+            index += 1
 
-    def head(self, place: int) -> Entry[T] | None:
-        """Return the first entry of the owner and priority at a place in the order of turns, None behind the last."""
-        if place >= len(self._heads):
+    def head(self, index: int) -> Entry[T] | None:
+        """Return the first entry of the owner and priority at an index in the order of turns, None behind the last."""
+        if index >= len(self._heads):
             return None
-        priority, _, _, owner = self._heads[place]
+        priority, _, _, owner = self._heads[index]
         return next(iter(self._owners[owner].lanes[-priority].values()))
 
     def last_of_largest(self) -> Entry[T] | None:
@@ -129,13 +129,13 @@ class FairQueue(Generic[T]):
 
     @property
     def owners(self) -> int:
-        """The number of owners that have items, or an account that is not 0."""
+        """The number of owners with items, or with an account other than 0."""
         return len(self._owners) + self._away
 
     # Accounts ----------------------------------------------------------------------------
 
     def accounts(self) -> dict[str, float]:
-        """Return what every owner has been charged, without those that owe nothing."""
+        """Return the accounts other than 0, by owner."""
         return dict(self._accounts)
 
     def account(self, owner: str) -> float:
@@ -166,7 +166,7 @@ class FairQueue(Generic[T]):
     def catch_up(self, owner: str) -> None:
         """Raise the account of an owner without items to the least of those with items: absence saves nothing."""
         if not self._owners:
-            self._accounts.clear()  # of no consequence while there are no items
+            self._accounts.clear()  # accounts decide nothing while there are no items
             self._away = 0
         elif owner not in self._owners and self._least[0][0] > self.account(owner):
             self.charge(owner, self._least[0][0] - self.account(owner))

@@ -1,15 +1,15 @@
 """The fast path of an answer: plain tokens go from where they arrive straight to the last asker of a chain of relays.
 
 A reply passes through the answers of a chain, and each stage between two of them does its part. Most tokens mean the
-same to all stages: there is one more, at this time. The memory that each stage reads for that is cold by the next step
-of an engine, and reading it takes longer than all else. So while a path is open a token touches one object, and the
-stages that it has skipped record it later, several tokens at once: `settle`.
+same to all stages: there is one more, at this time. By the next step of an engine each stage's memory is cold, and
+reading it takes longer than all else. So while a path is open a token touches one object, and the stages that it has
+skipped record it later, several tokens at once: `settle`.
 
-No stage can tell the difference, since whatever else happens to any answer of the chain (another reply, its end, a
-deadline, an asker that leaves) settles first. A reply that is not a plain token goes the general way, through all
-stages; so does every token while the path is not open, which only the stage that knows the texts decides. That chain
-is built from the last asker towards the source, each stage attaching the answer that it relays, and cut where an answer
-ends. An error of the last asker's receiver, or of a stage that records, is one of the relay that it belongs to.
+No stage can see the difference: any other event of an answer in the chain (another reply, its end, a deadline, an asker
+that leaves) settles first. A reply that is not a plain token goes the general way, through all stages; so does every
+token while the path is not open. Only the stage with the texts opens it. The chain is built from the last asker towards
+the source: each stage attaches the answer that it relays. It is cut where an answer ends. An error of the last asker's
+receiver, or of a recording stage, is raised by its own relay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attrs import define, field
 from protocol.messages.generation import Tokens, one_token
 from protocol.messages.text import Text
 
-TOKENS_MAX = 256  # that are recorded at once
+TOKENS_MAX = 256  # the most tokens that are recorded at once
 
 Record: TypeAlias = Callable[[Sequence[int], float], None]
 """Records tokens that have skipped a stage, and when the last of them came."""
@@ -45,10 +45,10 @@ class FastPath:
     receiver: Callable[[Text, float], None]
     _texts: Mapping[int, Text | None] = field(factory=dict)
     _room: int = 0  # tokens until the next `settle`; 0 while the path is not open
-    _tokens: list[int] = field(factory=list)  # that the stages have not recorded
+    _tokens: list[int] = field(factory=list)  # tokens not recorded by the stages yet
     _last_at: float = 0.0
-    _answers: list[RelayedAnswer] = field(factory=list)  # from the last asker's to the source
-    _records: list[Record] = field(factory=list)  # of the stages that relay them
+    _answers: list[RelayedAnswer] = field(factory=list)  # in order, from the last asker's to the source's
+    _records: list[Record] = field(factory=list)  # one of each answer's stage
     _opened: bool = False
 
     @property
@@ -115,13 +115,13 @@ class FastPath:
             self.measure()
 
     def detach(self, answer: RelayedAnswer) -> None:
-        """Cut an answer off the chain, and with it those that it came from."""
+        """Cut an answer off the chain, with all answers behind it towards the source."""
         self.settle()
         if answer.fast_path is self:
-            place = self._answers.index(answer)
-            for gone in self._answers[place:]:
+            index = self._answers.index(answer)
+            for gone in self._answers[index:]:
                 gone.fast_path = None
-            del self._answers[place:], self._records[place:]
+            del self._answers[index:], self._records[index:]
             self.measure()
 
 

@@ -1,9 +1,9 @@
 """The leaves of exception groups.
 
 A Trio nursery raises what its tasks raised as an exception group, and nurseries nest, so the same failure may arrive
-wrapped once, several times, or not at all. How deep it is nested says where nurseries were opened and nothing of what
-failed. Code that classifies a failure (an error of one request, a bug, the end of the actor) therefore looks at the
-leaves alone, by the functions of this file: code that walks a group by itself easily forgets a level or a part.
+wrapped once, several times, or not at all. The depth depends on where nurseries were opened, not on the failure. Code
+that classifies a failure (an error of one request, a bug, the end of the actor) therefore looks at the leaves alone, by
+the functions of this file: code that walks a group by itself easily forgets a level or a part.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def first_of(error: BaseException, kind: type[E]) -> E | None:
 
 
 def raise_part(error: BaseException) -> NoReturn:
-    """Raise a part of the group that is being handled, and of that no more.
+    """Raise a part of the group that is being handled, without the group as its context.
 
-    The group would become its context, which refers to the part again; and such a circle keeps everything that the
-    frames of their tracebacks hold until the garbage collector finds it.
+    The group refers to the part: such a circle keeps all objects of the tracebacks' frames alive until the garbage
+    collector finds it.
     """
     try:
         raise error from None

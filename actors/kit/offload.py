@@ -1,9 +1,9 @@
 """Work whose size a client chooses, kept out of the event loop.
 
-All tasks of a node share one thread: a text that takes a second to tokenise would stop every stream for that second.
-So all work for a request passes through `Offload.run` with its size, under one rule. Long work runs in threads, which
-the supervisor owns and which take turns between the owners of requests. Short work runs in place, after a checkpoint,
-so that many short pieces of work are as many turns of the event loop.
+All tasks of a node share one thread: a text that takes a second to tokenise would stop every stream meanwhile. So all
+work for a request passes through `Offload.run` with its size, under one rule. Long work runs in the supervisor's
+threads, which take turns between the owners of requests. Short work runs in place, after a checkpoint, so that many
+short pieces of work are as many turns of the event loop.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class RunInThread(Protocol):
     """Runs a function in a thread."""
 
     async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
-        """Return what the function returns, or raise what it raises; raises `Overloaded` if too much work waits."""
+        """Return the function's result, or raise its error; raises `Overloaded` if too much work waits."""
 
 
 async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`
-    """Run work in place, whatever its size: for tests and for the check of a configuration, without threads."""
+    """Run work in place, long or short: for tests and for the check of a configuration, without threads."""
     await trio.lowlevel.checkpoint()
     return function()
 

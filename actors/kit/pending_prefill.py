@@ -1,8 +1,8 @@
-"""Pending prefill: the prompt tokens that an engine was given and that have no first token yet.
+"""Pending prefill: the prompt tokens inside an engine, of requests without a first token.
 
-An engine computes prompts first come, first served, whichever client they are of. So one client with hundreds of long
-prompts makes all others wait for as many of them as are inside the engine. Outside, prompts can be overtaken: inboxes
-let owners take turns. An engine is therefore given as many prompt tokens as keep it busy, and no more.
+An engine computes prompts first come, first served. So one client with hundreds of long prompts makes all others wait
+for as many of them as are inside the engine. Outside, prompts can be overtaken: inboxes let owners take turns. An
+engine is therefore given as many prompt tokens as keep it busy, and no more.
 
 Behind a longer prompt, which is given alone, as many others may follow at once: they wait for it anyway.
 """
@@ -20,7 +20,7 @@ class PendingPrefill:
 
     tokens_max: int = 0
     tokens: int = 0
-    _longer_tokens: int = 0  # of the longer prompts
+    _longer_tokens: int = 0  # the tokens of prompts longer than the bound
     _sizes: dict[Hashable, int] = field(factory=dict)
 
     @property
@@ -33,7 +33,7 @@ class PendingPrefill:
         return not self.tokens or not self.tokens_max or self.tokens + size <= self.tokens_max
 
     def fits_behind_longer(self, size: int) -> bool:
-        """Whether it fits, or would if the longer prompts were not there."""
+        """Whether a prompt of `size` tokens fits, or would without the longer prompts."""
         return self.fits(size) or self.tokens - self._longer_tokens + size <= self.tokens_max
 
     def is_longer(self, size: int) -> bool:
@@ -42,7 +42,7 @@ class PendingPrefill:
 
     @property
     def has_longer(self) -> bool:
-        """Whether such a prompt is pending; those that are added then wait for it."""
+        """Whether a longer prompt is pending; prompts added meanwhile wait for it."""
         return self._longer_tokens > 0
 
     def add(self, key: Hashable, size: int) -> None:

@@ -1,13 +1,13 @@
 """An inbox with priorities: the call of the highest priority is taken first, and of equal ones owners take turns.
 
 A channel is first in, first out: behind the thousand requests of one client, all others would wait. Here all calls are
-in one `FairQueue`, also those that wait for room: the size bounds what an actor promises to hold, and must not decide
-who is next. Calls inside an engine cannot be overtaken any more, so receivers take a call only when they can begin it:
+in one `FairQueue`, also the calls that wait for room: the size bounds how much an actor holds, and must not decide who
+is next. Calls inside an engine cannot be overtaken any more, so receivers take a call only when they can begin it:
 `receive` may pass a condition, and `recheck` has it evaluated again.
 
 Calls may be of several groups that wait for different things: then each group has a line of its own, and the head of
-one that does not fit holds up no other. What bounds the calls in the inbox is one number for all of them. A receiver of
-one group is woken by that group alone: with as many receivers as groups, each call would be looked at by all otherwise.
+one that does not fit holds up no other. One size bounds the calls of all groups together. A receiver of one group is
+woken by that group alone: with as many receivers as groups, each call would be looked at by all otherwise.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def _always(_: object) -> bool:
 class PriorityInbox(Generic[Req, Rep, Res]):
     """An inbox of `size` calls, at least one; further askers wait for room, first come, first served.
 
-    A receiver takes the call of the highest `priority`, be it inside or waiting for room. Of equal ones the owners take
-    turns: the next is the oldest call of the owner that has been served least, by `weight`, where one that comes anew
-    counts as served as little as the least of those that wait. A call whose asker leaves is taken out at once, and
-    costs its owner no turn. Owners take turns in each `group` by itself; of the calls that are next in their groups and
-    fit, that of the highest priority is taken, then the oldest.
+    A receiver takes the call of the highest `priority`, inside or waiting for room. Among equals a virtual token
+    counter decides: the oldest call of the owner with the least served `weight` is next, and a returning owner starts
+    at the minimum of the waiting owners. A call whose asker leaves is taken out at once, and costs its owner no turn.
+    Owners take turns in each `group` by itself; among the groups' next calls that fit, the highest priority is taken,
+    then the oldest.
     """
 
     size: int
@@ -67,8 +67,8 @@ class PriorityInbox(Generic[Req, Rep, Res]):
     group: Callable[[Req], Hashable] = _no_group
     _lines: dict[Hashable, FairQueue[_Item[Req, Rep, Res]]] = field(factory=dict)  # all calls, by group
     _outside: OrderedDict[int, _Item[Req, Rep, Res]] = field(factory=OrderedDict)
-    _changed: dict[Hashable | None, trio.lowlevel.ParkingLot] = field(factory=dict)  # by group; None: of all groups
-    _numbers: Iterator[int] = field(factory=count)  # of calls, by arrival
+    _changed: dict[Hashable | None, trio.lowlevel.ParkingLot] = field(factory=dict)  # by group; None: receivers of all
+    _numbers: Iterator[int] = field(factory=count)  # the order of arrival
 
     async def send(self, call: Call[Req, Rep, Res]) -> None:
         """Put a call in; waits while there is no room."""
@@ -106,7 +106,7 @@ class PriorityInbox(Generic[Req, Rep, Res]):
             await self._changed.setdefault(group, trio.lowlevel.ParkingLot()).park()
 
     def pass_by(self, request: Req) -> bool:
-        """Count a request as taken that never was inside; return False if calls of its group wait, which come first."""
+        """Count a request that never was inside as taken; return False if calls of its group wait and come first."""
         line = self._line_of(self.group(request))
         if len(line):
             return False
@@ -117,8 +117,8 @@ class PriorityInbox(Generic[Req, Rep, Res]):
 
     def recheck(self, group: Hashable | None = None) -> None:
         """Have the receivers evaluate again whether the next call fits, of a group or of all."""
-        for each in tuple(self._changed) if group is None else (group, None):
-            if (changed := self._changed.get(each)) is not None:
+        for waited_for in tuple(self._changed) if group is None else (group, None):
+            if (changed := self._changed.get(waited_for)) is not None:
                 changed.unpark_all()
 
     def turn_away(self, error: RequestError) -> None:
