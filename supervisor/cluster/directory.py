@@ -21,11 +21,12 @@ import trio
 from attrs import define, field
 
 from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
+from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.ranked_workers import RankedWorkers
-from supervisor.cluster.workers import AnyWorker, LocalWorker, RemoteWorker
+from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
 
@@ -95,7 +96,7 @@ class Directory:
 
     async def wait_worker_idle(self, name: str) -> None:
         """Wait until one of this node's engines has no request."""
-        while any(worker.busy for worker in self.local.values() if worker.engine_name == name):
+        while any(worker.in_flight.requests for worker in self.local.values() if worker.engine_name == name):
             await self._idle.park()
 
     async def wait_idle(self) -> None:
@@ -168,24 +169,20 @@ class Directory:
                 worker.merge_load(load)
                 self._rerank(worker)
 
-    def load_changed(self, worker: AnyWorker, asker: str | None) -> None:
-        """Record that a worker has one request more or less; `asker` is the other node that it belongs to, if any."""
+    def load_changed(self, worker: ClusterWorker, asker: str | None) -> None:
+        """Record that a worker's load has changed; `asker` is the other node whose request changed it, if any."""
         self._rerank(worker)
         if isinstance(worker, LocalWorker):
-            if worker.busy == 0:
+            if not worker.in_flight.requests:
                 self._idle.unpark_all()
             if len(self._subscribers) > (asker in self._subscribers):  # a node that asks counts its own requests
                 self.load_version += 1
                 self._announceable.unpark_all()
 
-    def prefill_done(self, worker: RemoteWorker) -> None:
-        """Record that a worker has begun to answer a request of this node, so that it may take another prompt."""
-        self._rerank(worker)
-
     def reroute_queued(self) -> None:
         """Fail what waits for local engines that are down, if others can serve it; called when others come up."""
         for worker in self.local.values():
-            if worker.engine.current is None:
+            if not worker.is_up:
                 worker.reroute_queued()
 
     def drain(self) -> None:
@@ -198,7 +195,7 @@ class Directory:
         for node, state in self.models.reapply():
             self.records[node].replace_offers(state)
 
-    def _rerank(self, worker: AnyWorker) -> None:
+    def _rerank(self, worker: ClusterWorker) -> None:
         for names in (None, *self._subsets.get((worker.model, worker.leg), ())):
             ranked = self._derived.get(("ranked", worker.model, worker.leg, names))
             if isinstance(ranked, RankedWorkers) and self._derived_version == self.version:
@@ -208,14 +205,14 @@ class Directory:
 
     # Workers -----------------------------------------------------------------------------
 
-    def workers(self, model: str) -> list[AnyWorker]:
+    def workers(self, model: str) -> list[ClusterWorker]:
         """Return the workers of a model that can be asked now, of every leg."""
-        local = [worker for worker in self.local.values() if worker.engine.current is not None]
+        local = [worker for worker in self.local.values() if worker.is_up]
         remote = [worker for record in self.records if record.is_reachable for worker in record.workers.values()]
-        workers: list[AnyWorker] = [worker for worker in local if worker.model == model]
-        return workers + [worker for worker in remote if worker.model == model and worker.offer.up]
+        workers: list[ClusterWorker] = [worker for worker in local if worker.model == model]
+        return workers + [worker for worker in remote if worker.model == model and worker.is_up]
 
-    def ranked(self, model: str, leg: Leg, names: frozenset[str] | None = None) -> RankedWorkers[AnyWorker]:
+    def ranked(self, model: str, leg: Leg, names: frozenset[str] | None = None) -> RankedWorkers[ClusterWorker]:
         """Return the workers of a model and a leg that can be asked now, the least busy first.
 
         With `names`, a pool of the cluster's file, only those of them.
@@ -224,19 +221,19 @@ class Directory:
             self._subsets.setdefault((model, leg), set()).add(names)
         return self.derived(("ranked", model, leg, names), lambda: self._ranked(model, leg, names))
 
-    def _ranked(self, model: str, leg: Leg, names: frozenset[str] | None) -> RankedWorkers[AnyWorker]:
+    def _ranked(self, model: str, leg: Leg, names: frozenset[str] | None) -> RankedWorkers[ClusterWorker]:
         of_leg = [worker for worker in self.workers(model) if worker.leg is leg]
         return RankedWorkers.of([worker for worker in of_leg if names is None or worker.full_name in names])
 
-    def has_sibling(self, worker: LocalWorker) -> bool:
+    def has_sibling(self, worker: ClusterWorker) -> bool:
         """Whether another worker can do the same work now (`Leg.substitutes`).
 
         A node that does not route learns this from nodes that do.
         """
         workers = sum(len(self.ranked(worker.model, leg)) for leg in worker.leg.substitutes)
-        if workers > (worker.ranks if worker.engine.current is not None else 0):
+        if workers > (worker.ranks if worker.is_up else 0):
             return True
-        return any(worker.idle_offer.name in self.records[node].state.elsewhere for node in self._subscribers)
+        return any(worker.name in self.records[node].state.elsewhere for node in self._subscribers)
 
     @property
     def routers(self) -> tuple[int, int]:
@@ -252,13 +249,13 @@ class Directory:
         offers = self.offers_by_name
         return self.derived(("legs", model), lambda: {name: offer.leg for name, offer in offers(model).items()})
 
-    def all_workers(self) -> Iterator[AnyWorker]:
+    def all_workers(self) -> Iterator[ClusterWorker]:
         """Yield every worker, whether it can be asked or not."""
         yield from self.local.values()
         for record in self.records:
             yield from record.workers.values()
 
-    def engines(self) -> dict[str, AnyWorker]:
+    def engines(self) -> dict[str, ClusterWorker]:
         """Return one worker of each engine by the engine's name in the cluster: any rank reaches all of it."""
         return {f"{worker.node}/{worker.engine_name}": worker for worker in self.all_workers()}
 
@@ -274,7 +271,7 @@ class Directory:
     @property
     def running(self) -> int:
         """The number of requests that this node's workers have."""
-        return sum(worker.busy for worker in self.local.values())
+        return sum(worker.in_flight.requests for worker in self.local.values())
 
     @property
     def draining_workers(self) -> set[str]:

@@ -24,8 +24,8 @@ from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, rank_name
 from protocol.messages.engine import Done, EngineLoad, FlushCache, GetLoad
 from protocol.messages.kind import Message
 from protocol.messages.operations import GetMetrics
+from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import AnyWorker
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 
@@ -41,13 +41,13 @@ Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
 """A function that takes the answer or the error of an engine, by its name in the cluster."""
 
 
-async def call_each(engines: Mapping[str, AnyWorker], request: Message, within_s: float, take: Take) -> None:
+async def call_each(engines: Mapping[str, ClusterWorker], request: Message, within_s: float, take: Take) -> None:
     """Ask engines concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
 
     One that does not answer in time has failed with `DeadlineExceeded`.
     """
 
-    async def ask(name: str, worker: AnyWorker) -> None:
+    async def ask(name: str, worker: ClusterWorker) -> None:
         answer: Message | RequestError | None
         try:
             with trio.fail_after(within_s):

@@ -15,9 +15,9 @@ from actors.engines.port import Engine
 from protocol.errors import RequestError
 from protocol.messages.kind import Message
 from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
+from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_control import ENGINES_A_TURN, Engines, call_each
-from supervisor.cluster.workers import AnyWorker
 
 METRICS_WITHIN_S = 1.0
 TEXTS_BYTES_MAX = 16 * 1024 * 1024  # of all engines together, as they are kept while they are merged
@@ -67,7 +67,7 @@ async def local_metrics(engines: Engines, bytes_max: int = TEXTS_BYTES_MAX) -> B
 async def cluster_metrics(directory: Directory, bytes_max: int = TEXTS_BYTES_MAX) -> ByEngine:
     """Return the metrics of each engine of the cluster that has some; those that do not answer in time are left out."""
     texts = _Texts(bytes_max)
-    engines: dict[str, AnyWorker] = {}
+    engines: dict[str, ClusterWorker] = {}
     for number, (name, worker) in enumerate(directory.engines().items(), start=1):
         if (info := worker.info) is not None and info.metrics:
             engines[name] = worker

@@ -15,7 +15,8 @@ from actors.engines.request_check import check_rank
 from protocol.errors import BadRequest
 from protocol.messages.generation import REQUEST_ID_LENGTH
 from protocol.messages.media import Encode
-from supervisor.cluster.workers import AnyReplies, LocalWorker, Work
+from supervisor.cluster.cluster_worker import AnyReplies, Work
+from supervisor.cluster.workers import LocalWorker
 
 REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 

@@ -14,7 +14,8 @@ import trio
 from attrs import Factory, define, evolve, frozen
 
 from protocol.messages.cluster import NEIGHBOURS_MAX, Neighbour, NodeState, Offer
-from supervisor.cluster.workers import RemoteWorker, SiblingDirectory
+from supervisor.cluster.cluster_worker import SiblingDirectory
+from supervisor.cluster.workers import RemoteWorker
 from supervisor.links.link import Link
 
 log = logging.getLogger(__name__)
@@ -93,9 +94,11 @@ class NodeRecord:
         self.state = state
         for offer in state.offers:
             if (worker := self.workers.get(offer.name)) is None:
-                self.workers[offer.name] = RemoteWorker(self.name, offer, self.directory, self.link)
+                self.workers[offer.name] = RemoteWorker(
+                    node=self.name, offer=offer, directory=self.directory, link=self.link
+                )
             else:
-                worker.offer, worker.queued_by_others = offer, 0  # which the next loads tell
+                worker.merge_offer(offer)
         for name in self.workers.keys() - {offer.name for offer in state.offers}:
             del self.workers[name]
 

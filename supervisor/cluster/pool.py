@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from attrs import define
 
 from protocol.messages.cluster import Leg
+from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import AnyWorker, LocalWorker
+from supervisor.cluster.workers import LocalWorker
 
 
 @define(eq=False)
@@ -21,11 +22,11 @@ class WorkerPool:
     directory: Directory
     model: str
 
-    def workers(self) -> list[AnyWorker]:
+    def workers(self) -> list[ClusterWorker]:
         """Return the workers that can be asked now."""
         return self.directory.workers(self.model)
 
-    def watchable(self) -> list[AnyWorker]:
+    def watchable(self) -> list[ClusterWorker]:
         """Return the workers that can be asked now and that tell of their blocks, on nodes that know the question."""
         node = self.directory.node
         return [
@@ -35,7 +36,7 @@ class WorkerPool:
             and (isinstance(worker, LocalWorker) or node(worker.node).state.watched)
         ]
 
-    def encoders(self) -> list[AnyWorker]:
+    def encoders(self) -> list[ClusterWorker]:
         """Return the encoders that can be asked now."""
         return list(self.directory.ranked(self.model, Leg.ENCODE))
 

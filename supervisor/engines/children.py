@@ -118,7 +118,15 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
 
     registration: Registration[Engine] = Registration(on_change)
     workers = [
-        LocalWorker(context.node, offer, address, registration, inbox, directory, ranks=ranks)
+        LocalWorker(
+            node=context.node,
+            directory=directory,
+            idle_offer=offer,
+            address=address,
+            engine=registration,
+            inbox=inbox,
+            ranks=ranks,
+        )
         for offer in offers_of(name, section)
     ]
     directory.local.update({each.name: each for each in workers})
@@ -140,7 +148,14 @@ def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextMode
     registration: Registration[Encoder] = Registration(directory.notify)
     address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
     (offer,) = offers_of(name, section)
-    local_worker = LocalWorker(context.node, offer, address, registration, inbox, directory)
+    local_worker = LocalWorker(
+        node=context.node,
+        directory=directory,
+        idle_offer=offer,
+        address=address,
+        engine=registration,
+        inbox=inbox,
+    )
     directory.local[name] = local_worker
     text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
     return LocalEncoder(

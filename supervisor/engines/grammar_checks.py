@@ -22,8 +22,8 @@ from protocol.messages.generation import Grammar
 from protocol.messages.grammars import find_mistake
 from protocol.messages.kind import Message
 from protocol.messages.operations import CheckGrammar, GrammarChecked
+from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.workers import AnyWorker
 
 TRY_NEXT = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 
@@ -59,15 +59,15 @@ async def check_grammar(
     raise failure
 
 
-def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[AnyWorker]:
+def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[ClusterWorker]:
     """Yield a model's workers that are up, from one that the digest chooses among all of them, up or not."""
     workers = directory.derived(("by name", model), partial(_by_name, directory, model))
     begin = crc32(digest) % max(1, len(workers))
     for worker in chain(islice(workers, begin, None), islice(workers, begin)):
-        if worker.offer.up:
+        if worker.is_up:
             yield worker
 
 
-def _by_name(directory: Directory, model: str) -> list[AnyWorker]:
+def _by_name(directory: Directory, model: str) -> list[ClusterWorker]:
     workers = (worker for worker in directory.all_workers() if worker.model == model and worker.leg is not Leg.ENCODE)
     return sorted(workers, key=lambda worker: worker.full_name)

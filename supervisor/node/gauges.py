@@ -33,7 +33,7 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
     registry.add_gauge(
         *("espalier_engine_requests_assigned", "Requests given to the engine, whether or not they have a slot"),
         "engine",
-        lambda: [((worker.full_name,), float(worker.busy)) for worker in directory.local.values()],
+        lambda: [((worker.full_name,), float(worker.in_flight.requests)) for worker in directory.local.values()],
     )
     registry.add_gauge(
         *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),

@@ -64,7 +64,14 @@ def add_worker(directory: Directory, name: str = "here", *, slots: int = 2, inbo
     """Give a node one more worker, whose engine is down."""
     address, inbox = priority_inbox(inbox_size, lambda request: request.priority)
     offer, engine = Offer(name, "oak", Leg.BOTH, slots, up=False), Registration[port.Engine](directory.notify)
-    worker = directory.local[name] = LocalWorker(directory.name, offer, address, engine, inbox, directory)
+    worker = directory.local[name] = LocalWorker(
+        node=directory.name,
+        idle_offer=offer,
+        address=address,
+        engine=engine,
+        inbox=inbox,
+        directory=directory,
+    )
     return worker
 
 

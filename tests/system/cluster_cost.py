@@ -111,7 +111,14 @@ def node(net: NodeNetwork, name: str, stack: ExitStack) -> _Links:
         address, inbox = priority_inbox(64, lambda _: 0)
         offer = Offer(f"{MODEL}-{name}", MODEL, Leg.BOTH, SLOTS, up=False)
         registration: Registration[Engine] = Registration(directory.notify)
-        directory.local[offer.name] = LocalWorker(name, offer, address, registration, inbox, directory)
+        directory.local[offer.name] = LocalWorker(
+            node=name,
+            idle_offer=offer,
+            address=address,
+            engine=registration,
+            inbox=inbox,
+            directory=directory,
+        )
         blocks = BlockWorker.of(offer.name, INFO, registration)
         stack.enter_context(registration.publish(cast("Engine", blocks.engine)))
         directory.configure(FRONT, f"{FRONT}:7400")
@@ -194,7 +201,11 @@ async def _change_loads(heres: list[LocalWorker], asker: str | None) -> None:
     for turn in range(int(LASTS_S * CHANGES)):
         if asker != "":
             for here in heres:
-                here._count(asker, -1 if turn % 2 else 1, -100 if turn % 2 else 100)  # noqa: SLF001  # without a call
+                if turn % 2:
+                    here.in_flight.remove(asker, "a", tokens=100)
+                else:
+                    here.in_flight.add(asker, "a", prompt_tokens=0, tokens=100)
+                here.directory.load_changed(here, asker)
         await trio.sleep(1 / CHANGES)
 
 

@@ -17,7 +17,8 @@ from actors.kit.calls import Address
 from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.trace import Trace, child_span
-from supervisor.cluster.workers import RemoteWorker, Replies
+from supervisor.cluster.cluster_worker import Replies
+from supervisor.cluster.workers import RemoteWorker
 from tests.actors import test_decode
 from tests.rig import router
 from tests.rig.fake_engine import Costs, FakeEngine, generate

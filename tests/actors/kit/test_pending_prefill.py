@@ -143,7 +143,7 @@ async def test_a_decode_that_takes_nothing_keeps_a_prefill_only_from_itself(
                 nursery.start_soon(append_result, answered, first_s, assembly, "a", prompts(1, size))
             await trio.sleep(27 * ONE_S)
         # Half of the slots and of two chunks, and of longer prompts one.
-        held = assembly.directory.local["decode-1"].busy
+        held = assembly.directory.local["decode-1"].in_flight.requests
         assert held == min(8, -(-2048 // size))
         assert len(answered) == 75 - held
         nursery.cancel_scope.cancel()

@@ -119,7 +119,7 @@ async def test_a_request_to_a_worker_without_a_link_fails_and_is_not_counted() -
     with pytest.raises(LinkLost, match="no link to node far"):
         async with worker.ask(generate(), 1):
             pass
-    assert worker.busy == 0
+    assert worker.in_flight.own.requests == 0
 
 
 # Violations -------------------------------------------------------------------------------

@@ -86,7 +86,14 @@ async def front(
     transports: dict[str, SimTransport] = {}
     address, inbox = request_inbox(1)
     engine = registered(here)
-    directory.local["tiny-0"] = LocalWorker("main", OFFER, address, engine, inbox, directory)
+    directory.local["tiny-0"] = LocalWorker(
+        node="main",
+        idle_offer=OFFER,
+        address=address,
+        engine=engine,
+        inbox=inbox,
+        directory=directory,
+    )
     directory.attach_services(engine_control.engine_services({"tiny-0": engine}, {}, {}))
     async with trio.open_nursery() as nursery:
         for node, far_engine in there.items():

@@ -40,7 +40,7 @@ def engine_of(ranks: int) -> tuple[GuardedWorker, Noting]:
 async def test_a_request_counts_at_the_rank_that_it_names() -> None:
     guarded, address = engine_of(3)
     async with guarded.ask(evolve(generate(ID, tokens_max=3), rank=2), 3):
-        assert [worker.busy for worker in (guarded.worker, *guarded.others)] == [0, 0, 1]
+        assert [worker.in_flight.requests for worker in (guarded.worker, *guarded.others)] == [0, 0, 1]
     assert address.ranks == [2]
 
 

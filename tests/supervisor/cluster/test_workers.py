@@ -87,7 +87,13 @@ async def test_leaving_at_any_moment_leaves_no_count_behind(tenths: int, autojum
                     nursery.start_soon(ask, remote, tokens_max)
         await trio.sleep(0.1)
         offer = far.local["one"].offer
-        assert (remote.busy, far.running, offer.tokens, offer.running, offer.waiting) == (0, 0, 0, 0, 0)
+        assert (remote.in_flight.own.requests, far.running, offer.tokens, offer.running, offer.waiting) == (
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
 
 
 async def test_requests_for_absurdly_many_tokens_leave_a_possible_load(autojump_clock: MockClock) -> None:
@@ -129,7 +135,7 @@ async def test_requests_that_wait_at_a_worker_that_is_gone_go_to_a_sibling_if_th
             has_sibling = leg is Leg.BOTH
             assert failed == [ActorLost] * 4 * has_sibling
             assert worker.inbox.waiting == ((0, 0) if has_sibling else (2, 2))
-    assert worker.busy == worker.tokens == 0
+    assert worker.in_flight.requests == worker.in_flight.tokens == 0
 
 
 async def test_requests_that_wait_at_an_engine_out_of_service_are_told_why(autojump_clock: MockClock) -> None:
@@ -242,4 +248,4 @@ async def test_prompts_of_all_nodes_are_queued_until_they_are_computed_but_for_w
         worker.computed("of nobody")
         assert (worker.load.queued, worker.load_without("far").queued) == (12, 6)
     assert worker.load.queued == 0
-    assert worker.queued_by == {}
+    assert worker.in_flight.by_node == {}

@@ -58,7 +58,14 @@ def add_encoder(directory: Directory, name: str = "eyes", slots: int = 2) -> Loc
     address, inbox = encode_inbox(2)
     registration: Registration[Any] = Registration(directory.notify)
     offer = Offer(name, "oak", Leg.ENCODE, slots, up=False)
-    worker = directory.local[name] = LocalWorker(directory.name, offer, address, registration, inbox, directory)
+    worker = directory.local[name] = LocalWorker(
+        node=directory.name,
+        idle_offer=offer,
+        address=address,
+        engine=registration,
+        inbox=inbox,
+        directory=directory,
+    )
     return worker
 
 
@@ -109,7 +116,12 @@ async def test_an_item_counts_with_its_tokens_while_it_is_encoded_on_both_nodes(
         assert (load.busy, load.tokens, load.pending, load.own, load.unstarted) == (3, 16, 16, 3, 3)
         assert (load.leg, load.kv_tokens_max, load.pending_max, load.full) == (Leg.ENCODE, 0, 0, True)
         await trio.sleep(10)
-        assert (remote.busy, remote.tokens, far.running, far.local["eyes"].offer.tokens) == (0, 0, 0, 0)
+        assert (
+            remote.in_flight.own.requests,
+            remote.in_flight.own.tokens,
+            far.running,
+            far.local["eyes"].offer.tokens,
+        ) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("halves", range(12))
@@ -120,7 +132,12 @@ async def test_leaving_at_any_moment_leaves_no_count_behind(halves: int, autojum
                 for number in range(4):
                     nursery.start_soon(ask, remote, encode(str(number), new_id(number)))
         await trio.sleep(0.1)
-        assert (remote.busy, remote.load.pending, far.running, far.local["eyes"].offer.tokens) == (0, 0, 0, 0)
+        assert (remote.in_flight.own.requests, remote.load.pending, far.running, far.local["eyes"].offer.tokens) == (
+            0,
+            0,
+            0,
+            0,
+        )
 
 
 @asynccontextmanager
@@ -152,7 +169,7 @@ async def test_a_node_that_leaves_leaves_nothing_of_its_items_behind(autojump_cl
                 async with remote.ask(encode(f"left {tenths}", new_id(tenths)), 0) as answer:
                     await answer.result()
             await trio.sleep(3)
-            assert (remote.busy, len(link.peer.asked)) == (0, 0)
+            assert (remote.in_flight.own.requests, len(link.peer.asked)) == (0, 0)
 
 
 # What could harm others ---------------------------------------------------------------------

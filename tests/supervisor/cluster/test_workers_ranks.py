@@ -47,12 +47,12 @@ def add_ranks(directory: Directory, ranks: int = 2, leg: Leg = Leg.BOTH) -> list
     registration: Registration[Any] = Registration(directory.notify, last=Engine(), current=Engine())
     workers = [
         LocalWorker(
-            directory.name,
-            Offer(rank_name("e", rank, ranks), "oak", leg, 2, up=False),
-            address,
-            registration,
-            inbox,
-            directory,
+            node=directory.name,
+            idle_offer=Offer(rank_name("e", rank, ranks), "oak", leg, 2, up=False),
+            address=address,
+            engine=registration,
+            inbox=inbox,
+            directory=directory,
             ranks=ranks,
         )
         for rank in range(ranks)
@@ -94,7 +94,7 @@ async def test_a_rank_of_another_node_is_asked_by_its_engines_name_and_its_numbe
         await trio.sleep(0.5)
         assert sorted(asked) == [0, 1, 1]
         assert {name: worker.load.busy for name, worker in workers.items()} == {"back/e#0": 1, "back/e#1": 2}
-        assert {name: worker.busy for name, worker in back.local.items()} == {"e#0": 1, "e#1": 2}
+        assert {name: worker.in_flight.requests for name, worker in back.local.items()} == {"e#0": 1, "e#1": 2}
         nursery.cancel_scope.cancel()
 
 
@@ -116,7 +116,12 @@ def test_the_ranks_of_one_engine_are_no_siblings_of_each_other() -> None:
     assert not directory.has_sibling(first)
     other: Registration[Any] = Registration(last=Engine(), current=Engine())
     directory.local["f"] = LocalWorker(
-        "here", Offer("f", "oak", Leg.BOTH, 2, up=True), first.address, other, first.inbox, directory
+        node="here",
+        idle_offer=Offer("f", "oak", Leg.BOTH, 2, up=True),
+        address=first.address,
+        engine=other,
+        inbox=first.inbox,
+        directory=directory,
     )
     directory.notify()
     assert directory.has_sibling(first)

@@ -32,6 +32,7 @@ from protocol.messages.engine import Done, EngineLoad, FlushCache
 from protocol.messages.kind import Message
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.in_flight import InFlight
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
 from supervisor.cluster.workers import LocalWorker
@@ -131,7 +132,15 @@ async def status_of(asked: Service) -> Status:
 
 def worker(one: Node, offer: Offer, registration: Registration[Any], **load: Any) -> LocalWorker:
     address, inbox = request_inbox(1)
-    return LocalWorker("one", offer, address, registration, inbox, one.directory, **load)
+    return LocalWorker(
+        node="one",
+        idle_offer=offer,
+        address=address,
+        engine=registration,
+        inbox=inbox,
+        directory=one.directory,
+        **load,
+    )
 
 
 # One node -----------------------------------------------------------------------------------
@@ -142,7 +151,7 @@ async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojum
     info = evolve(INFO, kv_tokens_max=4096)
     registration: Registration[Any] = Registration(one.directory.notify)
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
-    one.directory.local["tiny-0"] = worker(one, offered, registration, busy=6, tokens=90)
+    one.directory.local["tiny-0"] = worker(one, offered, registration, in_flight=InFlight(requests=6, tokens=90))
     one.directory.configure("two", "127.0.0.1:1")
     assert one.controls.tree_status is not None
     one.controls.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))

@@ -123,12 +123,12 @@ async def test_an_engine_that_stalls_while_idle_is_replaced_within_the_canarys_t
 async def test_canaries_are_in_no_load_and_no_announcement(built: Built, autojump_clock: MockClock) -> None:
     assembly, metrics = built("simulated.costs.fixed_s = 4.0\n")
     async with running(assembly, "one") as worker:
-        loads = {worker.busy, worker.tokens}
+        loads = {worker.in_flight.requests, worker.in_flight.tokens}
         version = assembly.directory.load_version
         busy = False
         for _ in range(300):
             await trio.sleep(0.1)
-            loads |= {worker.busy, worker.tokens, worker.offer.running, worker.offer.tokens}
+            loads |= {worker.in_flight.requests, worker.in_flight.tokens, worker.offer.running, worker.offer.tokens}
             busy |= await simulated(assembly).load() != EngineLoad(0, 0, 0)
         assert busy, "the engine had canaries"
         assert loads == {0}

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.routing.load import Load
 from protocol.messages.text import Respond, Role, Turn
-from supervisor.cluster import workers
+from supervisor.cluster import in_flight
 from supervisor.gateway.requests import RequestRecord
 from supervisor.node.assembly import Assembly
 from tests.supervisor.config.test_load import Written
@@ -59,9 +59,9 @@ class Counts(trio.abc.Instrument):
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
     counts, enter = Counts(), trio.CancelScope.__enter__
 
-    def count_and_make(*values: Any) -> Load:
+    def count_and_make(**values: Any) -> Load:
         counts.loads += 1
-        return Load(*values)
+        return Load(**values)
 
     def count_and_enter(scope: trio.CancelScope) -> trio.CancelScope:
         counts.scopes += 1
@@ -69,7 +69,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
 
     with monkeypatch.context() as patches:
         patches.setattr(trio.CancelScope, "__enter__", count_and_enter)
-        patches.setattr(workers, "Load", count_and_make)
+        patches.setattr(in_flight, "Load", count_and_make)
         trio.lowlevel.add_instrument(counts)
         yield counts
         trio.lowlevel.remove_instrument(counts)

@@ -44,7 +44,7 @@ async def answer(assembly: Assembly, number: int, ttft_ms: float | None = None, 
 
 
 def busy(assembly: Assembly) -> dict[str, int]:
-    return {name: worker.busy for name, worker in assembly.directory.local.items()}
+    return {name: worker.in_flight.requests for name, worker in assembly.directory.local.items()}
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

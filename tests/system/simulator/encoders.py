@@ -113,7 +113,14 @@ class NodeEncoders:
         for offer in self.offers(self.directory.name, self.count, self.costs):
             registration: Registration[Encoder] = Registration(self.directory.notify)
             address, inbox = encode_inbox(INBOX_SIZE)
-            worker = LocalWorker(self.directory.name, offer, address, registration, inbox, self.directory)
+            worker = LocalWorker(
+                node=self.directory.name,
+                idle_offer=offer,
+                address=address,
+                engine=registration,
+                inbox=inbox,
+                directory=self.directory,
+            )
             self.directory.local[offer.name] = worker
             self._workers.append(worker)
             self.registrations.append(registration)

@@ -43,7 +43,14 @@ def register_workers(system: SmallSystem, directory: Directory) -> list[RequestI
         inbox: RequestInbox
         address, inbox = priority_inbox(max(1, system.inbox_size), urgency, owner, generation_tokens)
         inboxes.append(inbox)
-        directory.local[offer.name] = LocalWorker(directory.name, offer, address, each, inbox, directory)
+        directory.local[offer.name] = LocalWorker(
+            node=directory.name,
+            idle_offer=offer,
+            address=address,
+            engine=each,
+            inbox=inbox,
+            directory=directory,
+        )
     return inboxes
 
 

@@ -119,7 +119,14 @@ class Group:
         self.registration.on_change = self.directory.notify
         address, inbox = request_inbox(4)
         offer = Offer("big", "tiny", Leg.BOTH, 4, up=False)
-        self.here = LocalWorker("a", offer, address, self.registration, inbox, self.directory)
+        self.here = LocalWorker(
+            node="a",
+            idle_offer=offer,
+            address=address,
+            engine=self.registration,
+            inbox=inbox,
+            directory=self.directory,
+        )
         self.directory.local["big"] = self.here
         self.others = FollowerRanks(
             "big", ("b", "c"), self.agreed, self.directory, LINKED_WITHIN_S, self.registration, self.gateways
@@ -313,7 +320,7 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
 ) -> None:
     async with running_group("b", "c") as group:
         await group.until_ready()
-        group.here.busy = 1
+        group.here.in_flight.requests = 1
         await trio.sleep_until(10)
         group.nodes["c"].drain()
         group.directory.merge_state("c", NodeState(draining=True))
@@ -321,7 +328,7 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
         assert group.registration.current is None
         assert group.registration.blocked_by == "node c drains"
         assert set(group.hosts.alive) == {0, 1, 2}
-        group.here.busy = 0
+        group.here.in_flight.requests = 0
         group.directory.notify()
         await group.nodes["c"].wait_idle()
         assert (trio.current_time(), group.nodes["c"].follower_ranks) == (15 + LADDER_S, 0)
@@ -336,11 +343,11 @@ async def test_when_a_node_drains_the_engine_is_chosen_no_more_finishes_what_it_
 async def test_the_requests_of_a_draining_gateway_are_served_before_the_engine_ends(autojump_clock: MockClock) -> None:
     async with running_group("b", "c", gateways=frozenset("c")) as group:
         await group.until_ready()
-        group.here.busy = 1
+        group.here.in_flight.requests = 1
         group.directory.merge_state("c", NodeState(draining=True))
         await trio.sleep(5)
         assert group.registration.current is not None
-        group.here.busy = 0
+        group.here.in_flight.requests = 0
         group.directory.notify()
         await trio.sleep(LADDER_S + 1)
         assert group.why == ["engine big gave way: node c drains"]
