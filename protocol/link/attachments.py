@@ -1,12 +1,12 @@
-"""Attachments of requests and replies: long bodies that are sent in pieces, so that they do not delay short frames.
+"""Attachments of requests and replies: long bodies, sent in pieces so that they do not delay short frames.
 
-Pieces of several streams take turns, and the number of bytes in flight is limited: nothing can overtake what has been
-sent, so that a token would have to wait for every byte of attachments in a socket's buffer.
+Streams take turns, one piece each, and a window limits the bytes in flight: a token waits behind every byte of
+attachments in the socket's buffer.
 
-The receiver never holds more than the sender counts: the sender counts an attachment until its last piece has been
-sent or its stream has been cancelled; the receiver until that piece has arrived or it has sent the cancellation. So a
-sender that keeps to the receiver's limit never exceeds it. What finds no room waits, first come, first served; so does
-what its stream sends behind it.
+The receiver never holds more than the sender counts. The sender counts an attachment until its last piece is sent or
+its stream is cancelled; the receiver, until that piece has arrived or the cancellation is sent. So a sender within the
+receiver's limit never exceeds it. An attachment without room waits, first come, first served, and so do the later
+frames of its stream.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from protocol.byte_budget import ByteBudget, ByteShare
 from protocol.errors import PeerViolation, TooLarge
 from protocol.link.frames import End, Item, Open
 
-PIECE_BYTES = 64 * 1024  # of attachments, in one message
-WINDOW_BYTES = 4 * PIECE_BYTES  # in flight, in each direction
+PIECE_BYTES = 64 * 1024
+"""The most attached bytes in one message."""
+
+WINDOW_BYTES = 4 * PIECE_BYTES
+"""The most attached bytes in flight in each direction."""
 
 StreamKey: TypeAlias = tuple[bool, int]
 """Whether this end opened the stream, and its number."""
@@ -31,11 +34,11 @@ Views: TypeAlias = tuple[memoryview, ...]
 
 @frozen
 class _Held:
-    """A frame that waits behind an attachment of its stream, or for room for its own."""
+    """A frame behind an attachment of its stream, or without room for its own attachment."""
 
     frame: Item | End
     views: Views
-    share: ByteShare | None  # of the room for its attachment, if it has one
+    share: ByteShare | None  # room for its attachment, if it has one
 
     @property
     def may_be_sent(self) -> bool:
@@ -44,12 +47,12 @@ class _Held:
 
 @define(eq=False)
 class _Unsent:
-    """The unsent attachment of one stream, and the frames of the stream that wait."""
+    """The unsent attachment of one stream, and the held frames behind it."""
 
     buffers: deque[memoryview] = Factory(deque)
-    share: ByteShare | None = None  # of the attachment of the frame that has been sent
+    share: ByteShare | None = None  # room for `buffers`
     held: deque[_Held] = Factory(deque)
-    ended: bool = False  # whether an `End` is among them
+    ended: bool = False  # whether `held` has an `End`
 
     def cut(self, size_max: int) -> bytes:
         """Remove and return at most `size_max` bytes."""
@@ -63,7 +66,7 @@ class _Unsent:
         return b"".join(cut)
 
     def next_frames(self) -> list[Item | End]:
-        """Return the frames that may be sent after the last byte: up to the next one with an attachment of its own."""
+        """Return the frames to send after the last byte, up to the next one with an attachment of its own."""
         frames: list[Item | End] = []
         while self.held and not self.buffers and self.held[0].may_be_sent:
             held = self.held.popleft()
@@ -74,25 +77,24 @@ class _Unsent:
         return frames
 
     def shares(self) -> list[ByteShare]:
-        """Return the shares of all of its attachments."""
+        """Return the shares of all attachments of the stream."""
         return [share for share in (self.share, *(held.share for held in self.held)) if share is not None]
 
 
 class Outgoing:
     """The unsent attachments of one end of a link; later frames of their streams wait behind them.
 
-    An attachment takes its room of `budget` when its turn has come, and gives it back with its last piece.
+    An attachment takes room in `budget` when its turn has come, and gives it back with its last piece.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.budget = ByteBudget(bytes_max)  # of attachments until their last piece has been sent
+        self.budget = ByteBudget(bytes_max)
         self.in_flight_bytes = 0  # sent, and not yet acknowledged
-        self.unsent: dict[StreamKey, _Unsent] = {}  # by stream
-        self._turns: OrderedDict[StreamKey, None] = (
-            OrderedDict()
-        )  # streams with bytes that may be sent, the next one first
+        self.unsent: dict[StreamKey, _Unsent] = {}
+        # Round robin: the streams with bytes to send, the next stream first.
+        self._turns: OrderedDict[StreamKey, None] = OrderedDict()
         self.held_bytes = 0
-        """Bytes of frames that wait behind attachments, or for room for their own."""
+        """Bytes of held frames, without their attachments."""
 
     @property
     def ready(self) -> bool:
@@ -121,14 +123,14 @@ class Outgoing:
         self._turns[key] = None
 
     def hold(self, key: StreamKey, frame: Item | End, views: Views, share: ByteShare | None) -> None:
-        """Keep a frame until what comes before it has been sent, and there is room for its attachment."""
+        """Keep a frame until the attachment before it has been sent, and there is room for its own."""
         unsent = self.unsent.setdefault(key, _Unsent())
         unsent.held.append(_Held(frame, views, share))
         unsent.ended = isinstance(frame, End)
         self.held_bytes += len(frame.body)
 
     def next_frames(self, key: StreamKey) -> list[Item | End]:
-        """Remove and return the held frames of a stream that may be sent now; the attachment of the last is queued."""
+        """Remove and return the sendable frames of a stream, and queue the attachment of the last frame."""
         if (unsent := self.unsent.get(key)) is None or unsent.buffers:
             return []
         frames = unsent.next_frames()
@@ -164,9 +166,9 @@ class Outgoing:
         return key, data
 
     def piece_sent(self, key: StreamKey) -> None:
-        """Give back the room of a stream's attachment if the piece that has been sent was its last.
+        """Give back the room of a stream's attachment after its last piece.
 
-        Only now: what takes that room must be sent behind the piece.
+        Not earlier: the next attachment in that room must follow the piece.
         """
         unsent = self.unsent[key]
         if not unsent.buffers and unsent.share is not None:
@@ -174,18 +176,18 @@ class Outgoing:
             share.give_back()
 
     def acknowledge(self, size: int) -> None:
-        """Reopen the window by `size` bytes, which the other end has received."""
+        """Reopen the window by `size` bytes received at the other end."""
         if not 0 < size <= self.in_flight_bytes:
             raise PeerViolation(f"room for {size} attached bytes, of {self.in_flight_bytes} on their way")
         self.in_flight_bytes -= size
 
 
 class Incoming:
-    """The attachments that one end is receiving, each with the frame that it belongs to."""
+    """The incomplete attachments on one end of a link, each with its frame."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self.promised_bytes = 0  # of all incomplete attachments, arrived or not
+        self.promised_bytes = 0  # the sizes of all incomplete attachments
         # A frame, and the bytes of its attachment so far.
         self._incomplete: dict[StreamKey, tuple[Open | Item, bytearray]] = {}
         self.unacknowledged_bytes = 0
@@ -199,17 +201,18 @@ class Incoming:
                 f"{size} attached bytes, and {self.promised_bytes} of others; the limit is {self._bytes_max}"
             )
         self.promised_bytes += size
-        self._incomplete[key] = frame, bytearray()  # no larger than what came, whatever size was announced
+        # The buffer grows with the bytes that arrive: a peer may announce a size and send nothing.
+        self._incomplete[key] = frame, bytearray()
 
     def add_piece(self, key: StreamKey, data: bytes) -> tuple[Open | Item, memoryview] | None:
-        """Add a stream's next bytes, which its state allows; return the frame that they complete, if they do.
+        """Add a stream's next bytes; return the frame and its attachment if they complete it.
 
-        Raises `PeerViolation` for bytes beyond the window.
+        The state of the stream allows them. Raises `PeerViolation` for bytes beyond the window.
         """
         self.unacknowledged_bytes += len(data)
         if self.unacknowledged_bytes > WINDOW_BYTES:
             raise PeerViolation(f"{self.unacknowledged_bytes} attached bytes on their way; the limit is {WINDOW_BYTES}")
-        if key not in self._incomplete:  # its stream was cancelled
+        if key not in self._incomplete:  # a cancelled stream
             return None
         frame, buffer = self._incomplete[key]
         buffer += data
@@ -219,7 +222,7 @@ class Incoming:
         return frame, memoryview(buffer).toreadonly()
 
     def grant(self, key: StreamKey, units: int) -> bool:
-        """Add credit to a request that is incomplete; return whether there was one."""
+        """Add credit to an incomplete request; return whether there was one."""
         if key not in self._incomplete:
             return False
         frame, buffer = self._incomplete[key]
@@ -233,7 +236,7 @@ class Incoming:
         return sum(len(buffer) for _, buffer in self._incomplete.values())
 
     def drop(self, key: StreamKey) -> bool:
-        """Discard an attachment that is complete or was cancelled; return whether there was one."""
+        """Discard a complete or cancelled attachment; return whether there was one."""
         incomplete = self._incomplete.pop(key, None)
         if incomplete is not None:
             self.promised_bytes -= incomplete[0].attached

@@ -1,8 +1,7 @@
 """Encoding of messages inside frames: a kind byte that selects the decoder, and a body in msgpack.
 
-The rows of the files of `protocol/messages/` are the only source of kinds: a message without a row has no
-encoding. The bytes of tensors are not in the body but attached to it, so that they are sent in pieces and never copied
-whole.
+The rows of the files of `protocol/messages/` are the only source of kinds: a message without a row has no encoding. The
+bytes of tensors are attached to the body, so they are sent in pieces and never copied whole.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ NOTHING = memoryview(b"")
 ROWS = by_message(
     row for file in (generation, engine, operations, text, cluster, media, kv_events) for row in file.KINDS
 )
-"""Every message that may cross a link, with the messages that may answer it."""
+"""Every message between nodes, with the messages that may answer it."""
 
 KINDS: dict[int, type[Message]] = {row.number: message for message, row in ROWS.items()}
 WITH_TENSORS = frozenset(message for message in ROWS if message.tensors is not Message.tensors)
-"""The messages that may hold tensors; all others take no attachment."""
+"""The messages with tensors; all others take no attachment."""
 
 _KIND_OF = {message: bytes((number,)) for number, message in KINDS.items()}
 _DECODERS = {number: msgspec.msgpack.Decoder(message) for number, message in KINDS.items()}
@@ -41,8 +40,8 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode(message: Message) -> bytes:
     """Return the message as its kind byte and its msgpack body, without its attachment.
 
-    A tensor that has its bytes is attached; one that has none may be in a shared region. Raises `TypeError` for a
-    message without a row.
+    A tensor with bytes is attached; one without may be in a shared region. Raises `TypeError` for a message without a
+    row.
     """
     if type(message) in WITH_TENSORS and message.tensors:
         message = message.with_tensors([_description(tensor) for tensor in message.tensors])
@@ -61,9 +60,9 @@ def attached(message: Message) -> tuple[memoryview, ...]:
 
 
 def decode(data: bytes, attached: memoryview = NOTHING, *, shared: bool = False) -> Message:
-    """Return the message that `data` and its attachment encode; raises `PeerViolation` if they encode none.
+    """Return the message encoded in `data` and its attachment; raises `PeerViolation` if they encode none.
 
-    Where regions may be `shared`, the tensors in them have no bytes yet; anywhere else, one is a violation.
+    If regions may be `shared`, tensors in them have no bytes yet; else a region is a violation.
     """
     message = _described(data)
     if type(message) in WITH_TENSORS and (tensors := message.tensors):
@@ -76,7 +75,7 @@ def decode(data: bytes, attached: memoryview = NOTHING, *, shared: bool = False)
 def check_attached(data: bytes, size: int) -> None:
     """Raise `PeerViolation` unless the tensors of an encoded message take an attachment of `size` bytes.
 
-    So nothing is kept of an attachment that a message cannot have.
+    It runs before the first byte of an attachment is kept.
     """
     message = _described(data)
     message.check_tensors()
@@ -85,7 +84,7 @@ def check_attached(data: bytes, size: int) -> None:
 
 
 def request_row(request: Message) -> Kind:
-    """Return the row of a request, which names its replies; raises `TypeError` for a message that is no request."""
+    """Return the row of a request, with its replies; raises `TypeError` for any other message."""
     row = ROWS.get(type(request))
     if row is None or row.result is None:
         raise TypeError(f"a {type(request).__name__} has no row with a result, so nobody is asked it over a link")
@@ -106,7 +105,7 @@ def units_of(reply: Message) -> int:
 
 
 def _described(data: bytes) -> Message:
-    """Return an encoded message with tensors that have no bytes yet; raises `PeerViolation` if there is none."""
+    """Return an encoded message, its tensors without bytes; raises `PeerViolation` if there is none."""
     if not data or (decoder := _DECODERS.get(data[0])) is None:
         raise PeerViolation(f"no message is of kind {data[:1].hex() or 'nothing'}")
     try:

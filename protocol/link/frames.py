@@ -1,4 +1,4 @@
-"""The closed set of frames that two ends of a link exchange, and their codec.
+"""The closed set of frames between two ends of a link, and their codec.
 
 On the wire a frame is a kind byte, its body's length (four bytes, little-endian), and the body in msgpack. Frames need
 no envelope: any number of them, back to back, make one WebSocket message or one write to a socket.
@@ -18,16 +18,19 @@ from protocol.messages.generation import FinishReason, Logprob
 
 VERSION = 3
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-ATTACHED_BYTES_MAX = 512 * 1024 * 1024  # of all incomplete attachments that one end receives, if it states nothing else
-STEP_TOKENS_MAX = 256  # of a Step between nodes: its reader handles them in one turn of its event loop
+ATTACHED_BYTES_MAX = 512 * 1024 * 1024
+"""The most bytes of incomplete attachments at a receiver, unless its `Hello` has another number."""
+
+STEP_TOKENS_MAX = 256
+"""The most tokens of a `Step` between nodes: its reader handles them in one turn of its event loop."""
 
 
 @frozen
 class Hello:
-    """The first frame of either end: its version of the protocol, its name, and how many streams it serves at once.
+    """The first frame of either end: its version of the protocol, its name, and the most streams it serves at once.
 
     An end that `takes_steps` may be sent tokens in a `Step`; nodes of earlier versions take a `Step` from hosts alone.
-    It holds at most `attached_bytes_max` bytes of attachments that are incomplete.
+    The sender holds at most `attached_bytes_max` bytes of incomplete attachments.
     """
 
     version: int
@@ -41,8 +44,8 @@ class Hello:
 class Open:
     """Send a request: `body` is the encoded message; the asker has buffer space for `credit` units of replies.
 
-    `to` names the actor that is asked, where one end serves several. The asker waits for `within_ms` from now on: a
-    duration, because the clocks of two machines differ. `attached` bytes of the request follow in `RequestData` frames.
+    `to` names the actor, where one end serves several. The asker waits for `within_ms` from now on: a duration, because
+    the clocks of two machines differ. `attached` bytes of the request follow in `RequestData` frames.
     """
 
     stream: int
@@ -109,7 +112,7 @@ class KeepAlive:
 
 @frozen
 class Announce:
-    """An encoded message about the sender, sent unasked; each is handled, in the order in which they were sent."""
+    """An encoded message about the sender, sent unasked; all are handled, in the order of sending."""
 
     body: bytes
 
@@ -138,8 +141,8 @@ class Ended:
 class Step:
     """Tokens of many streams at once: parallel arrays, one unit of credit a token.
 
-    The host of an engine sends all of one engine step. A node sends what it has gathered since it wrote last: tokens
-    and nothing else, at most `STEP_TOKENS_MAX` of them.
+    The host of an engine sends all of one engine step. A node sends the tokens gathered since its last write, at most
+    `STEP_TOKENS_MAX`, and nothing else.
 
     Stream `streams[i]` gets the next `counts[i]` ids of `tokens`. `begun` comes before the tokens of its stream and
     `ended` after them. `logprobs` has, by stream, one entry for each token, if the stream asked for them.
@@ -232,14 +235,14 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameReader:
-    """Splits a stream of bytes into frames; raises `PeerViolation` for invalid ones."""
+    """Splits a stream of bytes into frames; raises `PeerViolation` for an invalid frame."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """Yield every frame that is complete."""
+        """Yield every complete frame."""
         buffer = self._buffer
         buffer += data
         offset, size = 0, len(buffer)

@@ -1,9 +1,9 @@
 """The mutual authentication of two nodes before the first frame of their link, as a state machine without I/O.
 
-Both ends send a `Greeting` at once. The dialer then proves that it has the cluster's secret, and only after that proof
-was checked does the listener prove the same: an unauthenticated dialer gets nothing that depends on the secret. The
-secret itself is never sent. A foreign listener can test guesses against the dialer's proof offline, so a secret must be
-too long to guess; the frames that follow are protected by TLS alone.
+Both ends send a `Greeting` at once. The dialer proves its knowledge of the cluster's secret first, and the listener
+only after a successful check: an unauthenticated dialer gets nothing derived from the secret. The secret itself is
+never sent. A foreign listener can test guesses against the dialer's proof offline, so a secret must be too long to
+guess; later frames are protected by TLS alone.
 
 On the wire a message is a kind byte and a body in msgpack, and one message of the transport.
 """
@@ -38,7 +38,7 @@ CODES = ("version", "cluster", "node", "secret", "reflected", "violation")
 
 @frozen
 class Incarnation:
-    """One process that runs under a node's name: no other has its `run`; `started_at` is in seconds since 1970.
+    """One process under a node's name, with a unique `run`; `started_at` is in seconds since 1970.
 
     Raises `ValueError` for a run that is too long or not printable, and for an impossible time.
     """
@@ -57,7 +57,7 @@ class Incarnation:
 class Greeting:
     """The first message of either end: its version, its cluster, its name, and a nonce.
 
-    `incarnation` tells two processes of one name apart. Raises `ValueError` for a name that is empty, too long or not
+    `incarnation` distinguishes processes of one name. Raises `ValueError` for a name that is empty, too long or not
     printable, and for a nonce of another size.
     """
 
@@ -78,7 +78,7 @@ class Greeting:
 
 @frozen
 class Proof:
-    """Proof that the sender has the secret: an HMAC-SHA256 over its role and both greetings.
+    """Proof of the sender's secret: an HMAC-SHA256 over its role and both greetings.
 
     The key is the secret's SHA-256. Raises `ValueError` for a MAC of another size.
     """
@@ -94,7 +94,8 @@ class Proof:
 class LinkRefusal:
     """The last message: the reason why the sender refuses the other end, which `detail` calls "it"."""
 
-    code: str  # a `Code`; with a `Literal`, msgspec's error for a wrong one would quote what the other end sent
+    # A `Code`. With a `Literal`, msgspec's error for a wrong one would quote the other end's bytes.
+    code: str
     detail: str
 
     def __attrs_post_init__(self) -> None:
@@ -126,7 +127,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message | OtherVersion:
-    """Return the message that `data` encodes; raises `PeerViolation` if it is not exactly one."""
+    """Return the message encoded in `data`; raises `PeerViolation` unless it is exactly one."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerViolation(f"a message of {len(data)} bytes in a greeting; the limit is {MESSAGE_BYTES_MAX}")
     if not data or (decoder := _DECODERS.get(data[0])) is None:
@@ -144,7 +145,7 @@ def decode(data: bytes) -> Message | OtherVersion:
 
 
 def names_node(names: frozenset[str], node: str, cluster: str) -> bool:
-    """Return whether one of a certificate's names is that of a node; wildcards name no node."""
+    """Return whether a certificate's names include a node; wildcards name no node."""
     wanted = {f"DNS:{node}", f"DNS:{node}.{cluster}", f"URI:espalier:{node}"}
     return any((f"DNS:{name[4:].lower()}" if name.startswith("DNS:") else name) in wanted for name in names)
 
@@ -160,18 +161,18 @@ class Greeter:
     """One end of a greeting: sends its messages, checks those of the other end, and accepts or refuses it.
 
     Args:
-        role: Which end this is; of two ends one dials and one listens.
-        cluster: The cluster that both must be of.
+        role: This end of the two: it dials or it listens.
+        cluster: The cluster of both ends.
         node: This node's name.
         secret: The secret of the cluster; if it is empty, only an end without one is accepted.
         nonce: 32 random bytes, unpredictable and never used for another greeting.
-        expects: The only node that is accepted; None: any but this one.
-        incarnation: This process, of all that ever had its name.
+        expects: The only accepted node; None: any but this one.
+        incarnation: This process among all processes of its name.
         certified: The names in the certificate of the other end; None if they are not required to name it.
 
-    `peer` is the other end's name once it has proved that it has the secret, and None until then; `peer_incarnation` is
-    its process. The proof shows that the other end belongs to the cluster; any node of the cluster could use another's
-    name, unless names must be `certified`. An operator is no node, and its name is that of none.
+    `peer` is the other end's name, None until it has proved its secret; `peer_incarnation` is its process. The proof
+    shows that the other end belongs to the cluster; any node of the cluster could use another's name, unless names must
+    be `certified`. An operator is no node and has no node's name.
     """
 
     role: Role
@@ -199,8 +200,8 @@ class Greeter:
     def receive(self, message: bytes) -> list[bytes]:
         """Return the messages to send next, in answer to one from the other end.
 
-        Raises `PeerRefused` if either end refuses the other, and `PeerViolation` for a message that is wrong in itself.
-        Then `final_message`, unless empty, must be sent to the other end before closing.
+        Raises `PeerRefused` if either end refuses the other, and `PeerViolation` for a malformed message. Then
+        `final_message`, unless empty, must be sent to the other end before closing.
         """
         try:
             return self._answer(decode(message))

@@ -1,8 +1,8 @@
 """One end of a link without I/O: the legality and the bytes of the frames that it sends and receives.
 
-A link in Trio and an engine's host in asyncio drive the same `Peer`: they feed it what they read, act on the frames
-that it yields, and write what it has queued, as with h2 or wsproto. So the protocol is tested without a network, and
-two programs cannot differ in it. Attachments are sent in pieces between the frames; callers see whole ones only.
+A link in Trio and an engine's host in asyncio drive the same `Peer`, as with h2 or wsproto: they feed it received
+bytes, act on the frames that it yields, and write its queue. So the protocol is tested without a network, and two
+programs cannot differ in it. Attachments are sent in pieces between the frames; callers get only whole ones.
 
 A `Peer` never waits, reads no clock and sets no limit on queued frames: its owner decides when to write, and watches
 `queued_bytes`.
@@ -43,7 +43,9 @@ from protocol.link.frames import (
 )
 from protocol.link.streams import Streams
 
-MESSAGE_BYTES_MAX = 1024 * 1024  # of one WebSocket message between nodes: the next one waits no longer than that
+MESSAGE_BYTES_MAX = 1024 * 1024
+"""The most bytes of one WebSocket message between nodes: the next message waits behind no more."""
+
 QUEUED_BYTES_MAX = 2**63 - 1  # no limit
 NOTHING = memoryview(b"")
 BUG = "this end was about to break the protocol"
@@ -57,11 +59,11 @@ WITHOUT_ATTACHMENT = frozenset({Hello, Step, End, Bye, Announce})  # frames that
 
 @frozen
 class PeerStatistics:
-    """Counts of the streams that one end of a link holds.
+    """Counts of the streams and attachments on one end of a link.
 
-    `sending_bytes` and `receiving_bytes` are the sizes of all attachments that are incomplete, `buffered_bytes` is what
-    has arrived of them. `in_flight_bytes` have been sent and not acknowledged, `unacknowledged_bytes` have arrived.
-    `waiting` attachments find no room yet.
+    `sending_bytes` and `receiving_bytes` are the sizes of all incomplete attachments, `buffered_bytes` their received
+    part. `in_flight_bytes` have been sent and not acknowledged, `unacknowledged_bytes` have arrived. `waiting`
+    attachments find no room yet.
     """
 
     asked: int = 0
@@ -78,11 +80,10 @@ class PeerStatistics:
 class Peer:
     """The state of one end of a link.
 
-    `asked` are the streams that this end opened, `served` those that the other end opened; either number is limited by
-    the end that serves, and the attachments that are on their way by the end that receives them. A frame that is not
-    legal raises `PeerViolation` if the other end has sent it, and `LocalViolation`, a bug of this end, if this one was
-    to send it. `check_attached` is called with each frame that an attachment is to follow, and raises `PeerViolation`
-    before a byte of it is kept.
+    This end opened the streams in `asked`, the other end the streams in `served`. The serving end limits the number of
+    streams, the receiving end the bytes of incomplete attachments. An illegal frame raises `PeerViolation` on receive,
+    and `LocalViolation`, a bug of this end, on send. `check_attached` is called with each frame with an attachment, and
+    raises `PeerViolation` before a byte of the attachment is kept.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Peer:
         self.hello: Hello | None = None  # the other end's, once it has arrived
         self.asked = Streams(0)
         self.served = Streams(serves_max)
-        self.attached: memoryview = NOTHING  # to the frame that `receive_data` has just yielded
+        self.attached: memoryview = NOTHING  # the attachment of the frame in `receive_data`
         self.check_attached: Callable[[Open | Item], None] = _accept
         self._reader = FrameReader(frame_bytes_max)
         self._queued: deque[bytes | memoryview] = deque()
@@ -107,7 +108,7 @@ class Peer:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of frames that wait to be written, without attachments."""
+        """Bytes of unwritten frames, without attachments."""
         return self._queued_bytes + self._outgoing.held_bytes
 
     def statistics(self) -> PeerStatistics:
@@ -126,43 +127,45 @@ class Peer:
 
     @property
     def ready(self) -> bool:
-        """Whether `data_to_send` has anything to return; receiving may change that, without anything being sent."""
+        """Whether `data_to_send` has anything to return; received data alone may change it."""
         return bool(self._queued or self._incoming.unacknowledged_bytes) or self._outgoing.ready
 
     def takes_steps(self, stream: int) -> bool:
-        """Return whether tokens of a stream may be sent in a `Step` now; its attachment holds back an `Item` alone."""
+        """Return whether tokens of a stream may be sent in a `Step` now; only an `Item` can wait for an attachment."""
         if self.hello is None or not self.hello.takes_steps:
             return False
+        # Asked for every token of every stream: without attachments no table is searched.
         if not (self.served.owing or self._outgoing.unsent):
             return True
         return (False, stream) not in self._outgoing.unsent and not self.served.owed(stream)[1]
 
     def share(self, size: int, on_taken: Callable[[], None]) -> ByteShare:
-        """Return a share of the room for attachments, for an `Open` with one of `size` bytes, taken or waiting.
+        """Return a share of the room for attachments, taken or waiting, for an `Open` with `size` attached bytes.
 
-        It is given to `send`, or given back. Raises `TooLarge` for more bytes than may ever be attached.
+        Its holder passes it to `send`, or gives it back. Raises `TooLarge` for more bytes than the limit of the link.
         """
         self._outgoing.check_size(size)
         return self._outgoing.budget.share(size, on_taken)
 
     def send(self, frame: Frame, attached: Views = (), share: ByteShare | None = None) -> None:
-        """Queue a frame, if it is legal now, and after it the attachment whose size is its `attached`.
+        """Queue a frame, if it is legal now, and after it its attachment of `frame.attached` bytes.
 
-        Further frames of the stream are held until the attachment has been sent. An `Item` whose attachment finds no
-        room is held, too; an `Open` cannot be, and needs a `share` that is taken, or raises `Overloaded`. Raises
-        `TooLarge` for more bytes than may ever be attached. Whatever is raised, nothing has changed.
+        Further frames of the stream are held until the attachment has been sent. An `Item` without room for its
+        attachment is held, too; an `Open` cannot be held, and needs a taken `share`, or raises `Overloaded`. Raises
+        `TooLarge` for more bytes than the limit of the link. No exception changes any state.
         """
         try:
             size = frame.attached if isinstance(frame, WITH_ATTACHED) else 0
             if size or attached:
                 attached = self._outgoing.fit(size, attached)
+            # A link without attachments, the common case, skips every check about them.
             if (size or self.served.owing or self._outgoing.unsent) and self._held_back(frame, attached):
                 return
             if isinstance(frame, Open) and size and share is None and not self._outgoing.budget.fits(size):
                 raise Overloaded(f"{size} bytes are attached, for which there is no room on this link now")
             self._apply(frame, sent=True)
             self._enqueue(frame)
-            if isinstance(frame, ENDS_EARLY):  # the rest of the attachment is not wanted, or will not be sent
+            if isinstance(frame, ENDS_EARLY):  # no more of the attachment will be sent
                 self._forget(_key(frame, sent=True))
             elif size and isinstance(frame, WITH_ATTACHED):
                 share = share or self._outgoing.budget.share(size, _ignore)
@@ -171,10 +174,11 @@ class Peer:
             raise LocalViolation(f"{BUG}: {error}") from error
 
     def data_to_send(self, bytes_max: int = QUEUED_BYTES_MAX) -> bytes:
-        """Remove and return what is queued, and a few pieces of attachments, as one WebSocket message.
+        """Remove and return queued frames and a few pieces of attachments, as one WebSocket message.
 
-        It has at most `bytes_max` bytes, and may end within a frame. It is empty while `ready` is false.
+        The message has at most `bytes_max` bytes, and may end within a frame. It is empty while `ready` is false.
         """
+        # Acknowledged here and not on arrival: one frame for all pieces since the last write.
         if self._incoming.unacknowledged_bytes:
             self._enqueue(WindowUpdate(self._incoming.unacknowledged_bytes))
             self._incoming.unacknowledged_bytes = 0
@@ -191,9 +195,9 @@ class Peer:
         return data
 
     def receive_data(self, data: bytes | bytearray) -> Iterator[Frame]:
-        """Yield each complete and legal frame, after the state has been changed by it.
+        """Apply each complete and legal frame, then yield it.
 
-        The attachment of an `Open` or an `Item` is in `attached` while it is yielded. Check `ready` afterwards.
+        `attached` has the attachment of an `Open` or an `Item` until the next frame. Check `ready` afterwards.
         """
         for frame in self._reader.feed(data):
             if isinstance(frame, Hello):
@@ -201,7 +205,7 @@ class Peer:
             elif self.hello is None and not isinstance(frame, Bye):
                 raise PeerViolation(f"{type(frame).__name__} before Hello")
             elif type(frame) is KeepAlive:
-                continue  # the caller has recorded that bytes came, which is all that the frame shows
+                continue  # its arrival is its only content, and the caller has recorded it
             else:
                 self._apply(frame, sent=False)
             if type(frame) in WITHOUT_ATTACHMENT or (isinstance(frame, WITH_ATTACHED) and not frame.attached):
@@ -212,7 +216,7 @@ class Peer:
     # Attachments --------------------------------------------------------------------------
 
     def _enqueue_attached(self, bytes_max: int) -> None:
-        """Queue the next pieces of attachments, and the frames that waited behind a last piece."""
+        """Queue the next pieces of attachments, and the held frames behind a last piece."""
         size = PIECE_BYTES
         while size and self._outgoing.ready and self._queued_bytes < bytes_max:
             key, piece = self._outgoing.next_piece(size)
@@ -224,13 +228,14 @@ class Peer:
             self._send_held(key)
 
     def _send_held(self, key: StreamKey) -> None:
-        """Queue the frames of a stream that need to be held no longer."""
-        for frame in self._outgoing.next_frames(key):  # an `Item` that was held has spent its credit already
+        """Queue the held frames of a stream as far as they may be sent now."""
+        # A held `Item` has spent its credit already, in `_held_back`.
+        for frame in self._outgoing.next_frames(key):
             self._apply(evolve(frame, units=0) if isinstance(frame, Item) else frame, sent=True)
             self._enqueue(frame)
 
     def _held_back(self, frame: Frame, views: Views) -> bool:
-        """Hold back a frame behind an attachment, or for lack of room; return whether the frame needs nothing more."""
+        """Hold back a frame behind an attachment, or for lack of room; return whether `send` is done with it."""
         if not isinstance(frame, ANSWERER_FRAMES) or isinstance(frame, ReplyData):
             return False
         key = _key(frame, sent=True)
@@ -258,7 +263,7 @@ class Peer:
         return True
 
     def _attached(self, frame: Frame) -> Iterator[Frame]:
-        """Yield the frame that this one completes: itself, the frame whose last piece it carries, or none."""
+        """Yield the frame that `frame` completes: itself, the frame of a complete attachment, or none."""
         match frame:
             case Credit() if not self._incoming.grant((False, frame.stream), frame.units):
                 yield frame
@@ -269,7 +274,7 @@ class Peer:
                         yield whole_frame
                     finally:
                         self.attached = NOTHING
-            case Item() if self.asked.state(frame.stream) == "leaving":  # its bytes are dropped as they come
+            case Item() if self.asked.state(frame.stream) == "leaving":  # a dropped reply
                 pass
             case Open() | Item():
                 self.check_attached(frame)
@@ -281,14 +286,14 @@ class Peer:
             case Fail():
                 self._forget((True, frame.stream))
                 yield frame
-            case _:  # `Credit`, which has been added to a request that is incomplete
+            case _:  # `Credit` of an incomplete request, added by `grant`
                 pass
 
     def _cancelled(self, frame: Cancel) -> Iterator[Frame]:
-        """Discard the attachments of a stream that its asker has cancelled.
+        """Discard the attachments of a cancelled stream.
 
-        The caller has not seen a request that is incomplete, and has nothing more to do for a reply whose attachment
-        alone is unsent: such a stream is ended here. Any other is ended by the caller.
+        An incomplete request was never yielded, and after a queued `End` only an attachment is unsent: such streams are
+        ended here. The caller ends any other stream.
         """
         key = _key(frame, sent=False)
         if self._incoming.drop(key) or self._outgoing.ended(key):
@@ -298,7 +303,7 @@ class Peer:
             yield frame
 
     def _end_cancelled(self, stream: int) -> None:
-        """End a cancelled stream for an answerer that has nothing more to do with it."""
+        """End a cancelled stream in place of its answerer."""
         self._outgoing.drop((False, stream))
         self.send(Fail(stream, AskerLeft.code, "the asker left"))
 
@@ -328,7 +333,7 @@ class Peer:
         self._outgoing.budget.bytes_max = hello.attached_bytes_max
 
     def _cut(self, size: int) -> bytes:
-        """Remove and return `size` bytes of the queue, which has more."""
+        """Remove and return the first `size` bytes of a longer queue."""
         self._queued_bytes -= size
         cut: list[bytes | memoryview] = []
         while size:

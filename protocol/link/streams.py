@@ -1,10 +1,10 @@
-"""The state machine of a link's streams: which frame is legal when. No I/O, no clock, no tasks.
+"""The state machine of a link's streams: the legal frames of each state. No I/O, no clock, no tasks.
 
-Everything that decides whether a frame is legal stands here, and both ends run the same table: this file does not know
-which end it serves. A second place for a rule would let the two ends of a link disagree about it.
+Every rule about the legality of a frame is in this file, and both ends run the same table. A rule in a second place
+would let the two ends of a link disagree about it.
 
 A stream is opened by its *asker* and answered by the other end, the *answerer*. Frames cross in flight, so each end may
-still receive what the other sent before it knew that the state had changed:
+still receive frames from before a change of state:
 
 * the asker may receive replies after its own `Cancel`; they are legal, spend credit, and are dropped;
 * the answerer may receive `Credit`, `Cancel` and `RequestData` after its own `End` or `Fail`; they are legal and have
@@ -43,14 +43,15 @@ class Streams:
 
     def __init__(self, open_max: int) -> None:
         self.open_max = open_max
-        self.last = 0  # streams are numbered 1, 2, 3, ... in the order they open
+        self.last = 0  # the number of the newest stream; numbers are 1, 2, 3, ... in the order of opening
         self._credit: dict[int, int] = {}
         self._leaving: set[int] = set()
-        self._asking: dict[int, int] = {}  # bytes of a request that are still to come
-        self._replying: dict[int, int] = {}  # bytes of a reply that are still to come
+        # Attached bytes still to come, by stream: of the request, and of the latest reply.
+        self._asking: dict[int, int] = {}
+        self._replying: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of streams that are not closed."""
+        """Return the number of open streams."""
         return len(self._credit)
 
     def state(self, stream: int) -> str:
@@ -60,7 +61,7 @@ class Streams:
         return "closed" if 0 < stream <= self.last else "new"
 
     def credit(self, stream: int) -> int:
-        """Return how many more units the stream may carry; 0 for one that is closed."""
+        """Return the units of credit left to a stream; 0 for a closed one."""
         return self._credit.get(stream, 0)
 
     @property
@@ -69,11 +70,11 @@ class Streams:
         return bool(self._asking or self._replying)
 
     def owed(self, stream: int) -> tuple[int, int]:
-        """Return the bytes that are still to come of the attachments of the request and of the latest reply."""
+        """Return the bytes to come of the attachments of the request and of the latest reply."""
         return self._asking.get(stream, 0), self._replying.get(stream, 0)
 
     def step(self, frame: Open | RequestData | Credit | Cancel | Item | ReplyData | End | Fail) -> str:
-        """Apply one frame, sent or received, and return the state that it leaves behind."""
+        """Apply one frame, sent or received, and return the next state of its stream."""
         stream = frame.stream
         before = self.state(stream)
         after = NEXT[before].get(type(frame))
@@ -101,7 +102,7 @@ class Streams:
         return after
 
     def step_tokens(self, frame: Step) -> None:
-        """Apply one engine step: an `Item` for each of its streams, an `End` for each that ended."""
+        """Apply one engine step: an `Item` for each of its streams, an `End` for each ended one."""
         if len(frame.streams) != len(frame.counts) or sum(frame.counts) != len(frame.tokens):
             raise PeerViolation("the arrays of a Step do not fit each other")
         if self.owing:
@@ -126,7 +127,7 @@ class Streams:
             self._close(ended.stream)
 
     def spend(self, stream: int, units: int) -> None:
-        """Spend units of a stream's credit, for a reply that is sent now or is certain to be sent next."""
+        """Spend units of a stream's credit, for a reply sent now or certain to be sent next."""
         left = self._credit.get(stream)
         if left is None:
             raise PeerViolation(f"a reply on stream {stream}, which is {self.state(stream)}")
@@ -149,7 +150,7 @@ class Streams:
         self._credit[stream] += units
 
     def _reply(self, item: Item) -> None:
-        if self._asking or self._replying:  # rare
+        if self._asking or self._replying:
             self._whole(item.stream)
         self.spend(item.stream, item.units)
         if item.attached:
