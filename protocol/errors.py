@@ -1,10 +1,10 @@
-"""Errors: what can go wrong, whose fault it is, and which of them may cross a link or reach a client.
+"""The closed taxonomy of errors, each with its fault, its HTTP status, and its way to a client or over a link.
 
-The taxonomy is closed: a `RequestError` is about one request and crosses links as its code and a sentence; an
-`ActorError` is about an actor and ends in a supervisor. Any other exception is a bug.
+A `RequestError` is about one request and crosses links as its code and a sentence; an `ActorError` is about an actor
+and ends in a supervisor. Any other exception is a bug.
 
-The docstring of a `RequestError` is the row of its code in `docs/protocol.md`: what happened, then what to do. Its
-`code`, `http_status` and `close_code` are what clients' programs go by, so they stay when sentences change.
+The docstring of a `RequestError` is the row of its code in `docs/protocol.md`: the event, then the remedy. Clients'
+programs depend on `code`, `http_status` and `close_code`, so these stay when sentences change.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 Fault = Literal["client", "server"]
-"""Whose fault a `RequestError` is for the client: its own, or that of the peer, the operator or a bug, all `server`."""
+"""The fault behind a `RequestError`, as a client sees it; `server` covers the peer, the operator and bugs."""
 
 
 class EspalierError(Exception):
@@ -29,7 +29,7 @@ class RequestError(EspalierError):
     fault: ClassVar[Fault] = "server"
     http_status: ClassVar[int] = 500
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
-    of_gateway: ClassVar[bool] = False  # only a gateway says it, to its own client: it crosses no link
+    of_gateway: ClassVar[bool] = False  # sent only by a gateway to its own client; crosses no link
     retry_after_s: int | None = None  # None: not worth retrying; an instance may override it
 
     def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
@@ -131,7 +131,7 @@ class NotFound(RequestError):
 
 
 class ModelNotFound(NotFound):
-    """No model of this name is served here; `GET /v1/models` lists those that are."""
+    """No model of this name is served here; `GET /v1/models` lists the served models."""
 
     code = "model_not_found"
 
@@ -236,15 +236,15 @@ class LinkLost(RequestError):
 
 
 class LinkReplaced(LinkLost):
-    """A newer link to the node that was answering replaced the one that carried the answer; try again."""
+    """A newer link to the answering node replaced the link of the answer; try again."""
 
     code = "link_replaced"
 
 
 class EngineLost(RequestError):
-    """The engine that was answering died, or did not release its slot; try again."""
+    """The answering engine died, or did not release its slot; try again."""
 
-    code = "engine_lost"  # of one request; the engine's actor ends with `EngineDied`
+    code = "engine_lost"
     http_status = 503
     retry_after_s = 1
 
@@ -280,7 +280,7 @@ class Preempted(DeadlineExceeded):
 
 
 class AskerLeft(RequestError):
-    """The asker left, so the answer was ended; nobody reads this error."""
+    """The asker left, so the answer was ended; this error has no reader."""
 
     code = "left"
     fault = "client"
@@ -320,7 +320,7 @@ class TooManyInternalErrors(ActorError):
 
 
 class StartFailed(ActorError):
-    """A child could not start; the sentence tells what its operator can do."""
+    """A child could not start; the sentence gives the operator's remedy."""
 
 
 def _subclasses(cls: type[RequestError]) -> list[type[RequestError]]:
@@ -333,5 +333,5 @@ ERRORS_BY_CODE: dict[str, type[RequestError]] = {
 
 
 def from_code(code: str, detail: str, param: str | None = None) -> RequestError:
-    """Return the error that crossed a link as its code; an unknown code becomes an `InternalError`."""
+    """Return the error of a code from a link; an unknown code becomes an `InternalError`."""
     return ERRORS_BY_CODE.get(code, InternalError)(detail, param=param)

@@ -1,8 +1,8 @@
-"""Messages between nodes: the state that they announce to each other, and what operators ask of them.
+"""Messages between nodes: announcements of their states, and the requests of operators.
 
-A `NodeState` replaces the one before it; a `LoadUpdate` holds only what has changed since, so that none may be left
-out. Every number and name in an announcement was chosen by the sender, which may be faulty or hostile: a receiver calls
-`check_state` or `check_loads` before it uses anything of it.
+A `NodeState` replaces the one before it; a `LoadUpdate` holds only changes, so that none may be left out. Every number
+and name in an announcement was chosen by the sender, which may be faulty or hostile: a receiver calls `check_state` or
+`check_loads` before it uses any of them.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from protocol.messages.kind import Kind, Message
 COUNT_MAX = 2**53
 RANKS_MAX = 1024
 RANK_MARK = "#"
-"""The character between the name of an engine with several data-parallel ranks and the number of one of them."""
+"""The character between an engine's name and a rank's number, if the engine has several data-parallel ranks."""
 OPERATOR_PREFIX = "operator-"
-"""The beginning of the names under which operators greet nodes; no node may have such a name."""
+"""The beginning of operators' names in a greeting; no node may have such a name."""
 
 
 class Leg(StrEnum):
     """The part of a request that an engine computes; `BOTH` are a prefill and a decode.
 
-    What the legs of a model's workers amount to is decided here alone: `substitutes` and `serve_text`.
+    Only `substitutes` and `serve_text` combine the legs of a model's workers.
     """
 
     BOTH = "both"
     PREFILL = "prefill"
     DECODE = "decode"
-    ENCODE = "encode"  # images and videos to embeddings, which a prefill or a whole engine computes with
+    ENCODE = "encode"  # images and videos to embeddings, for prefills and whole engines
 
     @property
     def substitutes(self) -> tuple[Leg, ...]:
-        """The legs of the workers that can do the work of one of this leg: the same, and those that do both."""
+        """The legs of workers that can do the work of this leg: itself, and `BOTH`."""
         return (self,) if self in {Leg.BOTH, Leg.ENCODE} else (self, Leg.BOTH)
 
 
@@ -48,7 +48,7 @@ def serve_text(legs: Collection[Leg]) -> bool:
 
 
 def rank_name(engine: str, rank: int, ranks: int) -> str:
-    """Return the name of one rank of an engine as a worker: that of the engine itself if it has one rank."""
+    """Return the name of one rank of an engine as a worker: the engine's own name if it has one rank."""
     return engine if ranks == 1 else f"{engine}{RANK_MARK}{rank}"
 
 
@@ -65,10 +65,10 @@ class Offer:
     """One worker of a node: an engine, or one rank of it if it has several, and its load.
 
     `engine` is None until the engine has been ready once; `up` is whether it accepts requests now, and `why` the reason
-    if not, as the end of a sentence that begins with its name. `running` and `waiting` count requests, `tokens` the
-    prompt and answer tokens that those may still hold, `kv_used` is from 0 to 1. It accepts prompts without a first
-    token up to `pending_prefill_tokens_max` tokens together, or a longer one, and behind that as many if it
-    computes answers as well; 0: no limit.
+    if not, as the end of a sentence beginning with its name. `running` and `waiting` count requests, `tokens` their
+    prompt and answer tokens at most, `kv_used` is from 0 to 1. The worker accepts prompts without a first token up to
+    `pending_prefill_tokens_max` tokens together, or one longer prompt, and behind them as many again if it computes
+    answers as well; 0: no limit.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Offer:
 
 @frozen
 class Neighbour:
-    """Another node that the sender knows: its name, its address if it listens, and whether it routes requests."""
+    """Another node in the sender's view: its name, its address if it listens, and whether it routes requests."""
 
     name: str
     address: str | None
@@ -98,12 +98,10 @@ class Neighbour:
 class NodeState(Message):
     """The state of a node; a node that drains accepts no new requests.
 
-    A node that `routes` receives the offers of others, and their loads again after `tell_s` at the earliest; other
-    nodes receive none. The load in an offer leaves out the receiver's own requests, which it counts itself.
-    `elsewhere` names those of the receiver's workers that are down and whose work another worker can do. Encoders are
-    offered only to nodes that state that they take them: others would end the link for a leg that they do not know. So
-    would those that do not state that they take ranks, for the names of those; and those that do not state that their
-    workers can be `watched`, for a question about their blocks.
+    A node that `routes` receives the offers of others, and their loads at most once every `tell_s`; other nodes receive
+    none. The load in an offer leaves out the receiver's own requests: the receiver counts them itself. `elsewhere`
+    names the receiver's workers that are down and have a stand-in. `takes_encoders`, `watched` and `takes_ranks`
+    protect nodes of older versions, which would end the link for an unknown leg, a `WatchBlocks` or a rank's name.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -119,9 +117,9 @@ class NodeState(Message):
 
 @frozen
 class OfferLoad:
-    """The load of one worker without the receiver's own: requests, and the tokens that those may still hold.
+    """The load of one worker without the receiver's own: requests, and their tokens at most.
 
-    `queued` are the tokens of their prompts that are still to be computed, as far as their caches are known.
+    `queued` is an estimate of the prompt tokens still to be computed.
     """
 
     name: str
@@ -132,7 +130,7 @@ class OfferLoad:
 
 @frozen
 class LoadUpdate(Message):
-    """The loads that have changed since the sender announced them last."""
+    """The loads that have changed since the sender's last announcement."""
 
     loads: tuple[OfferLoad, ...]
 
@@ -148,7 +146,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]{2,45}\]|[A-Za-z0-9._-]{1,253}):" + PORT)
 
 
 def check_state(state: NodeState) -> NodeState:
-    """Return the announced state of a node; raises `PeerViolation` if it cannot be true."""
+    """Return the announced state of a node; raises `PeerViolation` for an impossible one."""
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
     if not 0 <= state.tell_s <= TELL_S_MAX:
@@ -181,7 +179,7 @@ def _check_neighbours(neighbours: tuple[Neighbour, ...]) -> None:
 
 
 def check_loads(loads: LoadUpdate) -> LoadUpdate:
-    """Return announced loads; raises `PeerViolation` if they cannot be true."""
+    """Return announced loads; raises `PeerViolation` for impossible ones."""
     if len(loads.loads) > OFFERS_MAX:
         raise PeerViolation(f"{len(loads.loads)} loads of one node")
     for load in loads.loads:
@@ -195,7 +193,7 @@ def check_loads(loads: LoadUpdate) -> LoadUpdate:
 class GetStatus(Message):
     """Ask for the supervision tree of a node and its view of the cluster; the result is `Status`.
 
-    `node` names it; empty: the node that receives this. A request about another node is forwarded over its link.
+    `node` names it; empty: the receiver. A request about another node is forwarded over its link.
     """
 
     node: str = ""
@@ -203,7 +201,7 @@ class GetStatus(Message):
 
 @frozen
 class ChildState:
-    """One child of a tree: its path, its state and how long it has been in it, and how often it was restarted.
+    """One child of a tree: its path, its state for `since_s` seconds, and the number of its restarts.
 
     `why` is its last failure, empty if there was none.
     """
@@ -232,7 +230,7 @@ class LinkState:
 
 @frozen
 class GateState:
-    """The numbers of clients' requests that a gateway answers and that wait for admission, with their limits.
+    """The numbers of clients' requests in a gateway, running or waiting for admission, with their limits.
 
     `unready` is the reason why it has admitted no request since it started, empty if it admits.
     """
@@ -246,7 +244,7 @@ class GateState:
 
 @frozen
 class EjectionState:
-    """A worker, or a pair of them, that a router has ejected for failing repeatedly, and for how many more seconds."""
+    """A worker, or a pair of workers, ejected by a router after repeated failures, for `for_s` more seconds."""
 
     model: str
     worker: str
@@ -256,10 +254,9 @@ class EjectionState:
 
 @frozen
 class PoolState:
-    """A pool of engines, as a gateway sees it: how many can be asked (`up`), and the requests and slots of those.
+    """A pool of engines in a gateway's view: the number that is `up`, with their requests and slots.
 
-    An engine counts as often as it has data-parallel ranks. `waiting` requests wait at this gateway until one of them
-    has room.
+    Each data-parallel rank counts as an engine. `waiting` requests wait at this gateway for room in the pool.
     """
 
     name: str
@@ -275,9 +272,9 @@ class PoolState:
 
 @frozen
 class Status(Message):
-    """A node's tree and its view of the cluster; no other run of the node has the same `run`.
+    """A node's tree and its view of the cluster; `run` is unique to each run of the node.
 
-    `gate` is None on a node without a gateway; `refused` has a sentence for each worker of others that is not used.
+    `gate` is None on a node without a gateway; `refused` has a sentence for each unused worker of another node.
     """
 
     node: str
@@ -295,7 +292,7 @@ class Status(Message):
 
 @frozen
 class Drain(Message):
-    """Tell a node to admit nothing new, to finish what runs and to exit; the result, `Done`, is sent at once.
+    """Drain a node: admit nothing new, finish running requests, exit; the result, `Done`, is sent at once.
 
     `node` names it as in `GetStatus`. If it `restarts`, its launcher starts it again.
     """
@@ -306,16 +303,16 @@ class Drain(Message):
 
 @frozen
 class Reload(Message):
-    """Tell a node to read its configuration again; the result is `Reloaded`. `node` names it as in `GetStatus`."""
+    """Make a node read its configuration again; the result is `Reloaded`. `node` names it as in `GetStatus`."""
 
     node: str = ""
 
 
 @frozen
 class Reloaded(Message):
-    """The changes that a node made, those that need a restart, and those that it refused as wrong; one sentence each.
+    """The changes of a reload, one sentence each: made, in need of a restart (`not_changed`), or refused as wrong.
 
-    `starts` names nodes of the same machine that cannot be reached, which its launcher may be starting.
+    `starts` names unreachable nodes of the same machine, which its launcher may be starting.
     """
 
     changed: tuple[str, ...] = ()

@@ -30,32 +30,32 @@ class HandOff(StrEnum):
 class EngineInfo(Message):
     """The properties and limits of an engine; lengths are in tokens.
 
-    It has as many ranks that requests name as `data_parallel` says, each with KV memory for `kv_tokens_max` tokens and
-    for `running_max` requests at once; `ranks` counts all, those that compute one request together, too.
+    It has `data_parallel` ranks that requests can name, each with KV memory for `kv_tokens_max` tokens and room for
+    `running_max` requests at once; `ranks` also counts ranks that share their requests.
     """
 
     kind: str
     version: str
     vocabulary_size: int
     context_max: int  # prompt and answer together
-    kv_tokens_max: int  # of all running requests of one rank together
-    request_tokens_max: int  # of one request, prompt and answer together
+    kv_tokens_max: int  # all running requests of one rank together
+    request_tokens_max: int  # prompt and answer of one request together
     running_max: int
     page_size: int
     honours_seed: bool
-    grammars: tuple[GrammarKind, ...] = ()  # that it can constrain answers to
+    grammars: tuple[GrammarKind, ...] = ()  # the supported kinds
     hand_off: HandOff = HandOff.NONE
     bootstrap: tuple[str, int] | None = None  # host and port of a prefill's bootstrap server
     ranks: int = 1
-    digest: Digest = ()  # of its model's folder; empty if it has not been read
+    digest: Digest = ()  # empty if its model's folder has not been read
     media: MediaInfo | None = None  # None: it takes neither images nor videos
     metrics: bool = False  # whether it answers `GetMetrics`
     data_parallel: int = 1
-    computes_ahead: bool = False  # whether the token that stops an answer is computed, too, and so is in its cache
+    computes_ahead: bool = False  # whether the cache also has the token that stopped an answer
 
     @property
     def media_form(self) -> MediaForm | None:
-        """The form of the items in its requests: the places alone for a decode, whose prefill computes with them."""
+        """The form of the items in its requests: only places for a decode, since the prefill computes with them."""
         if self.media is None:
             return None
         is_decode = self.hand_off is HandOff.RENDEZVOUS and self.bootstrap is None
@@ -63,7 +63,7 @@ class EngineInfo(Message):
 
 
 def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, digest: Digest = ()) -> EngineInfo:
-    """Return the info of an encoder; the properties of engines that compute tokens are 0."""
+    """Return the info of an encoder; the properties of token engines are 0."""
     return EngineInfo(
         kind=kind,
         version=version,
@@ -81,7 +81,7 @@ def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, dige
 
 @frozen
 class Ping(Message):
-    """Ask whether an engine is alive; its scheduler itself answers `Done`, or nothing does."""
+    """Ask whether an engine is alive; only its scheduler answers, with `Done`."""
 
 
 @frozen
@@ -91,7 +91,7 @@ class GetLoad(Message):
 
 @frozen
 class RankCounts:
-    """A rank's own count of its requests and of the KV memory that they hold, in tokens."""
+    """A rank's own count of its requests and of their KV memory, in tokens."""
 
     running: int
     waiting: int
@@ -100,9 +100,9 @@ class RankCounts:
 
 @frozen
 class EngineLoad(Message):
-    """An engine's own count of its requests and of the KV memory that they hold, in tokens.
+    """An engine's own count of its requests and of their KV memory, in tokens.
 
-    `by_rank` has the same of each rank, in their order, if there are several.
+    `by_rank` has the counts of each rank in order, if there are several.
     """
 
     running: int
@@ -112,7 +112,7 @@ class EngineLoad(Message):
 
     @classmethod
     def of_ranks(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
-        """Return the load of an engine whose ranks have these loads."""
+        """Return the load of an engine from the loads of its ranks."""
         if len(loads) == 1:
             return loads[0]
         counts = [RankCounts(load.running, load.waiting, load.kv_tokens_used) for load in loads]

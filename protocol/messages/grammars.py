@@ -1,8 +1,8 @@
 """Static check of a grammar: the cheap one of two checks that keep a grammar from blocking an engine.
 
-An engine compiles the grammar of a request and follows it at every step of the whole batch, so that one costly grammar
-delays all other requests. This file finds the few shapes that are always costly, wherever in a grammar they are, in
-time proportional to its length. It never proves that a grammar is cheap: one that passes is compiled and walked in a
+An engine compiles the grammar of a request and follows it at every step of the whole batch, so one costly grammar
+delays all other requests. This file finds a few shapes that are always costly, anywhere in a grammar, in time
+proportional to its length. It never proves a grammar cheap: a grammar without these shapes is compiled and walked in a
 process of its own before an engine gets it.
 """
 
@@ -23,11 +23,11 @@ WORDS = {
     GrammarKind.STRUCTURAL_TAG: "this structural tag",
 }
 WITHIN = {GrammarKind.REGEX: "a regular expression", GrammarKind.EBNF: "an EBNF grammar"}
-FORMATS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.EBNF}  # by their `type` in a structural tag
+FORMATS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.EBNF}  # keys: `type` in a structural tag
 EMPTIES_MAX = 200  # consecutive parts that may each be empty: a step costs their square
-COUNT_MAX = 100_000  # of repetitions; nested ones multiply
-DEPTH_MAX = 200  # of groups
-PASSES_MAX = 8  # over the rules, to find those that may be empty because all their parts may
+COUNT_MAX = 100_000  # repetitions; nested ones multiply
+DEPTH_MAX = 200  # nested groups
+PASSES_MAX = 8  # passes over the rules: each finds more rules whose parts may all be empty
 
 _COUNT = r"[*+?]|\{\d+(?:,\d*)?\}|\{,\d+\}"
 _IN_REGEX = re.compile(
@@ -46,7 +46,7 @@ _FORMATS = re.compile(rf'"(?:{"|".join(FORMATS)})"')  # a structural tag without
 
 @define
 class _Part:
-    """One part of a sequence: whether it may be empty, how many consecutive such it has, how often it repeats."""
+    """One part of a sequence: whether it may be empty, its run of consecutive empty parts, and its repetitions."""
 
     empty: bool
     empties: int = 0
@@ -115,7 +115,7 @@ def grammar_kinds(grammar: Grammar) -> list[GrammarKind]:
 
 
 def find_mistake(grammar: Grammar) -> str | None:
-    """Return what is wrong with a grammar as a sentence for its author, None if it has none of the costly shapes."""
+    """Return the first costly shape of a grammar as a sentence for its author, None if there is none."""
     for kind, text in _texts(grammar):
         mistake = _ebnf_mistake(text) if kind is GrammarKind.EBNF else _regex_mistake(text)
         if mistake is not None:
@@ -125,7 +125,7 @@ def find_mistake(grammar: Grammar) -> str | None:
 
 
 def _texts(grammar: Grammar) -> Iterator[tuple[GrammarKind, str]]:
-    """Yield the regular expressions and EBNF grammars that a grammar is or holds."""
+    """Yield the regular expressions and EBNF grammars of a grammar, itself or its parts."""
     if grammar.kind in {GrammarKind.REGEX, GrammarKind.EBNF}:
         yield grammar.kind, grammar.text
         return
@@ -139,7 +139,7 @@ def _texts(grammar: Grammar) -> Iterator[tuple[GrammarKind, str]]:
 
 
 def _objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield every object in a JSON text; none of invalid JSON, for which the compiler has a better error."""
+    """Yield every object in a JSON text; none for invalid JSON, since the compiler has a better error."""
     try:
         waiting: list[object] = [json.loads(text)]
     except (ValueError, RecursionError):
@@ -176,16 +176,16 @@ def _ebnf_mistake(text: str) -> str | None:
 
 @define(eq=False)
 class _Rules:
-    """One pass over the rules of an EBNF grammar; the names of those that may be empty are added to `empty`."""
+    """One pass over the rules of an EBNF grammar; adds the names of possibly empty rules to `empty`."""
 
     empty: set[str]
-    _name: str = ""  # of the rule that is being read
+    _name: str = ""  # the rule at hand
     _groups: list[_Group] = field(factory=lambda: [_Group()])
-    _alternative: list[str] = Factory(list)  # the rules in it, and "" for each text that is not empty
-    _repeats_itself: bool = False  # an alternative has the rule twice, and otherwise only what may be empty
+    _alternative: list[str] = Factory(list)  # the names of its rules, and "" for each text that is not empty
+    _repeats_itself: bool = False  # an alternative has the rule twice, and otherwise only parts that may be empty
 
     def read(self, text: str) -> str | None:
-        """Return what is wrong with the first costly rule, None if there is none."""
+        """Return the sentence for the first costly rule, None if there is none."""
         for token in _IN_EBNF.finditer(text):
             kind = token.lastgroup
             if kind == "rule":
@@ -214,7 +214,7 @@ class _Rules:
         self._alternative = []
 
     def _end(self) -> str | None:
-        """End the rule that is being read."""
+        """End the rule at hand; return its sentence if it is costly."""
         while len(self._groups) > 1:
             _close(self._groups)
         self._end_alternative()

@@ -1,9 +1,9 @@
-"""The table of messages: which may cross a link, under which number, and which may answer it.
+"""The table of messages between nodes, with their numbers and their legal answers.
 
 Every message between nodes has one row `Kind(number, message, replies, result)`, at the end of the file of its class:
-`generation` (requests to engines), `text` (to processors) or `cluster` (to nodes). The codec reads nothing else,
-so that a message without a row cannot be encoded, and a reply that no row allows is refused where it arrives. A number
-is never used again for another message: two versions of the program are linked during a rolling upgrade.
+`generation` (requests to engines), `text` (to processors) or `cluster` (to nodes). The codec reads nothing else, so a
+message without a row cannot be encoded, and a reply outside its row is refused on arrival. A number is never used again
+for another message: two versions of the program are linked during a rolling upgrade.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from protocol.tensors import Tensor
 
 
 class Message:
-    """Base of every message; to cross a link it needs a row in addition.
+    """Base of every message; to cross a link, a message also needs a row.
 
-    A message that holds tensors overrides both of these: the bytes of its tensors are no part of its encoding, but are
-    attached to it.
+    A message with tensors overrides `tensors` and `with_tensors`: the bytes of tensors are attached to the encoding.
     """
 
     __slots__ = ()
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Its tensors, in the order in which their bytes are attached."""
+        """Its tensors, in the order of their attached bytes."""
         return ()
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the message with other tensors in the places of these."""
+        """Return the message with its tensors replaced."""
         del tensors
         return self
 
@@ -44,7 +43,7 @@ class Message:
 class Kind:
     """One message between nodes: its number on the wire and, for a request, the messages that answer it.
 
-    A request is answered by any number of `replies`, in any order, and one `result`. It is None if this is no request.
+    A request is answered by any number of `replies`, in any order, and one `result`; other messages have no `result`.
     The reply `first`, if there is one, comes once, before all others and before the result.
     """
 
@@ -56,7 +55,7 @@ class Kind:
 
 
 def by_message(kinds: Iterable[Kind]) -> dict[type[Message], Kind]:
-    """Return the rows by their messages, in the order of their numbers; raises `ValueError` if two share either."""
+    """Return the rows by message, in the order of their numbers; raises `ValueError` for a repeated one."""
     rows = sorted(kinds, key=lambda row: row.number)
     for row, following in pairwise(rows):
         if row.number == following.number:

@@ -1,13 +1,12 @@
-"""Events of the KV memory of engines, and their loads, as streams that anybody may follow.
+"""Streams of the events of engines' KV memory, and of engines' loads.
 
-A `WatchBlocks` or a `WatchLoad` is answered by replies until the asker leaves, or until its credit is used up, which
-ends the answer with `Done`; then it asks again, from where it was. So a slow asker costs its answerer nothing: what it
-has missed it gets as a whole.
+A `WatchBlocks` or a `WatchLoad` is answered by replies until the asker leaves, or until its credit is used up: then the
+answer ends with `Done`, and the asker resumes with a new request. So a slow asker costs its answerer no memory: missed
+events are replaced by a resync.
 
-Events are numbered through one *life* of an engine's cache. An asker that names a life and the number of the last event
-that it has applied gets the events after it; if they are not kept any more, or the life is another, it gets all blocks
-that are there, of which the first reply has `reset`. Until the last of those, their `number` is 0: an asker that is
-interrupted in between begins anew.
+Events are numbered through one *life* of an engine's cache. A request names a life and its last applied event, and gets
+the later events. If they are not kept any more, or the life is another, a resync sends all blocks: its first reply has
+`reset`, and every reply but the last the `number` 0, so an interrupted asker begins anew.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from protocol.messages.kind import Kind, Message
 
 LIFE_LENGTH_MAX = 64
 HASHES_MAX = 1024
-"""The most block hashes in one reply: an asker applies them in one turn."""
+"""The most block hashes in one received reply: an asker applies them in one turn."""
 
 REPLY_HASHES_MAX = 512
-"""The most that a publisher sends in one: they are applied in well under a millisecond."""
+"""The most block hashes in one sent reply: they are applied in well under a millisecond."""
 
 REPLY_BYTES_MAX = 512 * 1024
-"""The most bytes of one encoded reply: an asker may not take it at once, and other replies wait behind it."""
+"""The most bytes of one encoded reply: other replies wait behind it until the asker has taken it."""
 
 GPU = "GPU"
-"""The medium of blocks that a prefill can use at once; SGLang also names `CPU_PINNED`, `DISK` and `EXTERNAL`."""
+"""The medium of blocks in GPU memory, ready for a prefill; SGLang also names `CPU_PINNED`, `DISK` and `EXTERNAL`."""
 
 
 class BlockChange(StrEnum):
@@ -45,10 +44,10 @@ class BlockChange(StrEnum):
 
 @frozen
 class BlockEvent:
-    """Blocks that one rank of an engine has stored or removed, by their hashes, those of one prefix in its order.
+    """A run of blocks stored or removed by one rank of an engine, by their hashes.
 
-    `parent` is the block before the first one, None at the beginning of a prompt and where it is not known. Blocks of a
-    LoRA adapter have its name as `lora`: their hashes are those of no other prompt.
+    `parent` is the block before the first one, None at the beginning of a prompt or if unknown. Blocks of a LoRA
+    adapter have its name as `lora`, and share no hash with other prompts.
     """
 
     change: BlockChange
@@ -61,7 +60,7 @@ class BlockEvent:
 
 @frozen
 class WatchBlocks(Message):
-    """Follow which blocks are in an engine's prefix cache, from after the event `since` of a `life`."""
+    """Follow the blocks in an engine's prefix cache, from after the event `since` of a `life`."""
 
     life: str = ""
     since: int = 0
@@ -69,9 +68,9 @@ class WatchBlocks(Message):
 
 @frozen
 class BlockEvents(Message):
-    """The next events of an engine; `number` is that of the last one, 0 within an incomplete list of all blocks.
+    """The next events of an engine; `number` is the last event's, 0 within an incomplete resync.
 
-    With `reset`, all that was known of the engine's blocks is to be forgotten first.
+    With `reset`, a receiver first forgets all blocks of the engine.
     """
 
     life: str
@@ -82,15 +81,14 @@ class BlockEvents(Message):
 
 @frozen
 class WatchLoad(Message):
-    """Follow the load of an engine, as its scheduler counts it; replies come when it has changed."""
+    """Follow the load of an engine, counted by its scheduler; replies follow changes."""
 
 
 @frozen
 class RankLoad:
-    """The load of one rank of an engine, as its scheduler counts it; `hit_rate` is from 0 to 1.
+    """The load of one rank of an engine, counted by its scheduler; `hit_rate` is from 0 to 1.
 
-    `waiting_tokens` are those of the prompts that wait and are not in the cache, `throughput` the generated tokens a
-    second.
+    `waiting_tokens` are the uncached tokens of waiting prompts, `throughput` the generated tokens a second.
     """
 
     running: int = 0
@@ -111,7 +109,7 @@ class EngineLoads(Message):
 
 
 def check_block_events(message: BlockEvents) -> None:
-    """Raise `PeerViolation` for events that cannot be true, or are too many for one reply."""
+    """Raise `PeerViolation` for impossible events, or too many for one reply."""
     events = message.events
     if not 0 < len(message.life) <= LIFE_LENGTH_MAX or message.number < 0:
         raise PeerViolation("a life or a number of events that cannot be")

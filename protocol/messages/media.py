@@ -1,8 +1,8 @@
-"""Images and videos in requests: what clients send, what engines compute with, and the messages between.
+"""Images and videos in requests, from a client's URL to the input of an engine.
 
 A client names each image or video by a URL (`Media`). The media actor fetches and decodes it into a `MediaItem` of
-pixels; an encoder turns the pixels into embeddings; an engine without a vision tower takes those. Prompts contain one
-placeholder token for each row of an item's embeddings, so the number of rows is known before anything is encoded.
+pixels; an encoder turns the pixels into embeddings; an engine without a vision tower takes the embeddings. Prompts
+contain one placeholder token for each row of an item's embeddings, so the number of rows is computed before encoding.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from protocol.tensors import FLOATS, NO_TENSOR, Dtype, Tensor
 from protocol.trace import Trace
 
 DIGEST_LENGTH = 64
-"""The hexadecimal digits of a digest: those of a SHA-256."""
+"""The hexadecimal digits of a digest, a SHA-256."""
 
 DIGEST_DIGITS = frozenset("0123456789abcdef")
-CHANNELS = 3  # of pixels: red, green, blue
+CHANNELS = 3  # red, green, blue
 GRID_MAX = 2**31  # patches in one direction, and tokens of an item
 
 URL_SHOWN_CHARACTERS_MAX = 40
-"""The most characters of a URL that a sentence or a log shows: a data URL has megabytes, and the rest may be secret."""
+"""The most characters of a URL in a sentence or a log: a data URL has megabytes, and the rest may be secret."""
 
 
 class Modality(StrEnum):
@@ -36,7 +36,7 @@ class Modality(StrEnum):
 
 
 class Detail(StrEnum):
-    """The resolution at which a model sees an image; `low` costs the fewest tokens."""
+    """The resolution of an image for the model; `low` costs the fewest tokens."""
 
     AUTO = "auto"
     LOW = "low"
@@ -49,7 +49,7 @@ def _short(url: str) -> str:
 
 @frozen
 class Media:
-    """An image or a video of a conversation, as its client names it: a URL of one of the schemes that are allowed.
+    """An image or a video of a conversation, by its URL of an allowed scheme.
 
     Its content may also be the embeddings of an image, as a safetensors file.
     """
@@ -61,10 +61,10 @@ class Media:
 
 
 class MediaForm(StrEnum):
-    """The form in which an item reaches an engine, by what the engine computes with it."""
+    """The form of an item in a request to an engine."""
 
     PIXELS = "pixels"  # uint8 RGB, [frames, height, width, 3]: the engine encodes them itself
-    EMBEDDINGS = "embeddings"  # [tokens, width]: an encoder has computed them
+    EMBEDDINGS = "embeddings"  # [tokens, width], computed by an encoder
     PLACES = "places"  # no tensor: the positions alone, for a decode whose prefill has the embeddings
 
 
@@ -72,8 +72,8 @@ class MediaForm(StrEnum):
 class MediaItem:
     """One image or video of a prompt; items of a modality are in the order of their placeholders.
 
-    `digest` names the content and how it was processed: items with the same digest have the same embeddings. `grid`
-    has the patches in time, height and width, from which positions follow. `tokens` placeholders stand for it.
+    `digest` identifies the content and its processing: items with the same digest have the same embeddings. `grid` has
+    the patches in time, height and width, from which positions follow. `tokens` placeholders stand for it.
     """
 
     modality: Modality
@@ -82,7 +82,7 @@ class MediaItem:
     tokens: int
     form: MediaForm
     data: Tensor = NO_TENSOR
-    seconds_per_grid: float | None = None  # of a video: between two steps of the grid in time
+    seconds_per_grid: float | None = None  # the time between two steps of a video's grid
 
     @property
     def place(self) -> MediaItem:
@@ -92,18 +92,18 @@ class MediaItem:
 
 @frozen
 class MediaInfo:
-    """The form of images and videos that an engine takes, and the tokens of a prompt that stand for them."""
+    """An engine's form of images and videos, and their tokens in a prompt."""
 
     form: MediaForm
     width: int  # elements of an embedding
-    dtype: Dtype  # of an embedding
-    merge: int  # patches of the grid in each direction that one token stands for
-    image_token: int | None = None  # the placeholder; None: the model takes none
+    dtype: Dtype  # the elements' type
+    merge: int  # patches of the grid in each direction for one token
+    image_token: int | None = None  # the placeholder; None: the model takes no images
     video_token: int | None = None
-    start_token: int | None = None  # that stands before the placeholders of each item; None: any does
+    start_token: int | None = None  # the token before the placeholders of each item; None: any token
 
     def placeholder(self, modality: Modality) -> int | None:
-        """Return the token id that stands for items of a modality, None if the model takes none."""
+        """Return the placeholder's token id for items of a modality, None if the model takes none."""
         return self.image_token if modality is Modality.IMAGE else self.video_token
 
 
@@ -111,7 +111,7 @@ class MediaInfo:
 class PrepareMedia(Message):
     """Fetch and decode images and videos; answered by one `MediaPrepared`.
 
-    What was prepared is kept until its asker leaves: the call is the lease of its memory. Work is fair between
+    Prepared items are kept until their asker leaves: the call is the lease of their memory. Work is fair between
     `owner`s, the names of clients' keys.
     """
 
@@ -133,7 +133,7 @@ class MediaPrepared(Message):
 class Encode(Message):
     """Compute the embeddings of one item; the result is `Encoded`.
 
-    Of those that wait for a slot, the one with the highest `priority` is first. Queues are fair between `owner`s.
+    The waiting request of the highest `priority` gets the next slot. Queues are fair between `owner`s.
     """
 
     id: str
@@ -141,7 +141,7 @@ class Encode(Message):
     priority: int = 0
     trace: Trace | None = None
     owner: str = ""
-    alone: bool = False  # in a batch of its own: an encoder was lost with a batch that it was in
+    alone: bool = False  # in a batch of its own, since an encoder was lost with its last batch
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -154,13 +154,13 @@ class Encode(Message):
         return evolve(self, item=evolve(self.item, data=data))
 
     def check_tensors(self) -> None:
-        """Raise `PeerViolation` for an item that contradicts itself."""
+        """Raise `PeerViolation` for a contradictory item."""
         check_item(self.item)
 
 
 @frozen
 class Encoded(Message):
-    """The item of an `Encode` with its embeddings; `cached` tells that they were computed before."""
+    """The item of an `Encode` with its embeddings; `cached` if they were computed before."""
 
     item: MediaItem
     cached: bool = False
@@ -176,16 +176,16 @@ class Encoded(Message):
         return evolve(self, item=evolve(self.item, data=data))
 
     def check_tensors(self) -> None:
-        """Raise `PeerViolation` for an item that contradicts itself, or that has no embeddings."""
+        """Raise `PeerViolation` for a contradictory item, or for one without embeddings."""
         if self.item.form is not MediaForm.EMBEDDINGS:
             raise PeerViolation(f"an item was encoded to {self.item.form}")
         check_item(self.item)
 
 
 def check_item(item: MediaItem) -> None:
-    """Raise `PeerViolation` for an item whose numbers cannot be, or whose tensor does not have its form.
+    """Raise `PeerViolation` for an item with impossible numbers or a tensor of another form.
 
-    What one engine needs beyond that is checked by whoever gives the item to the engine.
+    The limits of one engine are checked later, before it gets the item (`actors/engines/media_check.py`).
     """
     tensor, shape = item.data, item.data.shape
     if len(item.digest) != DIGEST_LENGTH or not set(item.digest) <= DIGEST_DIGITS:
@@ -208,7 +208,7 @@ def check_item(item: MediaItem) -> None:
 class EncodeBatch(Message):
     """Compute the embeddings of several items, in the process of an encoder; the result is one `BatchEncoded`.
 
-    It is sent between a node and its own engine's process. An engine computes one batch at a time.
+    A node sends it only to its own engine's process. An engine computes one batch at a time.
     """
 
     id: str
@@ -229,19 +229,19 @@ class EncodedItem:
     """The outcome of one item of a batch: its embeddings, or the code and the sentence of its own error."""
 
     data: Tensor = NO_TENSOR
-    code: str = ""  # of a `RequestError`; empty: the embeddings are there
+    code: str = ""  # a `RequestError`'s; empty: the embeddings are there
     detail: str = ""
 
 
 @frozen
 class BatchEncoded(Message):
-    """The outcomes of the items of a batch, in their order: one that is wrong fails alone."""
+    """The outcomes of the items of a batch, in their order: a wrong item fails alone."""
 
     outcomes: tuple[EncodedItem, ...]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The embeddings of each item, without elements for one that failed."""
+        """The embeddings of each item, without elements for a failed one."""
         return tuple(outcome.data for outcome in self.outcomes)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> BatchEncoded:
@@ -257,7 +257,7 @@ def with_data(items: Iterable[MediaItem], tensors: Sequence[Tensor]) -> tuple[Me
 
 
 def grid_tokens(grid: tuple[int, int, int], merge: int) -> int:
-    """Return the tokens that a grid of patches makes, `merge` x `merge` patches each; 0 for an impossible grid."""
+    """Return the tokens of a grid of patches, `merge` x `merge` patches each; 0 for an impossible grid."""
     time, height, width = grid
     if min(grid) < 1 or height % merge or width % merge:
         return 0
@@ -265,7 +265,7 @@ def grid_tokens(grid: tuple[int, int, int], merge: int) -> int:
 
 
 def expected_shape(item: MediaItem, info: MediaInfo) -> tuple[int, ...] | None:
-    """Return the shape that an item's tensor must have for an engine; None where pixels may have any size."""
+    """Return the required shape of an item's tensor for an engine; None where pixels may have any size."""
     match item.form:
         case MediaForm.EMBEDDINGS:
             return item.tokens, info.width
@@ -276,10 +276,10 @@ def expected_shape(item: MediaItem, info: MediaInfo) -> tuple[int, ...] | None:
 
 
 def padded_tokens(tokens: Sequence[int], items: Sequence[MediaItem], info: MediaInfo | None) -> list[int]:
-    """Return a prompt's token ids with those of the digests of its items in place of placeholders.
+    """Return a prompt's token ids, with ids derived from the digests of its items in place of placeholders.
 
-    Two prompts share a prefix only as far as these are equal, for prefix caches are keyed by tokens: behind the same
-    text, different images must differ. The ids are negative, so that they are no model's.
+    Prefix caches are keyed by tokens, so different images behind the same text must differ in them. The derived ids are
+    negative: no model has such a token.
     """
     padded = list(tokens)
     if info is None or not items:

@@ -50,7 +50,7 @@ class Respond(Message):
 
     The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
     choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits allow.
-    `params` maps fields to the names that the client's dialect has for them, for the `param` of errors.
+    `params` maps fields to their names in the client's dialect, for the `param` of errors.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Respond(Message):
     texts: tuple[str, ...] = ()
     token_lists: tuple[tuple[int, ...], ...] = ()
     n: int = 1
-    best_of: int | None = None  # how many choices are computed, of which the `n` likeliest are answered
+    best_of: int | None = None  # the number of computed choices; the `n` likeliest are answered
     tokens_max: int | None = None
     tokens_min: int = 0
     temperature: float | None = None  # None: the model's own default
@@ -75,20 +75,20 @@ class Respond(Message):
     seed: int | None = None
     logit_bias: dict[int, float] = Factory(dict)
     grammar: Grammar | None = None
-    logprobs: int | None = None  # how many of the likeliest tokens beside the chosen one; None: no log probabilities
+    logprobs: int | None = None  # the number of likeliest tokens beside the chosen one; None: no log probabilities
     token_ids: bool = False  # whether `Text` has its token ids
     echo: bool = False  # each choice begins with its prompt
     truncate: bool = False  # leave out the oldest turns of a conversation that is too long
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
-    priority: int | None = None  # of waiting requests the highest is first; None: the default of the client's key
+    priority: int | None = None  # highest first among waiting requests; None: the default of the client's key
     cache_salt: str | None = None
-    ttft_target_ms: float | None = None  # to its first token; None: the default of the client's key, or of the model
-    itl_target_ms: float | None = None  # from one token to the next
-    session: str = ""  # requests of one session share a beginning; empty: of none
+    ttft_target_ms: float | None = None  # time to first token; None: the default of the client's key, or of the model
+    itl_target_ms: float | None = None  # time from one token to the next
+    session: str = ""  # requests of one session share a beginning; empty: no session
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
-    total_max: int | None = None  # tokens of prompt and answer, as it was admitted; 0: no engine was ready then
+    total_max: int | None = None  # tokens of prompt and answer at admission; 0: no engine was ready then
 
     @property
     def choices(self) -> int:
@@ -111,19 +111,19 @@ class Accepted(Message):
 
 @frozen
 class TokenText:
-    """One token as text; `data` are the bytes that it adds to the answer, which may be a part of a character."""
+    """One token as text; `data` are its bytes of the answer, perhaps a part of a character."""
 
     text: str
     data: bytes
     logprob: float
-    top: tuple[tuple[str, bytes, float], ...] = ()  # the likeliest tokens here, the likeliest first
+    top: tuple[tuple[str, bytes, float], ...] = ()  # the likeliest tokens in this place, the likeliest first
 
 
 @frozen
 class Text(Message):
     """The next piece of one choice, and the number of its tokens.
 
-    `logprobs` has one entry for each token that ends in this piece, and `ids` one for each token, if requested.
+    `logprobs` has one entry for each token ending in this piece, and `ids` one for each token, if requested.
     """
 
     text: str
@@ -144,18 +144,18 @@ class ChoiceEnded(Message):
 
 @frozen
 class Answered(Message):
-    """Every choice is whole; `usage` counts each prompt once, and all tokens that were computed."""
+    """Every choice is whole; `usage` counts each prompt once, and all computed tokens."""
 
     usage: Usage
 
 
 @frozen
 class Tokenize(Message):
-    """Ask for the token ids of a conversation, or of a text as it is; the result is `Tokenized`."""
+    """Ask for the token ids of a conversation or of a plain text; the result is `Tokenized`."""
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
-    special: bool = True  # add the special tokens that the tokenizer puts around a text
+    special: bool = True  # add the tokenizer's special tokens around the text
     owner: str = ""  # the name of the client's key
 
 
@@ -182,7 +182,8 @@ class Detokenized(Message):
     text: str
 
 
-KINDS = (  # without results, so that no link carries requests: processors are asked only within their own node
+# Without results, so that no link carries requests: processors are asked only within their own node.
+KINDS = (
     Kind(11, Respond),
     Kind(12, Text),
     Kind(13, Accepted),
