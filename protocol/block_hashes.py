@@ -1,8 +1,8 @@
 """The hashes by which SGLang names blocks of KV memory in its events, computed from token ids alone.
 
-A block is one page of tokens and all that precede it. Its hash is the beginning of a SHA-256 over the digest of the
+A block is one page of tokens and all tokens before it. Its hash is the beginning of a SHA-256 over the digest of the
 block before it and its own token ids, so equal hashes mean equal prefixes. Requests with a `cache_salt` begin their
-chain with a digest of that salt, and so share no hash with others. The scheme is that of SGLang 0.5.23
+chain with a digest of the salt, and so share no hash with others. The scheme is taken from SGLang 0.5.23
 (`srt/mem_cache/utils.py`, `srt/mem_cache/events.py`).
 """
 
@@ -21,7 +21,7 @@ _TOKEN_MASK = 2**32 - 1
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Return token ids as they are hashed, four bytes each, little-endian; of a larger or negative one the low 32 bits.
+    """Return token ids as they are hashed: the low 32 bits of each, little-endian.
 
     Ids beyond a vocabulary stand for the contents of images and videos.
     """
@@ -58,9 +58,9 @@ def block_hashes(tokens: Sequence[int], page_size: int, cache_salt: str | None =
 
 
 def block_hashes_after(before: bytes, tokens: Sequence[int], page_size: int) -> tuple[tuple[int, ...], bytes]:
-    """Return the hashes of the full blocks of tokens that follow the digest `before`, and the digest of the last.
+    """Return the hashes of the full blocks of tokens after the digest `before`, and the last digest.
 
-    Without a full block that is `before` again.
+    Without a full block the last digest is `before` itself.
     """
     digests = block_digests(before, pack_tokens(tokens), page_size)
     return struct.unpack(f">{'q24x' * len(digests)}", b"".join(digests)), digests[-1] if digests else before

@@ -1,7 +1,7 @@
-"""A number of bytes that many share, first come, first served; without I/O, so that any event loop can wait for it.
+"""A budget of bytes shared first come, first served; without I/O, so that any event loop can wait for it.
 
-Whoever comes first waits for its whole share, and nobody overtakes it: else small shares could keep a large one waiting
-for ever. A share is given back once, by whoever asked for it; the next ones are given theirs in the same turn.
+The first waiter gets its whole share before any other, else small shares could starve a large one. A share is given
+back once, by its holder; the next shares are taken in the same turn.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from attrs import define, field
 
 @define(eq=False)
 class ByteShare:
-    """Bytes of a budget: first they may wait, then they are taken, in the end they are given back."""
+    """Bytes of a budget, which wait, are taken, and are given back in the end."""
 
     budget: ByteBudget
     size: int
-    on_taken: Callable[[], None]  # called when it has waited and is taken now; it may neither wait nor raise
+    on_taken: Callable[[], None]  # called when a waiting share is taken; may neither wait nor raise
     taken: bool = False
     over: bool = False
 
@@ -31,7 +31,7 @@ class ByteShare:
 
 @define(eq=False)
 class ByteBudget:
-    """Bytes of which at most `bytes_max` are taken at a time."""
+    """At most `bytes_max` bytes, taken in shares."""
 
     bytes_max: int
     taken_bytes: int = 0
@@ -58,7 +58,7 @@ class ByteBudget:
         return share
 
     def give_back(self, share: ByteShare) -> None:
-        """Take back the bytes of a share that is over, and give those that wait theirs."""
+        """Return the bytes of a share to the budget, and take the next waiting shares."""
         if share.taken:
             self.taken_bytes -= share.size
         else:

@@ -1,14 +1,13 @@
 """The cost of a request, known before it is admitted: pure functions of the request.
 
-All limits and queues weigh requests by these: admission and a key's concurrency (generations), the memory of answers
-that are kept until they are whole (bytes), the queues that are fair between owners and the KV memory of engines (the
-tokens of each generation). Each follows from the request's own fields, so that a request is refused, with the name of
-the field, before anything has been spent on it. The first two are upper bounds. The last is an estimate: most clients
-give no `max_tokens`, and what they may have then, all that the model can hold, says nothing of what they will have.
+All limits and queues weigh requests by these: admission and a key's concurrency by generations; the memory of gathered
+answers by bytes; the fair queues and the KV memory of engines by the tokens of each generation. Each follows from the
+request's own fields, so a request is refused, with the name of the field, before anything has been spent on it. The
+first two are upper bounds. The last is an estimate: most clients give no `max_tokens`, and the model's limit, their
+bound then, predicts no real length.
 
 Images and videos need no bounds of their own here. Their tokens are a part of the prompt, which `total_max` bounds with
-the answer; the bytes by which a client sends them are reserved with its body as they come; what they become when they
-are decoded is bounded by whoever decodes them, before it does.
+the answer; their bytes are reserved as the body arrives; their decoded size is bounded by the decoder, in advance.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ grow by more."""
 class Cost:
     """The most that one request can use until its answer is whole."""
 
-    generations: int  # that engines compute for it: prompts x best_of (or n)
-    tokens: int  # of all generations together
-    gathered_bytes: int  # of its answers while they are kept, with the prompts that they repeat
+    generations: int  # computed by engines: prompts x best_of (or n)
+    tokens: int  # the sum over all generations
+    gathered_bytes: int  # memory of answers until they are whole, with echoed prompts
 
 
 def cost(request: Respond, *, gathered: bool) -> Cost:
-    """Return the cost of a request, none of whose generations has more than its `total_max` tokens.
+    """Return the cost of a request, assuming at most `total_max` tokens a generation.
 
-    `gathered` tells that its answer is kept until it is whole. Two other requests are counted in the same way: one for
-    which more choices are computed than answered, since the likeliest are known only when all have ended, and a stream
-    that repeats its prompt, which is there at once, however long, and leaves as fast as the client reads.
+    A `gathered` answer is kept until it is whole. Two other requests count in the same way: one with more choices
+    computed than answered, since the likeliest are found only when all have ended; and a stream with its prompt echoed,
+    since the whole prompt is there at once and leaves as fast as the client reads.
     """
     generations = generations_of(request)
     total_max = request.total_max or 0
@@ -73,29 +72,30 @@ def generations_of(request: Respond) -> int:
 
 
 def multiplying_field(request: Respond) -> str:
-    """Return the name, as the client spells it, of the field that makes many generations of one request."""
+    """Return the client's name of the field that makes many generations of one request."""
     if request.best_of is not None and request.best_of > request.n:
         return "best_of"
     return "n" if request.n > 1 else request.params.get("turns", "prompt")
 
 
 def generation_tokens(generate: Generate) -> int:
-    """Return the tokens that one generation may take in an engine: those of its prompt and of its answer."""
+    """Return the tokens that one generation may take in an engine, prompt and answer together."""
     return kv_tokens(generate, Leg.BOTH, 0)
 
 
 def kv_tokens(generate: Generate, leg: Leg, cached: int) -> int:
-    """Return the tokens of KV memory that a generation may come to need, where `cached` of its prompt are there.
+    """Return the tokens of KV memory that a generation may come to need, with `cached` prompt tokens in the engine.
 
-    They are the others of its prompt and, but for a prefill, those of its answer.
+    They are the rest of the prompt and, but for a prefill, the answer.
     """
     prompt = len(generate.tokens)
-    needed = prompt - min(max(0, cached), prompt)  # which another node may have made anything
+    # Another node may have sent any `cached_tokens` and `tokens_max`, negative ones too.
+    needed = prompt - min(max(0, cached), prompt)
     if leg is not Leg.PREFILL:
-        needed += max(0, min(generate.sampling.tokens_max, ANSWER_TOKENS_MAX))  # so may this
+        needed += max(0, min(generate.sampling.tokens_max, ANSWER_TOKENS_MAX))
     return needed
 
 
 def encoding_tokens(encode: Encode) -> int:
-    """Return the tokens of an item that is to be encoded."""
-    return max(0, encode.item.tokens)  # which another node may have made negative
+    """Return the tokens of an item to encode; 0 for a negative number, which another node may have sent."""
+    return max(0, encode.item.tokens)

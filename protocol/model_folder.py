@@ -1,4 +1,4 @@
-"""Identity of a model's folder: a digest of each file that determines what the model answers, compared by name.
+"""Identity of a model's folder: a digest of each file that influences answers, compared by name.
 
 A node without engines need not have the weights, so they are compared only if both ends have some.
 """
@@ -27,7 +27,7 @@ FILES = (
 WEIGHTS = "weights"
 DIGEST_BYTES = 8
 ENTRIES_MAX = 16
-WORD_MAX = 64  # characters of a name or a digest
+WORD_MAX = 64  # characters a name or a digest
 
 
 def digest(files: Mapping[str, bytes]) -> Digest:
@@ -36,7 +36,7 @@ def digest(files: Mapping[str, bytes]) -> Digest:
 
 
 def mismatch(own: Digest, other: Digest) -> str | None:
-    """Return a sentence that names the files in which two folders differ, None if they are not known to differ."""
+    """Return a sentence with the names of the files that differ between two folders, None if no difference is known."""
     if not own or not other:
         return None
     ours, theirs = dict(own), dict(other)

@@ -1,7 +1,7 @@
-"""Tensors as raw bytes with a checked description; unlike those of pickle, they cannot run code.
+"""Tensors as raw bytes with a checked description; unlike a pickle, they cannot run code.
 
-The bytes of a tensor are attached to its message or, between the processes of one machine, in memory that they share:
-then the message has the region where they are, and whoever opens it checks that it is what the description says.
+The bytes of a tensor are attached to its message or, between the processes of one machine, in shared memory. In the
+second case the message has the region, and the process that opens the region compares it with the description.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ DIMENSIONS_MAX = 8
 
 @frozen
 class SharedRegion:
-    """The bytes of a tensor in a sealed file in memory: `size` of them from `offset`, in an open file of a process.
+    """The bytes of a tensor in a sealed file in memory: `size` bytes from `offset`, in an open file of a process.
 
-    The numbers of processes and descriptors are used again for others, so the file is known by `name` and `inode`.
+    Numbers of processes and descriptors are reused, so `name` and `inode` identify the file.
     """
 
-    process: int  # its id
+    process: int  # the process id
     descriptor: int
     name: str
     inode: int
@@ -60,8 +60,8 @@ class SharedRegion:
 class Tensor:
     """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`.
 
-    In a message that is sent, `data` is empty where the bytes are in the `shared` region. In one that has arrived, that
-    is a region of this process, by which the bytes can be passed on.
+    On send, `data` is empty if the bytes are in the `shared` region. On receive, `shared` is this process's mapping,
+    which can be forwarded without copying.
     """
 
     dtype: Dtype
@@ -71,7 +71,7 @@ class Tensor:
 
 
 NO_TENSOR = Tensor(Dtype.UINT8, (0,), memoryview(b""))
-"""What stands where there is no tensor."""
+"""The value of a field without a tensor."""
 
 
 def size_bytes(tensor: Tensor) -> int:

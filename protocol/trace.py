@@ -1,6 +1,6 @@
 """W3C Trace Context of a request: read from HTTP headers, carried in messages, and passed on.
 
-A new id is an argument, 32 random hexadecimal digits: nothing here draws one.
+New ids are arguments, 32 random hexadecimal digits each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STATE = re.compile(f"({_MEMBER}(,{_MEMBER}){{0,31}})?")
 
 @frozen
 class Trace:
-    """One span of a trace; raises `ValueError` if it is invalid, so that no invalid one arrives over a link.
+    """One span of a trace; raises `ValueError` if it is invalid, also on its arrival over a link.
 
     `parent` is the span that caused this one, None where the trace begins. `state` is data of other tracing systems,
     which is passed on.
@@ -32,7 +32,7 @@ class Trace:
     id: str
     span: str
     parent: str | None = None
-    sampled: bool = True  # False: the caller records no spans of it
+    sampled: bool = True  # False: the caller records no spans of this trace
     state: str = ""
 
     def __attrs_post_init__(self) -> None:
@@ -57,7 +57,7 @@ def child_span(before: Trace | None, drawn: str) -> Trace:
 def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:
     """Return the sender's span from the headers of an HTTP request, None if they have no valid one.
 
-    The names of headers are in lower case. Of a later version of the format, the part that all versions share is read.
+    The names of headers are in lower case. A header of a later version is read as far as all versions agree.
     """
     parents = [value for name, value in headers if name == b"traceparent"]
     parent = _PARENT.fullmatch(parents[0]) if len(parents) == 1 else None
@@ -86,7 +86,7 @@ def log_fields(trace: Trace | None) -> dict[str, str]:
 
 
 def _state(values: Iterable[str]) -> str:
-    """Return the `tracestate` headers as one, without what is too long to carry; empty if they are invalid."""
+    """Return the `tracestate` headers as one, shortened to the limit; empty if they are invalid."""
     members = [stripped for value in values for member in value.split(",") if (stripped := member.strip(" \t"))]
     keys = {member.partition("=")[0] for member in members}
     if len(keys) < len(members) or _STATE.fullmatch(",".join(members)) is None:

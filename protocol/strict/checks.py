@@ -1,4 +1,4 @@
-"""Conditions that `Annotated` adds to a type: bounds, lengths and patterns."""
+"""Conditions added to a type by `Annotated`: bounds, lengths and patterns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Holds:
     at_most: int | None = None
 
     def mistake(self, value: object) -> str | None:
-        """Return which bound a length breaks."""
+        """Return the bound that a length breaks."""
         assert isinstance(value, str | list | tuple | dict)
         what = "characters" if isinstance(value, str) else "items"
         if len(value) < self.at_least:
@@ -53,12 +53,12 @@ class Holds:
 
 @frozen
 class OneOf:
-    """The strings that a value may be, where they are computed; a `Literal` names those that are constant."""
+    """The allowed strings of a value, if they are computed; a `Literal` names constant ones."""
 
     allowed: Collection[str]
 
     def mistake(self, value: object) -> str | None:
-        """Return the allowed strings if a string is none of them."""
+        """Return the allowed strings unless a string is one of them."""
         return None if value in self.allowed else f"must be {' or '.join(self.allowed)}, got {describe(value)}"
 
 

@@ -1,7 +1,7 @@
-"""The values that a type may be read from, and the words for them in a sentence about a wrong one.
+"""The raw values from which a type is read, and the words for them in a sentence about a wrong value.
 
-A JSON or TOML reader returns values of a few built-in types. For each type that a field may have, this file says which
-of them may stand for it. The members of a union must differ in them, since no value is tried against two members.
+A JSON or TOML reader returns values of a few built-in types. This file maps the type of a field to the built-in types
+that it is read from. The members of a union must differ in them, since no value is tried against two members.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WORDS: dict[type, str] = {
 
 
 class ReadsItself(Protocol):
-    """A class whose values no list of fields describes, and which reads them itself."""
+    """A class with a reader of its own, since no list of fields describes its values."""
 
-    value_types: ClassVar[tuple[type, ...]]  # the types that a value may have as a JSON or TOML reader returns it
+    value_types: ClassVar[tuple[type, ...]]  # the types of its raw values from a JSON or TOML reader
 
     @classmethod
     def from_value(cls, value: object) -> Self:
@@ -48,7 +48,7 @@ def allowed_values(kind: object) -> tuple[object, ...]:
 
 
 def expected(kind: object) -> str:
-    """Return the words for what a value of this kind may be."""
+    """Return the words for the raw values of a kind."""
     if allowed := allowed_values(kind):
         return either([describe(value) for value in allowed])
     if get_origin(kind) is Annotated:
@@ -67,9 +67,9 @@ def either(words: list[str]) -> str:
 
 
 def reader_types(kind: object) -> tuple[type, ...]:
-    """Return the types that a value of this kind may have as a JSON or TOML reader returns it.
+    """Return the types of the raw values of a kind, as a JSON or TOML reader returns them.
 
-    Raises `TypeError` for a kind that nothing reads.
+    Raises `TypeError` for a kind without a reader.
     """
     if allowed := allowed_values(kind):
         return tuple({type(value): None for value in allowed})

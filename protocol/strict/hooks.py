@@ -20,20 +20,20 @@ from protocol.strict.mistakes import Mistakes, describe, wrong
 from protocol.strict.tagged import is_tagged, tagged_hook
 
 T = TypeVar("T")
-Place = TypeVar("Place", int, str)  # of an item: its index or its key
+Place = TypeVar("Place", int, str)  # the index or the key of an item
 
 Hook = Callable[[object, object], object]
 
 ITEMS_MAX = 16_384
 """The longest list, and the most keys of an object, that are read: a larger one would delay all other requests."""
-MISTAKES_MAX = 16  # of one list, or unknown keys of one object: more do not help to find the cause
+MISTAKES_MAX = 16  # reported for one list or object: more do not help to find the cause
 
 
 class Check(Protocol):
-    """A condition on values of the right type, which `Annotated` adds to the type."""
+    """A condition on values of the right type, added to the type by `Annotated`."""
 
     def mistake(self, value: object) -> str | None:
-        """Return what is wrong with a value of the right type, None if nothing is."""
+        """Return the mistake in a value of the right type, None if there is none."""
 
 
 def scalar_hook(kind: type) -> Hook:
@@ -81,7 +81,7 @@ def choice_hook(kind: object) -> Hook:
 def checked_hook(kind: object, converter: Converter) -> Hook:
     """Return the hook of an `Annotated` type: that of the type, then its checks in their order.
 
-    The lengths of a list and of an object are checked before their items are read: a client chooses how many there are.
+    The length of a list or an object is checked before its items are read, since a client chooses their number.
     """
     inner, *checks = get_args(kind)
     read = converter.get_structure_hook(inner)
@@ -105,7 +105,7 @@ def checked_hook(kind: object, converter: Converter) -> Hook:
 def _read_each(
     entries: Iterable[tuple[Place, object]], read: Callable[[Place, object], T], item_kind: object
 ) -> list[T]:
-    """Return what `read` makes of each place and its item; raises one error for the mistakes in all of them."""
+    """Return each item, read with its place; raises one error for the mistakes in all items."""
     results: list[T] = []
     errors: list[Exception] = []
     for place, item in entries:
@@ -154,7 +154,8 @@ def mapping_hook(kind: object, converter: Converter) -> Hook:
     read_key, read = converter.get_structure_hook(key_kind), converter.get_structure_hook(item_kind)
 
     def read_entry(key: str, item: object) -> tuple[object, object]:
-        value = read(item, item_kind)  # before its key: a wrong name must not hide what is wrong below it
+        # The item first: a wrong key must not hide mistakes below it.
+        value = read(item, item_kind)
         return read_key(key, key_kind), value
 
     def hook(value: object, _: object) -> object:

@@ -1,4 +1,4 @@
-"""Mistakes in what somebody wrote: where each is, and what was expected there."""
+"""Mistakes in a document, each with its path and a sentence about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def segment(key: str) -> str:
 
 
 def describe(value: object) -> str:
-    """Return a few words for a value that somebody wrote, at most a line."""
+    """Return a few words for a value of a document, at most a line."""
     match value:
         case None | bool():
             text = json.dumps(value)

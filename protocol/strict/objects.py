@@ -1,8 +1,8 @@
 """The reading of objects: by the fields of its attrs class, its tags, and the keys that are accepted without effect.
 
-Stock clients send fields that this server does not implement, mostly with the value that changes nothing. A class lists
-such values in `harmless`, so that these requests are served. Any other value of such a field is refused by name: what a
-client asks for is never ignored silently.
+Stock clients send fields that this server does not implement, mostly with a value without effect. A class lists such
+values in `harmless`, so that these requests are served. Any other value of such a field is refused by name: no option
+of a client is ignored silently.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def _matches(value: object, pattern: object) -> bool:
     """Return whether a value is the accepted one, or of the accepted type; null is as good as a missing key."""
     if isinstance(pattern, type):
         return type(value) is pattern
+    # Types are compared first: in Python 0 equals False, and 1 True.
     if type(value) is not type(pattern):
-        return False  # in Python 0 equals False, and 1 True
+        return False
     if isinstance(value, dict) and isinstance(pattern, dict):
         value = {key: item for key, item in value.items() if item is not None}
         return value.keys() == pattern.keys() and all(_matches(value[key], pattern[key]) for key in pattern)

@@ -1,9 +1,8 @@
-"""Turns what people write (JSON bodies, TOML files) into frozen attrs classes, strictly, with all mistakes at once.
+"""Strict structuring of documents (JSON bodies, TOML files) as frozen attrs classes, with all mistakes at once.
 
-Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand
-where a number is wanted. `Annotated[X, check]` adds a `Check` (`hooks`); a class may name in `harmless` the keys that
-it accepts only while they ask for nothing special (`objects`), and mark with `tag()` the field that selects its kind
-(`tagged`); a class with a method `from_value` reads its values itself (`expected`).
+Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand for
+a number. `Annotated[X, check]` adds a `Check` (`hooks`). A class may list keys without effect in `harmless`
+(`objects`), mark the field of its kind with `tag()` (`tagged`), or read its values itself by `from_value` (`expected`).
 
 The data are untrusted: lists and objects have a longest length, each list reports a limited number of mistakes, and no
 sentence about a value is longer than a line. A bug in a class, such as a union whose members cannot be told apart,
@@ -47,7 +46,7 @@ from protocol.strict.objects import object_hook
 
 T = TypeVar("T")
 
-HINT_MIN = 0.75  # how alike two names must be: a hint that misleads is worse than none
+HINT_MIN = 0.75  # least similarity of two names: a misleading hint is worse than none
 
 
 def structure(data: object, cls: type[T], hooks: Mapping[type[object], Hook] | None = None) -> T:
@@ -78,7 +77,7 @@ def _flatten(error: Exception, path: str, *, field: bool = False) -> Iterator[Mi
 
 
 def _place(error: Exception) -> str:
-    """Return the key or index of the value that an error is about, as cattrs has noted it; empty if it has not."""
+    """Return the key or index of an error's value from the note of cattrs; empty if there is no note."""
     for note in reversed(getattr(error, "__notes__", [])):
         if isinstance(note, AttributeValidationNote):
             return segment(note.name)

@@ -1,7 +1,7 @@
-"""Objects of several kinds, of which one field, the *tag*, names the kind: `{"type": "text", ...}`.
+"""Objects of several kinds, with the kind in one field, the *tag*: `{"type": "text", ...}`.
 
-A union of classes whose tags differ is read by that field alone, so that the mistakes in an object are those of its own
-kind. A kind that no member has is refused by its name: it is legal elsewhere.
+A union of classes with different tags is read by the tag alone, so only mistakes of an object's own kind are reported.
+A kind of no member is refused by its name: it is legal elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TAG = "espalier.tag"
 
 
 def tag() -> Mapping[str, bool]:
-    """Return the metadata of a field that selects the kind of its object, of which other kinds are not supported."""
+    """Return the metadata of a field that selects its object's kind; kinds beyond its values are not supported."""
     return {_TAG: True}
 
 
@@ -30,7 +30,7 @@ class Tag:
     values: tuple[object, ...]
 
     def check(self, fields: Mapping[str, object]) -> None:
-        """Raise `Mistakes` for an object of a kind that is none of these; its other keys belong to that kind."""
+        """Raise `Mistakes` for an object of another kind, before its other keys are read."""
         chosen = fields.get(self.name)
         if isinstance(chosen, str) and chosen not in self.values:
             raise self.unsupported(chosen)
