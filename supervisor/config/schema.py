@@ -16,7 +16,7 @@ from attrs import Factory, evolve, frozen
 
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
-from actors.engines.slots.slots import RequestDeadlines
+from actors.engines.slots.deadlines import RequestDeadlines
 from actors.routing.policies.kv.policy import KvSettings
 from actors.routing.policies.table import POLICIES
 from protocol.dialects.targets import TargetMs

@@ -22,9 +22,10 @@ from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
+from actors.engines.slots.deadlines import RELEASE_S, Deadlines
 from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
-from actors.engines.slots.slots import RELEASE_S, Deadlines, SlotObserver, Slots
+from actors.engines.slots.slots import SlotObserver, Slots
 from actors.kit.calls import Function
 from actors.prefill import prefill
 from actors.text.model import TextModel

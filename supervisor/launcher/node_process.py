@@ -24,7 +24,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from actors.engines.slots.slots import RELEASE_S
+from actors.engines.slots.deadlines import RELEASE_S
 from protocol.errors import ActorError, StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.launcher.parent_pipe import LineReader, receive

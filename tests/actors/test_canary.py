@@ -29,7 +29,8 @@ from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import BatchUpdate
 from actors.engines.simulated.held_request import HeldRequest
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.kit.calls import Answer
 from actors.kit.groups import first_of
 from protocol.errors import (

@@ -16,7 +16,8 @@ from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.kit.calls import Answer
 from protocol.errors import (
     ActorLost,

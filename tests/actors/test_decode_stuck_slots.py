@@ -12,7 +12,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.port import Generation
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.kit.calls import Answer
 from actors.kit.fast_path import FastPath
 from actors.routing.route import FailoverLimits

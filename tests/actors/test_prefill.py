@@ -15,7 +15,8 @@ from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import BOOTSTRAP, Costs
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.prefill import prefill
 from protocol.errors import EngineDied, EngineLost
 from protocol.messages.cluster import Leg

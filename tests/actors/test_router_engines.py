@@ -13,7 +13,8 @@ from attrs import define, evolve, field
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import Costs
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.routing.policies.kv.index import PrefixIndex
 from actors.routing.policies.kv.policy import KvPolicy, KvSettings
 from actors.routing.pools.service_levels import ServiceLevels

@@ -17,8 +17,9 @@ from actors.canary import CanaryLimits, CanaryObserver, canary
 from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.slots import Slots
 from actors.kit.groups import first_leaf
 from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
 from protocol.link.peer import Peer

@@ -1,8 +1,8 @@
-"""Admission by KV memory: a rank is given a request only when it has memory for all that the request may come to need.
+"""Admission by KV memory: a rank is given a request only when it has memory for the largest need of the request.
 
-An engine that is given more would hold the request in a queue of its own, behind which nothing can be overtaken, or
-take memory from answers that have begun. Held back outside, a request waits in an inbox, from which it can move. What a
-request needs is an estimate: a prefix that several requests share in the cache counts for none of them.
+An engine given more would put the request into a queue of its own, first come, first served, or take memory from
+running answers. Held back outside, a request waits in an inbox, where others can overtake it. The need is an estimate:
+a prefix that several requests share in the cache counts for none of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KvAdmission:
         return not self.kv_tokens_max or self.held.fits(kv_tokens_needed(request, self.leg, self.page_size))
 
     def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
-        """Count a request as one that has memory; return what ends that, and has what waits be looked at again."""
+        """Count the memory of a request; the returned function gives it back, and calls `recheck`."""
         if not self.kv_tokens_max:
             return _ignore
         key = object()

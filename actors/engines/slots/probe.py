@@ -1,8 +1,8 @@
-"""A probe: a request of nobody's to an idle engine, which leaves as every request does and yields to any.
+"""A probe: a request of the canary to an idle engine, which leaves as every request does and yields to any.
 
-It is given no slot by the semaphore of `Slots`, of which the actor that takes requests always holds one in advance: it
-may be there only while no request is, and the first request that comes cancels it. So it takes a slot from nobody, and
-the engine never has more requests than slots.
+It takes no slot from the semaphore of `Slots`, since the request loop of an actor always holds one in advance. Instead
+it runs only while there is no request, and the first request cancels it. So no request waits for a slot because of it,
+and the engine never has more requests than slots.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from protocol.messages.generation import Generate
 
 @asynccontextmanager
 async def probing(slots: Slots, request: Generate) -> AsyncIterator[Generation]:
-    """Submit a request to an engine that is idle; leaving, for whatever reason, aborts it and waits for its release.
+    """Submit a request to an engine that is idle; leaving, for any reason, aborts it and waits for its release.
 
     The body is cancelled, and the context left without an error, when a request comes, or by `Slots.cancel_probe`. A
-    body that raises `EngineStuck` is left at once: what the engine holds ends with the engine. If the engine keeps the
-    slot beyond `release_s`, that is stuck like a request's: raises `EngineStuck` once the engine is at fault.
+    body that raises `EngineStuck` is left at once: what the engine holds ends with the engine. A slot that the engine
+    keeps beyond `release_s` is stuck like a request's: raises `EngineStuck` once the engine is at fault.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     probe, waits = slots.begin_probe(), True

@@ -1,12 +1,12 @@
 """Prompts that begin alike: one request computes the beginning, and the others wait until it is in the prefix cache.
 
 An engine computes as many prompts in one step as fit. So each request of a burst would compute their common beginning
-if it is in no cache yet. Here a request waits, in its slot and with its KV memory, while another computes much of what
-it would compute itself. It waits until that one has its first token or has ended, and then finds what was computed.
-Routers expect it so: what a worker is about to compute counts as cached there.
+if it is in no cache yet. Here a request waits, in its slot and with its KV memory, while another computes much of the
+same prefix. It waits for the first token or the end of the other request, and then finds the prefix in the cache.
+Routers count on it: a prefix that a worker is about to compute counts as cached there.
 
-Requests behind those that wait pass them. What is in the cache already is known from the router (`cached_tokens`), so
-prompts that are cached wait for nothing. Each prompt is hashed once, in parts, so that two long prompts are compared in
+Waiting requests hold up no requests behind them. The router reports the cached part of a prompt (`cached_tokens`), so
+cached prompts wait for nothing. Each prompt is hashed once, in parts, so that two long prompts are compared in
 microseconds.
 """
 
@@ -57,7 +57,7 @@ class HashedPrompt:
         parts = range(1, min(len(self.hashes), len(other.hashes)))
         same = bisect_left(parts, True, key=lambda part: self.hashes[part] != other.hashes[part])
         rest = slice(same * PART_BYTES, (same + 1) * PART_BYTES)
-        one, two = (memoryview(each.packed[rest]).cast("I") for each in (self, other))
+        one, two = (memoryview(prompt.packed[rest]).cast("I") for prompt in (self, other))
         size = min(len(one), len(two))
         return rest.start // TOKEN_BYTES + next((n for n in range(size) if one[n] != two[n]), size)
 
@@ -67,8 +67,8 @@ class _Computing:
     """A prompt that has no first token yet."""
 
     prompt: HashedPrompt
-    cached: int  # tokens of it that were in the cache when it was given to the engine
-    has_begun: bool = False  # and its prompt is in the cache
+    cached: int  # its tokens in the cache when the engine got it
+    has_begun: bool = False  # if so, its prompt is in the cache
     over: trio.Event = field(factory=trio.Event)  # set once it has begun or ended
 
 
@@ -95,18 +95,19 @@ class SharedPrefixes:
             await trio.lowlevel.checkpoint_if_cancelled()
             while (end := self._shared_end(length, cached)) < length:
                 others = self._groups.get(key, {}).values()
-                other = next((each for each in others if each.prompt.begins_like(prompt, end)), None)
+                other = next((one for one in others if one.prompt.begins_like(prompt, end)), None)
                 if other is None:
                     break
-                known = other.cached  # which the router of this request may not have known yet
-                if known < end:
+                # The router of this request may have chosen before the other's cached tokens were reported.
+                in_cache = other.cached
+                if in_cache < end:
                     await other.over.wait()
-                    known = length if other.has_begun else cached
-                cached = min(known, other.prompt.common(prompt))
+                    in_cache = length if other.has_begun else cached
+                cached = min(in_cache, other.prompt.common(prompt))
         self._groups.setdefault(key, {})[request.id] = _Computing(prompt, cached)
 
     def discard(self, request: Generate, *, has_begun: bool) -> None:
-        """Count a request no more, and let those go on that wait for it; idempotent."""
+        """Count a request no more, and wake the requests that wait for it; idempotent."""
         key = self._key(request)
         group = self._groups.get(key, {})
         if (computing := group.pop(request.id, None)) is not None:
@@ -120,6 +121,6 @@ class SharedPrefixes:
         return request.cache_salt, media, tuple(request.tokens[: self.page_size])
 
     def _shared_end(self, length: int, cached: int) -> int:
-        """Return up to where prompts must be alike for one to wait for the other; the last token is always computed."""
+        """Return the least common prefix for which a prompt waits for another; the last token is always computed."""
         shared = max(SHARED_MIN, self.page_size, min((length - cached) // 2, SHARED_ENOUGH))
         return -(-(cached + shared) // self.page_size) * self.page_size

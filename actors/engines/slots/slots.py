@@ -1,16 +1,16 @@
-"""The slots of one rank of an engine, and the answer to a request in a slot: what decode and prefill have in common.
+"""The slots of one rank of an engine, and the answer to a request in a slot: the common part of decode and prefill.
 
-A slot is the right to have one request inside the engine. When the request ends, for whatever reason, it is aborted,
-and its slot stays taken until the engine itself confirms that it holds nothing of it any more: if a slot were given to
-the next request too early, two requests would use the same memory.
+A slot is the right to have one request inside the engine. When the request ends, for any reason, it is aborted, and its
+slot stays taken until the engine itself reports its release: if a slot were given to the next request too early, two
+requests would use the same memory.
 
-An engine may never confirm. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault of
-its request, so it costs that slot and no other stream. Several, or one in an engine that sends nothing to any request,
+An engine may never report it. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault
+of its request, so it costs that slot and no other stream. Several, or one in an engine without a reply to any request,
 are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
-Ranks have slots apart, so that one which stands still is not hidden by the replies of the others.
+Ranks have slots apart: the replies of the others must not hide a rank that stands still.
 
-An engine without requests has room for one *probe*, which is nobody's request and yields to any: a request that comes
-cancels it, and waits for its slot only if there is no other.
+An engine without requests has room for one *probe*, which yields to any request: a new request cancels it, and waits
+for its slot only if there is no other.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from functools import partial
 from math import inf
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from actors.engines.outcomes import log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
+from actors.engines.slots.deadlines import Deadlines, Pace
 from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.kit.calls import BugCounter, Call
@@ -39,36 +40,9 @@ from protocol.errors import (
 )
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 
-RELEASE_S = 5.0
-TURN_S = 0.05  # at most, between the replies that are handled in one turn
+TURN_S = 0.05  # the longest time between replies that are handled in one turn
 
 log = logging.getLogger(__name__)
-
-
-@frozen
-class RequestDeadlines:
-    """`[engine.NAME.deadlines]`: limits on an engine's time to the first token, between two tokens, and for an answer.
-
-    `first_token_s` and `total_s` of a prompt that is queued behind a longer one start when the longer one has its first
-    token or has ended.
-    """
-
-    first_token_s: float = 60.0  # longest time from having a slot to the first token; then `deadline_exceeded`
-    gap_s: float = 20.0  # longest time between two tokens; then `deadline_exceeded`
-    total_s: float = 600.0  # longest time from having a slot to the end of the answer; then `deadline_exceeded`
-
-
-@frozen
-class Deadlines(RequestDeadlines):
-    """The limits on an engine's time: those of the file, and those on the release of a slot, which no file sets.
-
-    A slot that is not free after `release_s` is stuck. The engine is at fault once a slot has been stuck for `leak_s`,
-    or once `stuck_max` of them are, or all.
-    """
-
-    release_s: float = RELEASE_S
-    leak_s: float = 300.0
-    stuck_max: int = 4
 
 
 @define(eq=False)
@@ -115,11 +89,11 @@ async def generate(
     """Answer one call in a slot that the caller has acquired; release the slot once the engine has.
 
     `on_begun` is called at the first token, and again when the request has ended; `on_released` with the slot.
-    `computable_from` returns from when on the engine could compute its prompt: its deadlines count from there, if that
-    is later than the submission.
+    `computable_from` returns the first moment at which the engine could compute the prompt: the deadlines count from
+    there, if that is later than the submission.
     """
     slots.begin_request()
-    pace = _Pace(slots.deadlines, computable_from)
+    pace = Pace(slots.deadlines, computable_from)
 
     def end_prefill(*, has_begun: bool) -> None:
         if slots.prefixes is not None:
@@ -164,7 +138,7 @@ async def generate(
 
 @define(eq=False)
 class Probe:
-    """The probe of an idle engine: its scope, and the event that the engine holds nothing of it any more."""
+    """The probe of an idle engine: its scope, and the event of its release."""
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     over: trio.Event = field(factory=trio.Event)
@@ -172,9 +146,15 @@ class Probe:
 
 @define(eq=False)
 class Slots:
-    """The slots of one rank of an engine: how many are free, which are stuck, and what its KV memory has room for.
+    """The slots of one rank of an engine: the number of free ones, the stuck ones, and the room in the KV memory.
 
-    Requests are taken from an inbox only while the engine is `in_service`.
+    Requests are taken from an inbox only while the engine is `in_service`. The way of a slot:
+
+        free -> acquired -> waits (probe leaves, shared prefix) -> submitted -> aborted -> released -> free
+                                                                                  | `release_s` passes
+                                                                                stuck -> released -> free
+                                                                                  | the engine is at fault
+                                                                               `EngineStuck`
     """
 
     engine: Engine
@@ -190,18 +170,18 @@ class Slots:
     free: trio.Semaphore = field(init=False)
     probe: Probe | None = field(init=False, default=None)
     _generations: set[Generation] = field(factory=set)
-    _requests: int = field(init=False, default=0)  # that have a slot
+    _requests: int = field(init=False, default=0)  # the number of requests with a slot
     _idle_since: float = field(init=False, factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
         self.free = trio.Semaphore(self.number)
 
     @asynccontextmanager
-    async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: _Pace) -> AsyncIterator[Generation]:
-        """Submit the request; leaving, for whatever reason, aborts it and waits up to `release_s` for its slot.
+    async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: Pace) -> AsyncIterator[Generation]:
+        """Submit the request; leaving, for any reason, aborts it and waits up to `release_s` for its slot.
 
-        If the slot is not free by then, the request fails, though not yet the engine: raises `EngineLost`, which a
-        router counts as a crash, or the `DeadlineExceeded` that is being raised if only this request stands still.
+        If the slot is not free by then, the request fails, though not yet the engine: raises `EngineLost` (a crash for
+        the router's count), or the pending `DeadlineExceeded` if only this request stands still.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         request = call.request
@@ -214,11 +194,13 @@ class Slots:
             late = error
             raise
         finally:
+            # All of this is synchronous, so that a cancellation cannot come between: `abort` is idempotent, and a no-op
+            # once the request has finished. Later replies are dropped: the call may end long before the slot is free.
             left_at = trio.current_time() if call.scope.cancel_called else None
             silent = late is not None and self._silent_since(pace)
-            self.engine.abort(request.id)  # synchronous, idempotent, a no-op once finished
+            self.engine.abort(request.id)
             self._generations.discard(generation)
-            generation.abandon()  # drops later replies: the call may end long before the slot is free
+            generation.abandon()
             with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
                 await self.engine.wait_released(request.id)
             if waiting.cancelled_caught:
@@ -230,15 +212,15 @@ class Slots:
             elif left_at is not None:
                 self.observer.aborted(trio.current_time() - left_at)
 
-    def is_preempted(self, pace: _Pace) -> bool:
-        """Whether a request that has begun stands still while the engine continues others, which have its memory."""
+    def is_preempted(self, pace: Pace) -> bool:
+        """Whether a begun request stands still while the engine continues others with its memory."""
         self._settle()
         last_at, total_s = pace.last_at, self.deadlines.total_s
         if last_at is None or trio.current_time() >= pace.started_at + total_s:
             return False
         return self.last_reply_at > last_at + self.deadlines.gap_s / 2
 
-    def _silent_since(self, pace: _Pace) -> bool:
+    def _silent_since(self, pace: Pace) -> bool:
         """Whether the engine has replied to no request since this one began to wait, at least one deadline ago.
 
         Replies in the turn in which it began to wait do not count.
@@ -261,14 +243,14 @@ class Slots:
         self._requests += 1
 
     def end_request(self) -> None:
-        """Give the slot of a request back, which the engine has released."""
+        """Give the slot of a released request back."""
         self._requests -= 1
         self._idle_since = trio.current_time()
         self.free.release()
 
     @property
     def idle_since(self) -> float | None:
-        """When the last request or probe left the engine; None while there is one, be it stuck."""
+        """When the last request or probe left the engine; None while there is one, also a stuck one."""
         return None if self._requests or self.probe is not None else self._idle_since
 
     def begin_probe(self) -> Probe:
@@ -278,7 +260,7 @@ class Slots:
         return self.probe
 
     def end_probe(self) -> None:
-        """Count the probe as gone, which the engine has released."""
+        """Count the released probe as gone."""
         assert self.probe is not None
         self.probe.over.set()
         self.probe, self._idle_since = None, trio.current_time()
@@ -288,7 +270,7 @@ class Slots:
         if self.probe is not None:
             self.probe.scope.cancel(reason=reason)
 
-    async def replace_probe(self, probe: Probe, pace: _Pace) -> None:
+    async def replace_probe(self, probe: Probe, pace: Pace) -> None:
         """Cancel the probe for a request, and wait until its slot is free if there is no other.
 
         Raises `DeadlineExceeded` if that takes longer than the request's first token may.
@@ -335,35 +317,3 @@ class Slots:
             await self.engine.load()
         if asking.cancelled_caught:
             raise EngineStuck(f"{request_id} kept its slot, and the engine does not report its load")
-
-
-@define(eq=False)
-class _Pace:
-    """The deadline of the next reply to one request, and the moment from which it is counted."""
-
-    deadlines: Deadlines
-    computable_from: Callable[[], float]  # from when on the engine could compute the prompt
-    started_at: float = field(factory=trio.current_time)
-    last_at: float | None = None
-
-    @property
-    def began_at(self) -> float:
-        return self.started_at if self.last_at is not None else max(self.started_at, self.computable_from())
-
-    def until(self) -> float:
-        total = self.began_at + self.deadlines.total_s
-        if self.last_at is None:
-            return min(total, self.began_at + self.deadlines.first_token_s)
-        return min(total, self.last_at + self.deadlines.gap_s)
-
-    @property
-    def waited_since(self) -> float:
-        return self.began_at if self.last_at is None else self.last_at
-
-    @property
-    def waited_for(self) -> str:
-        if trio.current_time() >= self.began_at + self.deadlines.total_s:
-            return f"{self.deadlines.total_s} s in all"
-        if self.last_at is None:
-            return f"{self.deadlines.first_token_s} s to its first token"
-        return f"{self.deadlines.gap_s} s from one token to the next"

@@ -17,7 +17,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from actors.kit.pending_prefill import PendingPrefill
 from actors.routing.load import Load
 from actors.routing.ports import Worker

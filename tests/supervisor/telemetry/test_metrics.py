@@ -10,7 +10,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.slots import slots
-from actors.engines.slots.slots import Deadlines, SlotObserver
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import SlotObserver
 from actors.routing.ports import RoutingObserver
 from protocol.errors import LinkLost
 from protocol.messages.engine import EngineLoad

@@ -16,7 +16,8 @@ from attrs import evolve
 
 from actors.canary import ANSWERED, CanaryLimits, CanaryObserver, canary, canary_request
 from actors.engines.port import Engine
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.deadlines import Deadlines
+from actors.engines.slots.slots import Slots
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
 from protocol.messages.cluster import Leg

@@ -9,8 +9,9 @@ import trio
 
 from actors.decode import decode
 from actors.engines.port import Engine
+from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.slots import Slots
 from protocol.messages.generation import Finished, Generate, Sampling
 from tests.contracts.engine import new_id, request
 from tests.rig.calls import AnyAddress, priority_inbox

@@ -7,7 +7,7 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, frozen
 
-from actors.engines.slots.slots import Deadlines
+from actors.engines.slots.deadlines import Deadlines
 
 RELEASED_WITHIN_S = 2.0  # from leaving, or from the end of an answer, to a free slot
 DELAYS = frozenset({"half-open front", "jump"})  # a disconnect is not noticed, or has no effect, before these are over

@@ -11,7 +11,7 @@ from typing import Any
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.slots.slots import Deadlines
+from actors.engines.slots.deadlines import Deadlines
 from actors.kit.groups import first_leaf
 from actors.routing.route import FailoverLimits
 from protocol.errors import EngineStuck

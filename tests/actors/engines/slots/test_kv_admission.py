@@ -16,8 +16,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import Costs, SimulatedSpec
+from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.kv_admission import KvAdmission, kv_tokens_needed
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.slots import Slots
 from actors.prefill import prefill
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.messages.cluster import Leg

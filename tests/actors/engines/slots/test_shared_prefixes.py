@@ -17,8 +17,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import Costs, SimulatedSpec
+from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, HashedPrompt, SharedPrefixes
-from actors.engines.slots.slots import Deadlines, Slots
+from actors.engines.slots.slots import Slots
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.rig.calls import AnyAddress, priority_inbox
