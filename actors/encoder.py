@@ -1,9 +1,9 @@
 """Encoder: images and videos to embeddings, in batches over requests, each item once.
 
-It takes a call as soon as it has a slot for it, so that what has been encoded before is answered at once; what has to
-be computed waits here and not in the engine, where none could be overtaken (`actors/engines/encoding/queue.py`). A slot
-is the right to have one call here with its pixels, and is free when the engine holds nothing of its item any more.
-Nothing is retried here: the router asks another encoder.
+It takes a call as soon as it has a slot for it, so that items with cached embeddings are answered at once; the others
+wait here and not in the engine, where none could be overtaken (`actors/engines/encoding/queue.py`). A slot is the right
+to have one call here with its pixels, and is free when the engine has released its item. Nothing is retried here: the
+router asks another encoder.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import trio
 
 from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.job import EncodeJob
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
 from actors.engines.encoding.port import Encoder
-from actors.engines.encoding.queue import Encoding, Encodings
+from actors.engines.encoding.queue import EncodeQueue
 from actors.engines.media_check import check_pixels
 from actors.engines.outcomes import ENDED, log_outcome, report_outcome
 from actors.kit.calls import BugCounter, Call
@@ -43,47 +44,47 @@ async def encoder(
     """
     cache = EmbeddingCache(limits.cache_bytes_max) if cache is None else cache
     observer = observer or EncoderObserver()
-    encodings = Encodings(engine, limits, cache, observer)
+    queue = EncodeQueue(engine, limits, cache, observer)
     free, bugs = trio.Semaphore(slots), BugCounter()
 
     async def answer_one(call: Call[Encode, Encoded, Encoded]) -> None:  # noqa: ASYNC910  # a task of its own
         item, source = call.request.item, COMPUTED
-        encoding: Encoding | None = None
+        job: EncodeJob | None = None
 
         def report(outcome: str, seconds: float) -> None:
             log_outcome(call, "encoding ended", outcome, seconds)
             observer.request_ended(item.modality, source if outcome == ENDED else outcome)
 
         with call.answering(bugs) as answer, report_outcome(call, report):
-            check_pixels(item, encodings.media)
+            check_pixels(item, queue.media)
             _check_size(item, layout)
-            if (cached := encodings.cached(item)) is not None:
+            if (cached := queue.cached(item)) is not None:
                 source = CACHED
                 answer.end(Encoded(cached, cached=True))
             else:
-                source = SHARED if encodings.is_shared(item) else COMPUTED
-                with encodings.join(call.request) as encoding:
-                    answer.end(Encoded(await encoding.embeddings(limits.waiting_s)))
-        if encoding is not None and encoding.begun.is_set():
-            await encoding.released.wait()
+                source = SHARED if queue.is_shared(item) else COMPUTED
+                with queue.join(call.request) as job:
+                    answer.end(Encoded(await job.embeddings(limits.waiting_s)))
+        if job is not None and job.begun.is_set():
+            await job.released.wait()
         free.release()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_raise_when_lost, engine, encodings)
-        nursery.start_soon(encodings.run)
+        nursery.start_soon(_raise_when_lost, engine, queue)
+        nursery.start_soon(queue.run)
         task_status.started()
         while True:
             await free.acquire()
             nursery.start_soon(answer_one, await inbox.receive())
 
 
-async def _raise_when_lost(engine: Encoder, encodings: Encodings) -> None:
+async def _raise_when_lost(engine: Encoder, queue: EncodeQueue) -> None:
     """Raise `EngineDied` when the engine is lost, so that calls wait in the inbox for its next life.
 
-    Calls whose items it was computing fail with `EngineLost` first: their asker counts that as a crash with this item.
+    The calls of the running batch fail with `EngineLost` first: their askers count a crash with this item.
     """
     await engine.wait_lost()
-    encodings.fail_batch(EngineLost("the encoder was lost while it computed a batch with this item"))
+    queue.fail_batch(EngineLost("the encoder was lost while it computed a batch with this item"))
     raise EngineDied("the engine is lost")
 
 

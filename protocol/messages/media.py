@@ -206,7 +206,7 @@ def check_item(item: MediaItem) -> None:
 
 @frozen
 class EncodeBatch(Message):
-    """Compute the embeddings of several items, in the process of an encoder; the result is one `BatchEncoded`.
+    """Compute the embeddings of several items, in the process of an encoder; the result is one `EmbeddingBatch`.
 
     A node sends it only to its own engine's process. An engine computes one batch at a time.
     """
@@ -225,7 +225,7 @@ class EncodeBatch(Message):
 
 
 @frozen
-class EncodedItem:
+class EmbeddingOutcome:
     """The outcome of one item of a batch: its embeddings, or the code and the sentence of its own error."""
 
     data: Tensor = NO_TENSOR
@@ -234,20 +234,20 @@ class EncodedItem:
 
 
 @frozen
-class BatchEncoded(Message):
+class EmbeddingBatch(Message):
     """The outcomes of the items of a batch, in their order: a wrong item fails alone."""
 
-    outcomes: tuple[EncodedItem, ...]
+    outcomes: tuple[EmbeddingOutcome, ...]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The embeddings of each item, without elements for a failed one."""
         return tuple(outcome.data for outcome in self.outcomes)
 
-    def with_tensors(self, tensors: Sequence[Tensor]) -> BatchEncoded:
+    def with_tensors(self, tensors: Sequence[Tensor]) -> EmbeddingBatch:
         """Return the outcomes with other embeddings."""
         pairs = zip(self.outcomes, _exactly(len(self.outcomes), tensors), strict=True)
-        return BatchEncoded(tuple(evolve(outcome, data=data) for outcome, data in pairs))
+        return EmbeddingBatch(tuple(evolve(outcome, data=data) for outcome, data in pairs))
 
 
 def with_data(items: Iterable[MediaItem], tensors: Sequence[Tensor]) -> tuple[MediaItem, ...]:
@@ -308,6 +308,6 @@ def _exactly(count: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 KINDS = (
     Kind(32, Encode, result=Encoded),
     Kind(33, Encoded),
-    Kind(34, EncodeBatch, result=BatchEncoded),
-    Kind(35, BatchEncoded),
+    Kind(34, EncodeBatch, result=EmbeddingBatch),
+    Kind(35, EmbeddingBatch),
 )

@@ -14,10 +14,10 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.encoder import encoder
-from actors.engines.encoding import queue as encodings
+from actors.engines.encoding import queue as encode_queue
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
-from actors.engines.encoding.queue import Encodings, EncodingsStatistics
+from actors.engines.encoding.queue import EncodeQueue, EncodeQueueStatistics
 from actors.engines.simulated.spec import Faults
 from protocol.errors import (
     BadRequest,
@@ -29,7 +29,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.engine import EngineLoad
-from protocol.messages.media import BatchEncoded, EncodedItem, MediaForm, MediaItem
+from protocol.messages.media import EmbeddingBatch, EmbeddingOutcome, MediaForm, MediaItem
 from protocol.tensors import Dtype, Tensor
 from protocol.trace import Trace
 from supervisor.engines.work import encode_inbox
@@ -47,7 +47,7 @@ from tests.rig.encoders import (
 from tests.rig.tasks import expect_error
 from tests.rig.watched_memory import Watched, uncollected, watched
 
-NOTHING = EncodingsStatistics(waiting=0, waiting_tokens=0, computing=0)
+NOTHING = EncodeQueueStatistics(waiting=0, waiting_tokens=0, computing=0)
 
 
 def alike(one: MediaItem, other: MediaItem) -> bool:
@@ -77,7 +77,7 @@ async def test_each_item_of_a_batch_owns_its_embeddings(autojump_clock: MockCloc
         await trio.sleep(1)
         shared = memoryview(bytes(range(128)))
         parts = (Tensor(Dtype.BFLOAT16, (4, 8), shared[start : start + 64]) for start in (0, 64))
-        engine.end(BatchEncoded(tuple(EncodedItem(part) for part in parts)))
+        engine.end(EmbeddingBatch(tuple(EmbeddingOutcome(part) for part in parts)))
         await trio.sleep(1)
         one, other = (rig.results[name].item.data.data for name in "ab")
         assert (bytes(one), bytes(other)) == (bytes(shared[:64]), bytes(shared[64:]))
@@ -114,7 +114,7 @@ FINE = Tensor(Dtype.BFLOAT16, (4, 8), memoryview(bytes(64)))
         (evolve(FINE, shape=(3, 8)), "made 3 x 8 for an item of 4 tokens, 8 elements each"),
         (evolve(FINE, shape=(4, 7)), "made 4 x 7 for an item of 4 tokens, 8 elements each"),
         (evolve(FINE, shape=(32,)), "made 32 for an item of 4 tokens"),
-        (evolve(FINE, dtype=Dtype.FLOAT16), "made float16, where it says bfloat16"),
+        (evolve(FINE, dtype=Dtype.FLOAT16), "made float16, where its info has bfloat16"),
         (evolve(FINE, data=memoryview(bytes(3))), "made 3 bytes, where the shape needs 64"),
     ],
 )
@@ -126,13 +126,13 @@ async def test_what_is_not_the_embeddings_of_an_item_fails_it_alone_with_both_nu
         await wait_all_tasks_blocked()
         nursery.start_soon(rig.ask, "b")
         await trio.sleep(1)
-        engine.end(BatchEncoded((EncodedItem(tensor), EncodedItem(FINE))))
+        engine.end(EmbeddingBatch((EmbeddingOutcome(tensor), EmbeddingOutcome(FINE))))
         await trio.sleep(1)
         assert rig.results.keys() == {"b"}
         assert len(rig.cache) == 1
         nursery.start_soon(failing, rig, "c", reason)
         await trio.sleep(1)
-        engine.end(BatchEncoded((EncodedItem(tensor),)))
+        engine.end(EmbeddingBatch((EmbeddingOutcome(tensor),)))
 
 
 async def failing(rig: EncoderRig, name: str, reason: str, error: type[RequestError] = InternalError) -> None:
@@ -146,7 +146,9 @@ async def test_an_item_that_the_engine_refuses_fails_alone(autojump_clock: MockC
         await wait_all_tasks_blocked()
         nursery.start_soon(rig.ask, "b")
         await trio.sleep(1)
-        engine.end(BatchEncoded((EncodedItem(code=EngineRefused.code, detail="it is ugly"), EncodedItem(FINE))))
+        engine.end(
+            EmbeddingBatch((EmbeddingOutcome(code=EngineRefused.code, detail="it is ugly"), EmbeddingOutcome(FINE)))
+        )
         await trio.sleep(1)
         assert sorted(rig.observer.requests) == ["image encoded", "image engine_refused"]
         assert len(rig.cache) == 1
@@ -187,7 +189,7 @@ async def test_a_batch_of_enough_tokens_does_not_wait_and_takes_no_more(autojump
 async def test_a_batch_has_no_more_bytes_than_can_be_sent(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encodings, "BATCH_BYTES_MAX", 2 * len(image().data.data))
+    monkeypatch.setattr(encode_queue, "BATCH_BYTES_MAX", 2 * len(image().data.data))
     async with encoder_rig() as rig:
         await arrive(rig, (0, "a"), (0, "b"), (0, "c"))
         assert rig.names == ["ab", "c"]
@@ -375,11 +377,11 @@ async def test_a_slot_is_free_when_the_engine_holds_nothing_of_its_item(autojump
 @pytest.mark.parametrize("tenths", range(0, 30, 3))
 async def test_leaving_at_any_moment_leaves_nothing_behind(tenths: int, autojump_clock: MockClock) -> None:
     engine, limits = noting_encoder(), EncoderLimits(batch_wait_s=0.5, batch_max=2)
-    works = Encodings(engine, limits, EmbeddingCache(10_000), EncoderObserver())
+    works = EncodeQueue(engine, limits, EmbeddingCache(10_000), EncoderObserver())
 
     async def want(name: str) -> None:
-        with works.join(encode(name)) as encoding:
-            await encoding.embeddings(10)
+        with works.join(encode(name)) as job:
+            await job.embeddings(10)
 
     async with running_encoder(engine), trio.open_nursery() as nursery:
         nursery.start_soon(works.run)

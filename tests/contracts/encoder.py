@@ -11,11 +11,11 @@ import pytest
 import trio
 from attrs import define, evolve
 
-from actors.engines.encoding.port import Encoder, EncodingBatch
+from actors.engines.encoding.port import BatchAnswer, Encoder
 from protocol.errors import BadRequest, Overloaded, RequestError
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import REQUEST_ID_LENGTH
-from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaItem, Modality
+from protocol.messages.media import EmbeddingBatch, EmbeddingOutcome, EncodeBatch, MediaForm, MediaItem, Modality
 from protocol.tensors import BYTES, Dtype, Tensor, size_bytes
 
 RELEASED_WITHIN_S = 30.0
@@ -77,7 +77,7 @@ def batch(*items: MediaItem) -> EncodeBatch:
 
 
 @asynccontextmanager
-async def submitted(engine: Encoder, wanted: EncodeBatch) -> AsyncIterator[EncodingBatch]:
+async def submitted(engine: Encoder, wanted: EncodeBatch) -> AsyncIterator[BatchAnswer]:
     """Have a batch in the engine for the body, as `actors.engines.encoding.queue` does."""
     answer = engine.submit(wanted)
     try:
@@ -90,11 +90,11 @@ async def submitted(engine: Encoder, wanted: EncodeBatch) -> AsyncIterator[Encod
         assert answer.over.is_set(), "a released answer is over"
 
 
-async def result(answer: EncodingBatch) -> tuple[EncodedItem, ...]:
+async def result(answer: BatchAnswer) -> tuple[EmbeddingOutcome, ...]:
     """Wait for the good end of a batch."""
     with trio.fail_after(ENCODED_WITHIN_S):
         ended = await answer.result()
-    assert isinstance(ended, BatchEncoded)
+    assert isinstance(ended, EmbeddingBatch)
     return ended.outcomes
 
 
@@ -131,7 +131,7 @@ def alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
     return all(abs(left - right) <= tolerance * largest for left, right in pairs)
 
 
-async def leave(engine: Encoder, wanted: EncodeBatch, answer: EncodingBatch) -> None:
+async def leave(engine: Encoder, wanted: EncodeBatch, answer: BatchAnswer) -> None:
     """Abort and wait; check that the answer is over and has no result."""
     engine.abort(wanted.id)
     with trio.fail_after(RELEASED_WITHIN_S):
@@ -268,7 +268,7 @@ async def counts_what_it_holds(subject: Subject) -> None:
 
 
 async def refuses_or_queues_but_never_blocks(subject: Subject) -> None:
-    taken: list[tuple[EncodeBatch, EncodingBatch]] = []
+    taken: list[tuple[EncodeBatch, BatchAnswer]] = []
     for _ in range(12):
         wanted = batch(subject.item())
         try:

@@ -9,11 +9,11 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from actors.engines.encoding.port import EncodingBatch
+from actors.engines.encoding.port import BatchAnswer
 from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.errors import EngineRefused
 from protocol.messages.engine import EngineLoad
-from protocol.messages.media import EncodeBatch, EncodedItem, MediaItem, Modality
+from protocol.messages.media import EmbeddingOutcome, EncodeBatch, MediaItem, Modality
 from tests.contracts.encoder import check_encoder
 from tests.rig.encoders import COSTS, MEDIA, image, noting_encoder, running_encoder, video
 
@@ -53,7 +53,7 @@ class Leaky(SimulatedEncoder):
 class Mixing(SimulatedEncoder):
     """Encodes the first item of a batch in place of each."""
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         first = batch.items[0] if batch.items else None
         same = [each for each in batch.items if first is not None and each.grid == first.grid]
         items = tuple(evolve(each, data=same[0].data) if each in same else each for each in batch.items)
@@ -63,7 +63,7 @@ class Mixing(SimulatedEncoder):
 class Strict(SimulatedEncoder):
     """Fails a whole batch with one item of it."""
 
-    async def _outcome(self, item: MediaItem) -> EncodedItem:
+    async def _outcome(self, item: MediaItem) -> EmbeddingOutcome:
         outcome = await super()._outcome(item)
         if outcome.code and self._computing is not None:
             self._computing.answer.fail(EngineRefused(outcome.detail))

@@ -14,7 +14,7 @@ from attrs import define, evolve, field
 from actors.encoder import encoder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
-from actors.engines.encoding.port import EncodingBatch
+from actors.engines.encoding.port import BatchAnswer
 from actors.engines.simulated.encoder import SimulatedEncoder, embed
 from actors.engines.simulated.spec import EncodingCosts
 from actors.kit.calls import Address, Answer
@@ -24,7 +24,7 @@ from protocol.errors import RequestError
 from protocol.messages.engine import EngineInfo, EngineLoad, encoder_info
 from protocol.messages.generation import REQUEST_ID_LENGTH
 from protocol.messages.media import (
-    BatchEncoded,
+    EmbeddingBatch,
     Encode,
     EncodeBatch,
     Encoded,
@@ -93,7 +93,7 @@ class NotingEncoder(SimulatedEncoder):
     batches: list[list[str]] = field(factory=list, kw_only=True)  # the digests of the items of each
     aborts: list[str] = field(factory=list, kw_only=True)
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         answer = super().submit(batch)
         self.batches.append([item.digest for item in batch.items])
         return answer
@@ -113,16 +113,16 @@ class EncoderByHand:
     aborts: list[str] = field(factory=list)
     info: EngineInfo = encoder_info("hand", "1", MEDIA, 8)
     lost: trio.Event = field(factory=trio.Event)
-    _answers: dict[str, EncodingBatch] = field(factory=dict)
+    _answers: dict[str, BatchAnswer] = field(factory=dict)
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         if self.refuses is not None:
             raise self.refuses
         self.batches.append([item.digest for item in batch.items])
         answer = self._answers[batch.id] = Answer(0)
         return answer
 
-    def end(self, result: BatchEncoded) -> None:
+    def end(self, result: EmbeddingBatch) -> None:
         """End the batch that is being computed."""
         self._answers.popitem()[1].end(result)
 

@@ -25,13 +25,13 @@ class BatchLimits:
 
 @frozen(kw_only=True)
 class EncoderLimits(BatchLimits):
-    """The limits of an encoder: those of the file, and the times that no file sets.
+    """The limits of an encoder: the configured ones, and the times, which are constants.
 
     A batch that has not ended after `batch_s` fails. If the engine holds it for `release_s` more, the engine is stuck.
     """
 
-    batch_wait_s: float = 0.005  # of the first item for others
-    waiting_s: float = 30.0  # of an item for its batch
+    batch_wait_s: float = 0.005  # longest wait of a batch's first item for others
+    waiting_s: float = 30.0  # longest wait of an item for its batch
     batch_s: float = 60.0
     release_s: float = 5.0
 
@@ -44,13 +44,13 @@ class EncoderObserver:
         """A request has ended: `encoded`, `cached`, `shared` with an equal one, `left`, or with an error's code."""
 
     def queue_changed(self, waiting: int, computing: int) -> None:
-        """The numbers of distinct items that wait for a batch, and of those in the one that is computed, are these."""
+        """The numbers of distinct items waiting for a batch, and in the computed batch, have changed to these."""
 
     def waited(self, seconds: float) -> None:
-        """An item is in a batch, `seconds` after it was asked for first."""
+        """An item is in a batch, `seconds` after its first asker came."""
 
     def batch_ended(self, items: Sequence[MediaItem], outcome: str, seconds: float) -> None:
         """A batch has ended: `ended`, `left` by all, or with an error's code."""
 
     def aborted(self, seconds: float) -> None:
-        """The engine is free of a batch, `seconds` after the last who wanted any of it had left."""
+        """The engine has released a batch, `seconds` after its last asker had left."""

@@ -1,12 +1,12 @@
-"""The port of an encoder: what the actors know of an engine that turns images and videos into embeddings.
+"""The port of an encoder: an engine for images and videos, as the actors see it.
 
 An encoder computes one *batch* of items at a time, and while it computes it cannot be interrupted: SGLang's blocks the
-event loop of its process. So an abort takes effect between batches, and the node decides what a batch is, as late as it
-can: it keeps items until the engine is free for them, and gives it those that somebody still waits for. An encoder
-decides nothing about priorities, retries, deadlines or caches; those are the actor's.
+event loop of its process. So an abort takes effect between batches, and the node makes a batch as late as it can: it
+keeps items until the engine is free, and then gives it only items with askers. An encoder decides nothing about
+priorities, retries, deadlines or caches; these are the actor's.
 
-`tests/contracts/encoder.py` checks every kind, also what no type says: the embeddings of an item depend on its pixels
-and its grid alone, not on its neighbours in a batch; and an item that is wrong fails alone.
+`tests/contracts/encoder.py` checks every kind, beyond the types: the embeddings of an item depend on its pixels and its
+grid alone, not on its neighbours in a batch; and a wrong item fails alone.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer
 from protocol.messages.engine import EngineInfo, EngineLoad
-from protocol.messages.media import BatchEncoded, EncodeBatch
+from protocol.messages.media import EmbeddingBatch, EncodeBatch
 
-EncodingBatch: TypeAlias = Answer[BatchEncoded, BatchEncoded]
+BatchAnswer: TypeAlias = Answer[EmbeddingBatch, EmbeddingBatch]
 """The answer to one batch: no replies, then its result."""
 
 
 class Encoder(Protocol):
     """One encoder, in this process or another.
 
-    The id of a batch is chosen by whoever submits it and valid from `submit` on. An answer that is over has released
-    what the batch held.
+    The submitter chooses the id of a batch, which is valid from `submit` on. When the answer is over, the batch is
+    released.
     """
 
     @property
     def info(self) -> EngineInfo:
-        """The encoder's kind and version, the items of one batch (`running_max`), and what it makes (`media`)."""
+        """The encoder's kind and version, the items of one batch (`running_max`), and its embeddings (`media`)."""
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
-        """Start a batch, or let it wait behind the one that is being computed; never blocks.
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
+        """Start a batch, or let it wait behind the running one; never blocks.
 
         The items may be images and videos in any order; each has been checked by `check_pixels` of `media_check.py`.
         One batch at least may wait. Raises `BadRequest` for a batch without items or with more than `running_max`,
@@ -42,7 +42,7 @@ class Encoder(Protocol):
         """
 
     def abort(self, batch_id: str) -> None:
-        """Stop a batch: one that waits at once, one that is being computed by dropping its result.
+        """Stop a batch: a waiting one at once, the running one by dropping its result.
 
         It may be called at any moment from `submit` on, any number of times, also after the end.
         """
@@ -54,4 +54,4 @@ class Encoder(Protocol):
         """Wait until the engine is lost, for any reason."""
 
     async def load(self) -> EngineLoad:
-        """Return the engine's own count of its items: those of the batch that it computes, and those that wait."""
+        """Return the engine's own counts of running and waiting items."""

@@ -7,7 +7,7 @@ from typing import cast
 import trio
 from attrs import define, field
 
-from actors.engines.encoding.port import EncodingBatch
+from actors.engines.encoding.port import BatchAnswer
 from actors.engines.sglang.adapter import HostLink, wait_silent
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
@@ -21,16 +21,16 @@ class SglangEncoder:
 
     link: HostLink
     info: EngineInfo
-    _streams: dict[str, tuple[int, EncodingBatch]] = field(factory=dict)
+    _streams: dict[str, tuple[int, BatchAnswer]] = field(factory=dict)
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         """Start a batch; raises as the port says."""
         if not 1 <= len(batch.items) <= self.info.running_max:
             raise BadRequest(f"a batch has 1 to {self.info.running_max} items, and this one {len(batch.items)}")
         if sum(not answer.over.is_set() for _, answer in self._streams.values()) >= BATCHES_MAX:
             raise Overloaded(f"{BATCHES_MAX} batches wait in the encoder or are computed")
         stream, answer = self.link.open(batch, 0)
-        encoding = cast("EncodingBatch", answer)  # the host answers a batch with nothing else
+        encoding = cast("BatchAnswer", answer)  # the host answers a batch with nothing else
         self._streams[batch.id] = stream, encoding
         return encoding
 

@@ -9,13 +9,13 @@ from math import inf
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.encoding.port import EncodingBatch
+from actors.engines.encoding.port import BatchAnswer
 from actors.engines.media_check import check_pixels
 from actors.engines.simulated.spec import EncodingCosts, FaultDraws, Faults
 from actors.kit.calls import Answer
 from protocol.errors import AskerLeft, BadRequest, EngineDied, EngineLost, EngineRefused, Overloaded, RequestError
 from protocol.messages.engine import EngineInfo, EngineLoad, encoder_info
-from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem
+from protocol.messages.media import EmbeddingBatch, EmbeddingOutcome, EncodeBatch, MediaForm, MediaInfo, MediaItem
 from protocol.model_folder import Digest
 from protocol.tensors import BYTES, Dtype, Tensor
 
@@ -49,7 +49,7 @@ async def embed(item: MediaItem, media: MediaInfo) -> Tensor:
 @define(eq=False)
 class _Batch:
     request: EncodeBatch
-    answer: EncodingBatch
+    answer: BatchAnswer
     aborted: bool = False
     stuck: bool = False
 
@@ -82,7 +82,7 @@ class SimulatedEncoder:
         media = evolve(self.media, form=MediaForm.EMBEDDINGS)
         return encoder_info("simulated", "1", media, self.batch_max, self.digest)
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         """Start a batch; raises `BadRequest`, `Overloaded` with all places taken, `EngineLost` after the end."""
         if self._lost.is_set():
             raise EngineLost("the encoder has ended")
@@ -91,7 +91,7 @@ class SimulatedEncoder:
         assert batch.id not in self._batches, "an id that is in use"
         if len(self._batches) - (self._computing is not None) >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} batches wait")
-        answer: EncodingBatch = Answer(0)
+        answer: BatchAnswer = Answer(0)
         self._batches[batch.id] = _Batch(batch, answer)
         self._changed.unpark_all()
         return answer
@@ -174,16 +174,16 @@ class SimulatedEncoder:
             self._release(batch)
         else:
             del self._batches[batch.request.id]
-            batch.answer.end(BatchEncoded(tuple(outcomes)))
+            batch.answer.end(EmbeddingBatch(tuple(outcomes)))
 
-    async def _outcome(self, item: MediaItem) -> EncodedItem:
+    async def _outcome(self, item: MediaItem) -> EmbeddingOutcome:
         try:
             check_pixels(item, self.media)
             if self._happens(self.faults.refuse):
                 raise EngineRefused("the encoder does not like it")
-            return EncodedItem(await embed(item, self.media))
+            return EmbeddingOutcome(await embed(item, self.media))
         except RequestError as error:
-            return EncodedItem(code=error.code, detail=error.detail)  # noqa: ASYNC910  # its caller waits
+            return EmbeddingOutcome(code=error.code, detail=error.detail)  # noqa: ASYNC910  # its caller waits
 
     def _release(self, batch: _Batch) -> None:
         """End an aborted batch, unless it is stuck."""

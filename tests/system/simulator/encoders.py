@@ -12,12 +12,12 @@ from attrs import Factory, define, evolve, field
 from actors.encoder import encoder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits
-from actors.engines.encoding.port import Encoder, EncodingBatch
+from actors.engines.encoding.port import BatchAnswer, Encoder
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.spec import EncodingCosts, Faults
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg, Offer
-from protocol.messages.media import Encode, EncodeBatch, EncodedItem, MediaItem
+from protocol.messages.media import EmbeddingOutcome, Encode, EncodeBatch, MediaItem
 from protocol.tensors import NO_TENSOR
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
@@ -62,7 +62,7 @@ class SimEncoder(SimulatedEncoder):
     gallery: Gallery = field(kw_only=True)
     sizes: list[int] = field(factory=list, kw_only=True)  # of its batches
 
-    def submit(self, batch: EncodeBatch) -> EncodingBatch:
+    def submit(self, batch: EncodeBatch) -> BatchAnswer:
         for item in batch.items:
             assert self.gallery.pictures[item.digest].name not in self.gallery.gone, "a picture is encoded for nobody"
         self.sizes.append(len(batch.items))
@@ -83,14 +83,14 @@ class SimEncoder(SimulatedEncoder):
             self.crash()
         await super()._compute(batch)
 
-    async def _outcome(self, item: MediaItem) -> EncodedItem:
+    async def _outcome(self, item: MediaItem) -> EmbeddingOutcome:
         outcome = await super()._outcome(item)
         if not self.live.wrong or outcome.code:
             return outcome
         rows = item.tokens + (1 if self.chance.random() < 0.5 else -1)
         size = rows * MEDIA_INFO.width * 4
         data = evolve(outcome.data, shape=(rows, MEDIA_INFO.width), data=memoryview(bytes(size)))
-        return EncodedItem(data if rows else NO_TENSOR)
+        return EmbeddingOutcome(data if rows else NO_TENSOR)
 
 
 @define(eq=False)

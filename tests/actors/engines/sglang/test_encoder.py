@@ -13,7 +13,7 @@ from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.encoder import SglangEncoder
 from protocol.errors import AskerLeft, Overloaded
 from protocol.messages.engine import encoder_info
-from protocol.messages.media import BatchEncoded, EncodeBatch
+from protocol.messages.media import EmbeddingBatch, EncodeBatch
 from tests.rig.calls import AnyAnswer
 from tests.rig.encoders import MEDIA, image, new_id
 
@@ -49,7 +49,7 @@ async def test_few_batches_wait_and_one_that_has_ended_makes_room(autojump_clock
         encoder.submit(batch(number))
     with pytest.raises(Overloaded, match="4 batches wait in the encoder"):
         encoder.submit(batch(9))
-    link.answers[2].end(BatchEncoded(()))
+    link.answers[2].end(EmbeddingBatch(()))
     encoder.submit(batch(9))
     with pytest.raises(Overloaded):
         encoder.submit(batch(10))

@@ -36,7 +36,7 @@ from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
 from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.kind import Message
-from protocol.messages.media import BatchEncoded, EncodeBatch, MediaItem
+from protocol.messages.media import EmbeddingBatch, EncodeBatch, MediaItem
 
 STREAMS_BESIDE = 16  # of control operations
 
@@ -156,7 +156,7 @@ class EncoderHost:
         if batch.left:
             self.served.fail(batch.stream, AskerLeft("the asker left"))
         else:
-            self.served.messages.end(batch.stream, BatchEncoded(tuple(outcomes)))
+            self.served.messages.end(batch.stream, EmbeddingBatch(tuple(outcomes)))
 
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:

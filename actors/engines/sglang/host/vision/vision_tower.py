@@ -27,7 +27,7 @@ from actors.engines.sglang.host.vision.media_input import GRID_KEYS, MODALITIES
 from actors.engines.sglang.host.vision.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
 from actors.engines.sglang.spec import Setting
 from protocol.errors import EngineRefused, InternalError, RequestError
-from protocol.messages.media import EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+from protocol.messages.media import EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality
 
 
 @frozen
@@ -39,7 +39,7 @@ class VisionTower:
     media: MediaInfo
     together: bool  # whether items of one modality are computed at once
 
-    def encode(self, items: Sequence[MediaItem], is_wanted: Callable[[], bool]) -> list[EncodedItem]:
+    def encode(self, items: Sequence[MediaItem], is_wanted: Callable[[], bool]) -> list[EmbeddingOutcome]:
         """Return the outcome of each item, in their order; those of the first ones once nobody wants them any more."""
         if not self.together:
             outcomes = []
@@ -48,31 +48,31 @@ class VisionTower:
                     break
                 outcomes += self._encode([item])
             return outcomes
-        by_place: dict[int, EncodedItem] = {}
+        by_place: dict[int, EmbeddingOutcome] = {}
         for modality in Modality:
             places = [place for place, item in enumerate(items) if item.modality is modality]
             by_place |= zip(places, self._encode([items[place] for place in places]), strict=True)
         return [by_place[place] for place in range(len(items))]
 
-    def _encode(self, items: Sequence[MediaItem]) -> list[EncodedItem]:
+    def _encode(self, items: Sequence[MediaItem]) -> list[EmbeddingOutcome]:
         """Return the outcomes of items of one modality, each with an error of its own if it is wrong."""
-        outcomes: list[EncodedItem | torch.Tensor] = [self._patches(item) for item in items]
+        outcomes: list[EmbeddingOutcome | torch.Tensor] = [self._patches(item) for item in items]
         inputs = [(item, each) for item, each in zip(items, outcomes, strict=True) if isinstance(each, torch.Tensor)]
         computed = iter(self._computed(inputs))
         return [next(computed) if isinstance(each, torch.Tensor) else each for each in outcomes]
 
-    def _patches(self, item: MediaItem) -> torch.Tensor | EncodedItem:
+    def _patches(self, item: MediaItem) -> torch.Tensor | EmbeddingOutcome:
         try:
             check_pixels(item, self.media)
             return self.pixels.patches(item)
         except RequestError as error:
-            return EncodedItem(code=error.code, detail=error.detail)
+            return EmbeddingOutcome(code=error.code, detail=error.detail)
         except Exception as error:  # noqa: BLE001  # of transformers or torchvision: about this item alone
             traceback.print_exception(error, file=sys.stderr)
             detail = f"the {item.modality} could not be processed: {type(error).__name__}"
-            return EncodedItem(code=EngineRefused.code, detail=detail)
+            return EmbeddingOutcome(code=EngineRefused.code, detail=detail)
 
-    def _computed(self, inputs: Sequence[tuple[MediaItem, torch.Tensor]]) -> list[EncodedItem]:
+    def _computed(self, inputs: Sequence[tuple[MediaItem, torch.Tensor]]) -> list[EmbeddingOutcome]:
         """Return the outcomes of patches; what fails together is tried one by one, to find the one that fails."""
         if not inputs:
             return []
@@ -102,14 +102,14 @@ class VisionTower:
         return [part.clone() for part in torch.split(rows, [item.tokens for item, _ in inputs])]
 
 
-def _outcome(rows: torch.Tensor) -> EncodedItem:
+def _outcome(rows: torch.Tensor) -> EmbeddingOutcome:
     if not bool(torch.isfinite(rows).all()):
         return _failed("the encoder made embeddings that are no numbers")
-    return EncodedItem(as_message(rows))
+    return EmbeddingOutcome(as_message(rows))
 
 
-def _failed(detail: str) -> EncodedItem:
-    return EncodedItem(code=InternalError.code, detail=detail)
+def _failed(detail: str) -> EmbeddingOutcome:
+    return EmbeddingOutcome(code=InternalError.code, detail=detail)
 
 
 def make_tower(arguments: dict[str, Setting], folder: Path) -> VisionTower:

@@ -14,7 +14,7 @@ from attrs import define, field
 from actors.engines.sglang.host.vision.encoder import EncoderHost
 from protocol import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
-from protocol.messages.media import BatchEncoded, EncodeBatch, EncodedItem, MediaForm, MediaInfo, MediaItem, Modality
+from protocol.messages.media import EmbeddingBatch, EncodeBatch, EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality
 from protocol.messages.engine import Done, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.operations import CheckGrammar
@@ -26,7 +26,7 @@ INFO = encoder_info("x", "1", MediaInfo(MediaForm.EMBEDDINGS, 4, Dtype.UINT8, 2,
 class Tower:
     def __init__(self):
         self.go, self.at = threading.Semaphore(0), []
-        self.does = lambda item: EncodedItem(item.data)
+        self.does = lambda item: EmbeddingOutcome(item.data)
     def encode(self, items, is_wanted):
         outcomes = []
         for item in items:
@@ -127,7 +127,7 @@ async def ends_what_nobody_wants():
 async def ends_when_it_fails_too_often():
     async with Node() as node:
         node.tower.go.release(1000)
-        node.tower.does = lambda item: EncodedItem(code="invalid_request", detail="wrong")
+        node.tower.does = lambda item: EmbeddingOutcome(code="invalid_request", detail="wrong")
         for _ in range(9):
             assert isinstance(await node.ended(node.ask(batch("a"))), End), "an item that is wrong is no failure"
         def fails(item):
@@ -136,7 +136,7 @@ async def ends_when_it_fails_too_often():
         for _ in range(3):
             failed = await node.ended(node.ask(batch("a")))
             assert (failed.code, failed.detail) == ("internal", "the encoder failed the batch: KeyError"), failed
-        node.tower.does = lambda item: EncodedItem(code="internal", detail="no numbers")
+        node.tower.does = lambda item: EmbeddingOutcome(code="internal", detail="no numbers")
         node.ask(batch("abc"))
         reason = await asyncio.wait_for(node.serving, 10)
         assert reason == "it failed 6 requests within 60 s, the last by no numbers", reason
@@ -156,7 +156,7 @@ async def lives_as_long_as_it_computes():
             until = time.thread_time() + 3
             while time.thread_time() < until:
                 pass
-            return EncodedItem(item.data)
+            return EmbeddingOutcome(item.data)
         node.tower.does = computes
         node.tower.go.release()
         long = node.ask(batch("b"))
