@@ -20,8 +20,8 @@ from typing import Protocol, TypeAlias
 from actors.kit.calls import Answer
 from protocol.messages.engine import EngineInfo, EngineLoad
 from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads
-from protocol.messages.operations import EngineMetrics
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
 """The tokens of one request: one `Started`, then `Tokens`, one unit of credit a token, and `Finished`."""
@@ -58,11 +58,12 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """Return the engine's own count of its requests and of its KV tokens in use."""
 
-    async def metrics(self) -> EngineMetrics:
-        """Return the engine's own metrics; raises `Unsupported` unless its info has `metrics`."""
+    async def operate(self, request: Message) -> Message:
+        """Carry out the request of a row of `OPERATIONS`, and return its result.
 
-    async def flush_cache(self) -> None:
-        """Drop the prefix cache; raises `Overloaded` while requests run."""
+        Raises `Unsupported` unless the engine's info lists the operation, and `Overloaded` for one that an engine with
+        requests cannot carry out, such as a flush of the prefix cache.
+        """
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on which blocks are in the prefix cache, and then each change; raises `EngineLost` at the end.

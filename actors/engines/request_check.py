@@ -8,6 +8,8 @@ from actors.engines.media_check import check_media
 from protocol.errors import BadRequest, ContextTooLong, Unsupported
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import ROOM_MAX, Generate
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF
 
 PORT_MAX = 65535
 
@@ -41,6 +43,13 @@ def check_request(request: Generate, info: EngineInfo) -> None:
             f" this engine holds {info.request_tokens_max}"
         )
     check_media(request, info)
+
+
+def check_operation(request: Message, info: EngineInfo) -> None:
+    """Raise `Unsupported` for an operation that the engine does not list."""
+    name = OPERATION_OF[type(request)].name
+    if name not in info.operations:
+        raise Unsupported(f"this engine does not carry out {name}")
 
 
 def check_rank(request: Generate, ranks: int) -> None:

@@ -18,8 +18,9 @@ from protocol.dialects.responses.events import Events
 from protocol.link import codec
 from protocol.link.frames import End, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, FlushCache
+from protocol.messages.engine import Done
 from protocol.messages.generation import Finished, FinishReason, Usage
+from protocol.messages.operations import FlushCache
 from protocol.messages.text import ChoiceEnded
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.http.syntax import HttpSyntax

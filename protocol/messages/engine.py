@@ -52,6 +52,7 @@ class EngineInfo(Message):
     metrics: bool = False  # whether it answers `GetMetrics`
     data_parallel: int = 1
     computes_ahead: bool = False  # whether the cache also has the token that stopped an answer
+    operations: tuple[str, ...] = ()  # the names of the rows of `operations.OPERATIONS` that it carries out
 
     @property
     def media_form(self) -> MediaForm | None:
@@ -121,11 +122,6 @@ class EngineLoad(Message):
 
 
 @frozen
-class FlushCache(Message):
-    """Drop the prefix cache of an idle engine; the result is `Done`."""
-
-
-@frozen
 class Done(Message):
     """A control operation was carried out."""
 
@@ -135,7 +131,6 @@ KINDS = (
     Kind(6, EngineInfo),
     Kind(7, GetLoad, result=EngineLoad),
     Kind(8, EngineLoad),
-    Kind(9, FlushCache, result=Done),
     Kind(10, Done),
     Kind(29, Ping, result=Done),
 )

@@ -1,21 +1,83 @@
-"""Operations of an engine besides generations: its own metrics, checks of grammars, ranks of it on other nodes."""
+"""Operations of an engine besides generations, a row each, and the checks of grammars and ranks on other nodes.
+
+An *operation* is what an operator has an engine do: dropping its cache, reporting its metrics. Its row in `OPERATIONS`
+is all that most of the program reads of it. From the row come the message on a link, the service of each engine, the
+question to every engine of the cluster, the HTTP route, its place in the OpenAPI document, and the word of the command
+line. An engine carries it out by one handler, and lists it in `EngineInfo.operations`.
+
+A node of an older version ends a link on which it gets a message that it does not have. So an operation is asked only
+of engines that list it; the exception is a row that every version of the program has.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from enum import StrEnum
+
+import attrs
 from attrs import frozen
 
+from protocol.access import Access
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
+
+# Operations ---------------------------------------------------------------------------
+
+
+class Scope(StrEnum):
+    """The engines that carry out an operation; one with several ranks, or on several nodes, is asked once."""
+
+    ONE = "one"  # the engine that the asker names
+    ENGINES = "engines"  # every engine that computes tokens, or the one that the asker names
+    ALL = "all"  # the same, and every encoder
+
+
+@frozen(eq=False, kw_only=True)
+class EngineOperation:
+    """One operation of an engine."""
+
+    kind: Kind  # of its request, and what its result is
+    result_kind: Kind | None = None  # of its result, unless that is another message's, too
+    name: str  # the word of the command line
+    participle: str  # of what an engine has done, as in "engine main/tiny was not flushed"
+    summary: str  # one sentence
+    within_s: float  # in which an engine has to answer
+    path: str | None = None  # of its HTTP route; None: it has none
+    methods: tuple[str, ...] = ("POST",)
+    access: Access = Access.ADMIN
+    scope: Scope = Scope.ENGINES
+    leaves_service: bool = False  # whether routers choose no engine while it carries this out
+    answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
+    every_version: bool = False  # whether each version of the program has it, so that no engine need list it
+    example: object = None  # of a body over HTTP
+
+    @property
+    def request(self) -> type[Message]:
+        """The class of its request."""
+        return self.kind.message
+
+    @property
+    def result(self) -> type[Message]:
+        """The class of its result."""
+        assert self.kind.result is not None  # as `OPERATIONS` has it
+        return self.kind.result
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether its request has fields, and so a body over HTTP."""
+        return bool(attrs.fields(self.request))  # type: ignore[arg-type]  # every message is an attrs class
+
+
+@frozen
+class FlushCache(Message):
+    """Drop the prefix cache of an idle engine; the result is `Done`."""
 
 
 @frozen
 class GetMetrics(Message):
     """Ask an engine whose info says that it has `metrics` for them; the result is `EngineMetrics`."""
 
-
-METRICS_PREFIX = "sglang:"
-"""The beginning of the name of every metric that an engine reports; no metric of a node begins so."""
 
 METRICS_BYTES_MAX = 1024 * 1024
 
@@ -26,6 +88,41 @@ class EngineMetrics(Message):
 
     text: str
     left_out: int = 0  # series that found no room
+
+
+OPERATIONS = (
+    EngineOperation(
+        kind=Kind(9, FlushCache, result=Done),
+        name="flush-cache",
+        participle="flushed",
+        summary="Flush the prefix cache of every engine.",
+        within_s=5.0,
+        path="/flush_cache",
+        methods=("GET", "POST"),
+        scope=Scope.ALL,
+        answer_text="Cache flushed.\n",
+        every_version=True,
+    ),
+    EngineOperation(
+        kind=Kind(36, GetMetrics, result=EngineMetrics),
+        result_kind=Kind(37, EngineMetrics),
+        name="metrics",
+        participle="read",
+        summary="The engine's own metrics; `/metrics` has them, too.",
+        within_s=1.0,
+    ),
+)
+
+OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
+"""The rows by the classes of their requests."""
+
+
+def operation_names(requests: Collection[type[Message]]) -> tuple[str, ...]:
+    """Return the names of the operations with these requests, for `EngineInfo.operations`."""
+    return tuple(operation.name for operation in OPERATIONS if operation.request in requests)
+
+
+# Other messages -----------------------------------------------------------------------
 
 
 @frozen
@@ -66,10 +163,10 @@ class RankStarted(Message):
 
 
 KINDS = (
+    *(operation.kind for operation in OPERATIONS),
+    *(operation.result_kind for operation in OPERATIONS if operation.result_kind is not None),
     Kind(27, RunRank, replies=(RankStarted,), result=Done, first=RankStarted),
     Kind(28, RankStarted),
     Kind(30, CheckGrammar, result=GrammarChecked),
     Kind(31, GrammarChecked),
-    Kind(36, GetMetrics, result=EngineMetrics),
-    Kind(37, EngineMetrics),
 )

@@ -6,12 +6,12 @@ Each route describes itself as one `Operation`. The routes belong to the gateway
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from http import HTTPStatus
 from typing import TypeAlias
 
 from attrs import Factory, frozen
 
+from protocol.access import Access
 from protocol.dialects import chat, chat_messages, completions, formats, responses, tokens
 from protocol.dialects.responses import items
 from protocol.errors import ERRORS_BY_CODE, RequestError
@@ -30,14 +30,6 @@ MediaTypes: TypeAlias = Mapping[str, Schema]
 PLAIN_TEXT: MediaTypes = {"text/plain": {"type": "string"}}
 # Some tools apply this schema to the whole body, others to each event, so it has no type.
 EVENT_STREAM: MediaTypes = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
-
-
-class Access(StrEnum):
-    """The clients that may call an operation."""
-
-    OPEN = "open"  # everybody, even if keys are required
-    KEY = "key"
-    ADMIN = "admin"
 
 
 @frozen(eq=False)

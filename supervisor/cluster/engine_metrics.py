@@ -14,12 +14,12 @@ from attrs import Factory, define
 from actors.engines.port import Engine
 from protocol.errors import RequestError
 from protocol.messages.kind import Message
-from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics, GetMetrics
+from protocol.messages.operations import METRICS_BYTES_MAX, OPERATION_OF, EngineMetrics, GetMetrics
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.engine_control import ENGINES_A_TURN, Engines, call_each
+from supervisor.cluster.operations import ENGINES_A_TURN, Engines, call_each
 
-METRICS_WITHIN_S = 1.0
+METRICS_WITHIN_S = OPERATION_OF[GetMetrics].within_s
 TEXTS_BYTES_MAX = 16 * 1024 * 1024  # of all engines together, as they are kept while they are merged
 
 ByEngine: TypeAlias = dict[str, EngineMetrics]
@@ -52,7 +52,7 @@ async def local_metrics(engines: Engines, bytes_max: int = TEXTS_BYTES_MAX) -> B
     async def ask(name: str, engine: Engine) -> None:
         with trio.move_on_after(METRICS_WITHIN_S):
             try:
-                texts.add(name, await engine.metrics())
+                texts.add(name, await engine.operate(GetMetrics()))
             except RequestError as error:
                 texts.add(name, error)
 

@@ -96,3 +96,4 @@ class EngineKind:
     section: type[EngineSection]  # its `[engine.NAME]`
     children: MakeChildren
     check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs
+    metrics_prefix: str = ""  # of the names of its engines' own metrics; empty: they keep none

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.engines.sglang.spec import METRICS_PREFIX
 from supervisor.config import load
 from supervisor.config.load import Examine, Loaded
 from supervisor.config.schema import Cluster
@@ -16,10 +17,15 @@ from supervisor.engines.simulated.children import simulated_children
 from supervisor.engines.simulated.section import SimulatedSection
 
 KINDS: Mapping[str, EngineKind] = {
-    "sglang": EngineKind(SglangSection, sglang_children, check_libraries),
+    "sglang": EngineKind(SglangSection, sglang_children, check_libraries, METRICS_PREFIX),
     "simulated": EngineKind(SimulatedSection, simulated_children),
 }
 """By the word that stands in `[engine.NAME]` as `kind`."""
+
+
+def metrics_prefixes() -> tuple[str, ...]:
+    """Return the beginnings of the names that engines' own metrics may have."""
+    return tuple(kind.metrics_prefix for kind in KINDS.values() if kind.metrics_prefix)
 
 
 def load_cluster(path: Path, join: Sequence[str] = (), examine: Examine | None = None) -> Loaded:

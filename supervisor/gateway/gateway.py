@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from math import inf
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import trio
 from attrs import define, evolve, field, frozen
@@ -25,10 +25,12 @@ from actors.processor import TextReply
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
 from protocol.dialects.targets import NO_TARGETS, Targets
-from protocol.errors import BadRequest, Draining, Forbidden, NotFound, StartFailed
+from protocol.errors import BadRequest, Draining, Forbidden, NotFound, RequestError, StartFailed
 from protocol.messages.cluster import GateState
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.grammars import grammar_kinds
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF
 from protocol.messages.text import Answered, Respond, Text
 from supervisor.config.certificate import Certificate
 from supervisor.files.reading import FileReader
@@ -62,13 +64,17 @@ def _no_pools() -> dict[str, object]:
     return {"pools": [], "grids": []}
 
 
-async def _nothing_to_flush() -> None:
+async def _no_engines(request: Message, _: str | None) -> Mapping[str, Message | RequestError]:
     await trio.lowlevel.checkpoint()
-    raise NotFound("there is no cache here that could be flushed")
+    raise NotFound(f"there is no engine here that could carry out {OPERATION_OF[type(request)].name}")
 
 
 def _nothing_missing() -> str | None:
     return None
+
+
+Operate: TypeAlias = Callable[[Message, str | None], Awaitable[Mapping[str, Message | RequestError]]]
+"""Have the engine of a name, or every engine, carry out an operation; the outcomes are by engine."""
 
 
 @frozen
@@ -104,7 +110,7 @@ class Gateway:
     missing: Callable[[], str | None] = _nothing_missing  # what some requests need; all others can be served
     server_info: Callable[[], dict[str, object]] = _no_server_info
     pools: Callable[[], dict[str, object]] = _no_pools
-    flush_cache: Callable[[], Awaitable[None]] = _nothing_to_flush
+    operations: Operate = _no_engines
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens

@@ -18,7 +18,7 @@ from attrs import define, evolve
 
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from supervisor.cluster import engine_control, readiness
+from supervisor.cluster import engine_control, operations, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
@@ -75,7 +75,7 @@ class Assembly:
     def start_failure(self) -> str | None:
         """The reason why no engine of this node could start, once each has tried; None if the node has other uses."""
         serves_others = self.gateway is not None and self.links is not None
-        every: engine_control.Engines = {**self.engines, **self.encoders}
+        every: operations.Engines = {**self.engines, **self.encoders}
         never_up = (registration for registration in every.values() if registration.last is None)
         failures = [registration.failure for registration in never_up if registration.failure is not None]
         if serves_others or not failures or len(failures) < len(every):
@@ -93,7 +93,7 @@ def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credent
     engines = node_engines(context, texts)
     local_loads = partial(engine_control.local_loads, {**engines.engines, **engines.encoders})
     controls = NodeControl(directory, runtime.new_id(), version(), local_loads)
-    controlled = engine_control.engine_services(engines.engines, engines.encoders, engines.embeddings)
+    controlled = operations.engine_services(engines.engines, engines.encoders, engines.embeddings)
     services = {**engines.served, **controlled, **controls.services}
     directory.attach_services(services)
     links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)

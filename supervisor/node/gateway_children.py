@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import asdict
 
-from supervisor.cluster import engine_control, models, readiness
+from supervisor.cluster import models, operations, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import complete
 from supervisor.config.schema import Cluster
@@ -55,7 +55,7 @@ def make_gateway(
         new_id=runtime.new_id,
         now=runtime.now,
         server_info=partial(models.server_info, cluster, directory, version(), ejected),
-        flush_cache=partial(engine_control.flush_caches, directory),
+        operations=partial(operations.operate, directory),
         wait_ready=partial(readiness.wait_ever_ready, directory, names),
         missing=partial(readiness.without_encoders, directory, names),
         shares_port=len(cluster.port_sharers(directory.name)) > 1,

@@ -16,8 +16,10 @@ from protocol.messages.engine import EngineLoad
 from supervisor.cluster import engine_control
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_metrics
+from supervisor.cluster.operations import Engines
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
+from supervisor.engines.kinds import metrics_prefixes
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.origins import Origins
@@ -50,9 +52,7 @@ def make_monitoring(
     host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
-        engines: engine_control.Engines = {
-            f"{worker.node}/{worker.engine_name}": worker.engine for worker in directory.local.values()
-        }
+        engines: Engines = {f"{worker.node}/{worker.engine_name}": worker.engine for worker in directory.local.values()}
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:
@@ -107,7 +107,7 @@ def unready(cluster: Cluster, directory: Directory) -> str | None:
     return f"there is no link to node{'s' * (len(gateways) > 1)} {', '.join(gateways)}"
 
 
-async def local_metrics_text(engines: engine_control.Engines, metrics: Metrics) -> bytes:
+async def local_metrics_text(engines: Engines, metrics: Metrics) -> bytes:
     """Return the metrics of this node, with the loads of its engines and their own metrics."""
     return await _text(metrics, partial(engine_control.local_loads, engines), partial(local_metrics, engines))
 
@@ -134,5 +134,5 @@ async def _text(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load)
             reported = await own()
-        text, left_out = await merge_in_steps(reported)
+        text, left_out = await merge_in_steps(reported, metrics_prefixes())
     return await metrics.render_in_steps(loaded, left_out) + text

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 import trio
 from attrs import Factory, define
 
-from protocol.messages.operations import METRICS_PREFIX, EngineMetrics
+from protocol.messages.operations import EngineMetrics
 
 LINES_A_STEP = 100  # read or written in about half a millisecond
 LINE_LENGTH_MAX = 4096
 
-_HEAD = re.compile(rf"# (HELP|TYPE) ({METRICS_PREFIX}[a-zA-Z0-9_:]+) (.*)")
-_SERIES = re.compile(rf"({METRICS_PREFIX}[a-zA-Z0-9_:]+)(?:{{(.*)}})? ([-+]?[0-9][0-9.]*(?:e[-+]?[0-9]+)?|NaN|[-+]Inf)")
+_HEAD = re.compile(r"# (HELP|TYPE) ([a-zA-Z0-9_:]+) (.*)")
+_SERIES = re.compile(r"([a-zA-Z0-9_:]+)(?:{(.*)})? ([-+]?[0-9][0-9.]*(?:e[-+]?[0-9]+)?|NaN|[-+]Inf)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\["\\n])*)"(?:,|$)')
 _RANK = re.compile(r"[0-9]{1,5}")
 _SUFFIXES = {  # of the series of a family, by its type
@@ -50,6 +50,7 @@ class _Family:
 class _Merge:
     """The families of the engines that have been read, by name, and how many series of each were left out."""
 
+    prefixes: tuple[str, ...]  # of the names of metrics, one of a kind of engine
     families: dict[str, _Family] = Factory(dict)
     left_out: dict[str, int] = Factory(dict)
 
@@ -72,8 +73,8 @@ class _Merge:
                 yield
 
     def _family(self, name: str, kind: str, helps: str) -> _Family | None:
-        """Return the family of a name, None if its type is none, or another engine gives it another."""
-        if kind not in _SUFFIXES:
+        """Return the family of a name, None if no engine may report it, its type is none, or others give it another."""
+        if kind not in _SUFFIXES or not name.startswith(self.prefixes):
             return None
         family = self.families.setdefault(name, _Family(kind, helps))
         return family if family.type == kind else None
@@ -96,12 +97,15 @@ class _Merge:
         return True
 
 
-async def merge_in_steps(metrics: Mapping[str, EngineMetrics]) -> tuple[bytes, dict[str, int]]:
+async def merge_in_steps(
+    metrics: Mapping[str, EngineMetrics], prefixes: tuple[str, ...]
+) -> tuple[bytes, dict[str, int]]:
     """Return the text of the metrics of engines, given by their names, and how many series of each are not in it.
 
-    Each family has one line of help and one of type; those that no series was taken of are left out.
+    The name of a metric begins with one of `prefixes`, the kinds' own; any other is left out. Each family has one line
+    of help and one of type; those that no series was taken of are left out.
     """
-    merge = _Merge()
+    merge = _Merge(prefixes)
     for engine, reported in sorted(metrics.items()):
         for _ in merge.read(engine, reported):
             await trio.lowlevel.checkpoint()

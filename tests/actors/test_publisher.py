@@ -29,6 +29,7 @@ from protocol.messages.kv_events import (
     WatchBlocks,
     WatchLoad,
 )
+from protocol.messages.operations import FlushCache
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
 
@@ -110,7 +111,7 @@ async def test_watchers_get_what_the_engine_has_and_what_changes(autojump_clock:
         lives.nursery.start_soon(late.watch, lives.address, WatchBlocks())
         await trio.sleep(1)
         assert early.blocks == late.blocks == {*HASHES, *block_hashes([7] * 32, 16)}
-        await lives.engine.flush_cache()
+        await lives.engine.operate(FlushCache())
         await trio.sleep(1)
         assert early.blocks == late.blocks == set()
 

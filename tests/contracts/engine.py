@@ -32,6 +32,7 @@ from protocol.messages.generation import (
     Usage,
 )
 from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
+from protocol.messages.operations import FlushCache
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0
@@ -499,9 +500,9 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
             await anext(generation)
         if not generation.over.is_set():
             with pytest.raises(Overloaded):
-                await engine.flush_cache()
+                await engine.operate(FlushCache())
     await at_rest(engine)
-    await engine.flush_cache()
+    await engine.operate(FlushCache())
     await serves_on(engine)
 
 
@@ -515,7 +516,7 @@ async def drops_its_cache_right_after_the_last_answer(engine: Engine) -> None:
                     await anext(generation)
             else:
                 await read(generation)
-        await engine.flush_cache()
+        await engine.operate(FlushCache())
 
 
 async def computes_with_images_and_videos(engine: Engine) -> None:

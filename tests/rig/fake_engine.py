@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.simulated.batch import Batch, BatchUpdate
@@ -256,7 +256,7 @@ class FakeEngine(SimulatedEngine):
     def __init__(self, costs: Costs | None = None, rendezvous_rooms: RendezvousRooms | None = None) -> None:
         self.costs = costs or Costs()
         super().__init__(self.costs.spec, random.Random(0), rendezvous_rooms=rendezvous_rooms or RendezvousRooms())
-        self._info = self.costs.info
+        self._info = evolve(self.costs.info, operations=self.info.operations)
         self.scheduler = self.scheduler_of(
             self.spec,
             self.make_output(),

@@ -14,11 +14,11 @@ from actors.engines.blocks.block_log import BlockReader
 from actors.engines.blocks.following import changes_of
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.batch import BatchUpdate
-from protocol.errors import AskerLeft, EngineLost, Overloaded, PeerLost, PeerViolation
+from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, RequestError
 from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, FlushCache, GetInfo, GetLoad, Ping
+from protocol.messages.engine import Done, EngineInfo, GetInfo, GetLoad, Ping
 from protocol.messages.generation import Generate, Logprob
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import EngineLoads, WatchBlocks, WatchLoad
@@ -108,12 +108,16 @@ class FakeHost:
                 result = self.scheduler.load()
             case Ping():
                 result = Done()
-            case FlushCache() if not self.scheduler.requests:
-                result = Done()
             case _:
-                self._send(Fail(stream, Overloaded.code, "not now"))
+                self._nursery.start_soon(self._operate, stream, request, name="host.operate")
                 return
         self._send(End(stream, codec.encode(result)))
+
+    async def _operate(self, stream: int, request: Message) -> None:
+        try:
+            self._send(End(stream, codec.encode(await self.engine.operate(request))))
+        except RequestError as error:
+            self._send(Fail(stream, error.code, error.detail))
 
     async def _watch(self, frame: Open, request: WatchBlocks | WatchLoad, scope: trio.CancelScope) -> None:
         """Answer one stream as `actors.engines.sglang.host.kv.watchers` does."""

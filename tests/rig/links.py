@@ -18,9 +18,10 @@ from protocol.errors import LocalViolation, PeerLost, PeerViolation
 from protocol.link import codec
 from protocol.link.frames import ATTACHED_BYTES_MAX, VERSION, Frame, FrameReader, Hello, encode
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, FlushCache
+from protocol.messages.engine import Done
 from protocol.messages.generation import Tokens
 from protocol.messages.kind import Kind, Message
+from protocol.messages.operations import FlushCache
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import EndReason, Link
 from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox, mailbox

@@ -9,14 +9,12 @@ import trio
 from attrs import define, field
 
 from actors.engines.port import Generation
-from actors.engines.request_check import check_request
+from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
-from protocol.errors import Unsupported
-from protocol.messages.engine import EngineInfo, EngineLoad, FlushCache, GetLoad, Ping
+from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad, Ping
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
-from protocol.messages.operations import EngineMetrics, GetMetrics
 
 PROBES = 4  # in the time that an engine may be silent
 WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again
@@ -87,17 +85,12 @@ class SglangEngine:
         assert isinstance(load, EngineLoad)
         return load
 
-    async def metrics(self) -> EngineMetrics:
-        """Return SGLang's own metrics; raises `Unsupported` if it keeps none."""
-        if not self.info.metrics:
-            raise Unsupported("this engine keeps no metrics of its own")
-        metrics = await self._control(GetMetrics())
-        assert isinstance(metrics, EngineMetrics)
-        return metrics
-
-    async def flush_cache(self) -> None:
-        """Drop the prefix cache; raises `Overloaded` while requests run."""
-        await self._control(FlushCache())
+    async def operate(self, request: Message) -> Message:
+        """Have the host carry out an operation; raises `Unsupported` if it does not list it."""
+        check_operation(request, self.info)
+        result = await self._control(request)
+        assert result is not None  # an operation has a result
+        return result
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on what the scheduler tells of its prefix cache; raises `EngineLost` at the end of the link."""

@@ -8,6 +8,9 @@ from attrs import Factory, frozen
 
 from protocol.messages.cluster import Leg
 
+METRICS_PREFIX = "sglang:"
+"""The beginning of the name of every metric that an engine reports; no metric of a node begins so."""
+
 Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
 

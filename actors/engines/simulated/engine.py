@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 
 import trio
@@ -11,18 +11,19 @@ from attrs import define, evolve, field
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
-from actors.engines.request_check import check_request
+from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded, Unsupported
-from protocol.messages.engine import EngineInfo, EngineLoad
+from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
+from protocol.messages.engine import Done, EngineInfo, EngineLoad
 from protocol.messages.generation import Generate, Started, Tokens
+from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads
-from protocol.messages.operations import EngineMetrics
+from protocol.messages.operations import FlushCache, operation_names
 from protocol.model_folder import Digest
 
 LOAD_EVERY_S = 0.05  # between two reports of the load
@@ -47,6 +48,7 @@ class SimulatedEngine:
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     publishes: bool = True  # the blocks of its prefix cache, to those who watch them
     _batches: tuple[Batch, ...] = field(init=False)  # by rank
+    _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # of operations
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
     _lost: trio.Event = field(init=False, factory=trio.Event)
@@ -60,7 +62,10 @@ class SimulatedEngine:
         mistakes = [str(each) for each in self.spec.disagreements()]
         if mistakes:
             raise ValueError("; ".join(mistakes))
-        self._info = evolve(self.spec.info, digest=self.digest)
+        self._handlers = {
+            FlushCache: self._flush_cache,
+        }
+        self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self._wake.unpark_all
         self._batches = tuple(Batch(*own, rank) for rank in range(self.spec.ranks))
@@ -110,21 +115,13 @@ class SimulatedEngine:
             raise EngineLost("the engine has ended")
         return EngineLoad.of_ranks([batch.load() for batch in self._batches])
 
-    async def metrics(self) -> EngineMetrics:
-        """Raise `Unsupported`: it has no metrics of its own."""
+    async def operate(self, request: Message) -> Message:
+        """Carry out an operation by its handler; raises `Unsupported` without one, `EngineLost` after the end."""
         await trio.lowlevel.checkpoint()
-        raise Unsupported("a simulated engine keeps no metrics of its own")
-
-    async def flush_cache(self) -> None:
-        """Drop the prefix cache; raises `Overloaded` while requests run."""
-        await trio.lowlevel.checkpoint()
+        check_operation(request, self.info)
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        if any(batch.running or batch.waiting for batch in self._batches):
-            raise Overloaded("requests run")
-        for batch in self._batches:
-            batch.flush()
-            self._pass_on_changes(batch)
+        return await self._handlers[type(request)](request)
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on the pages of the prefix cache, and then each change; raises `EngineLost` at the end."""
@@ -141,6 +138,17 @@ class SimulatedEngine:
             await trio.sleep(LOAD_EVERY_S)
         await trio.lowlevel.checkpoint()
         raise EngineLost(self._why)
+
+    # Operations ------------------------------------------------------------------------
+
+    async def _flush_cache(self, _: Message) -> Done:
+        await trio.lowlevel.checkpoint()
+        if any(batch.running or batch.waiting for batch in self._batches):
+            raise Overloaded("requests run")
+        for batch in self._batches:
+            batch.flush()
+            self._pass_on_changes(batch)
+        return Done()
 
     # Faults on request -----------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 import trio
 from attrs import define, field
 
+from protocol.access import Access
 from protocol.errors import BadRequest, Draining, MethodNotAllowed, NotFound, RequestError, SlowClient
-from protocol.openapi.document import Access
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.plain_head import RequestHead

@@ -18,6 +18,8 @@ from protocol.dialects import chat, completions, responses, tokens
 from protocol.dialects.http import error_body
 from protocol.dialects.media_urls import LocatesMedia
 from protocol.errors import ERRORS_BY_CODE, ModelNotFound, RequestError
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF
 from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.version import version
@@ -169,6 +171,12 @@ async def test_the_document_is_served(rather_slow: MockClock) -> None:
         )
 
 
+async def operate(request: Message, _: str | None) -> dict[str, Message | RequestError]:
+    """Return the outcome of an operation by one engine that does nothing."""
+    await trio.lowlevel.checkpoint()
+    return {"main/tiny-0": OPERATION_OF[type(request)].result()}
+
+
 async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -> None:
     worth_more_than_the_example = {
         "/v1/chat/completions": chat_body("n=4", logprobs=True, n=2, max_tokens=4),
@@ -178,7 +186,7 @@ async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -
         "/detokenize": {"tokens": [5, 6]},
     }
     async with gateway_rig() as rig:
-        rig.gateway.server_info, rig.gateway.flush_cache = dict, trio.lowlevel.checkpoint
+        rig.gateway.server_info, rig.gateway.operations = dict, operate
         client = await rig.client()
         for operation in (each for each in ROUTES.operations if each.answer):
             path = operation.path.replace("{model}", "tiny")

@@ -1,4 +1,4 @@
-"""Loads and cache flushes of the engines of all nodes: each has one name, and fails by itself."""
+"""Loads of the engines of all nodes: each has one name, and fails by itself."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 import trio
 from attrs import define, evolve
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from actors.engines import port
-from protocol.errors import EngineLost, InternalError, NotReady, Overloaded, PeerLost
+from protocol.errors import EngineLost, Overloaded, PeerLost
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer
-from protocol.messages.engine import EngineLoad, FlushCache, GetLoad
-from supervisor.cluster import engine_control, models, readiness
+from protocol.messages.engine import Done, EngineLoad, GetLoad
+from protocol.messages.kind import Message
+from protocol.messages.operations import FlushCache
+from supervisor.cluster import engine_control, models, operations, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import FORGETS_S
 from supervisor.cluster.node_records import FORGET_S
@@ -58,13 +59,15 @@ class Engine:
             raise self.reports
         return self.reports
 
-    async def flush_cache(self) -> None:
+    async def operate(self, request: Message) -> Message:
+        assert request == FlushCache()
         await trio.sleep(self.takes_s)
         if self.broken:
             raise ZeroDivisionError
         if self.busy:
             raise Overloaded("requests run")
         self.flushed += 1
+        return Done()
 
 
 def registered(engine: Engine | None) -> Registration[Any]:
@@ -94,7 +97,7 @@ async def front(
         inbox=inbox,
         directory=directory,
     )
-    directory.attach_services(engine_control.engine_services({"tiny-0": engine}, {}, {}))
+    directory.attach_services(operations.engine_services({"tiny-0": engine}, {}, {}))
     async with trio.open_nursery() as nursery:
         for node, far_engine in there.items():
             transports[node], far = sim_pair()
@@ -105,7 +108,7 @@ async def front(
                 Link(
                     far,
                     Peer(node, serves_max=8),
-                    engine_control.engine_services({"tiny-0": registered(far_engine)}, {}, {}),
+                    operations.engine_services({"tiny-0": registered(far_engine)}, {}, {}),
                 ),
             )
             await asker.wait_ready()
@@ -224,46 +227,3 @@ async def test_calls_of_a_node_are_counted_on_until_the_node_is_forgotten(autoju
         watch.call_ended("a/tiny-0", "ended")
         watch.call_ended("b/tiny-0", "ended")
         assert await counted(directory, metrics) == {**every, "a/tiny-0": 1.0, "b/tiny-0": 2.0}
-
-
-# Flushing -------------------------------------------------------------------------------------
-
-
-async def test_every_engine_of_the_cluster_is_flushed(autojump_clock: MockClock) -> None:
-    engines = [Engine(takes_s=1) for _ in range(3)]
-    async with front(engines[0], a=engines[1], b=engines[2]) as (directory, _):
-        await engine_control.flush_caches(directory)
-        assert ([engine.flushed for engine in engines], trio.current_time()) == ([1, 1, 1], 1)
-
-
-async def test_the_error_of_a_flush_names_every_engine_with_its_outcome(autojump_clock: MockClock) -> None:
-    far = {"a": Engine(), "busy": Engine(busy=True), "gone": Engine(), "slow": Engine(takes_s=60), "starts": None}
-    async with front(Engine(), **far) as (directory, transports):
-        directory.configure("gone", None, [OFFER])
-        transports["gone"].cut()
-        await wait_all_tasks_blocked()
-        unlink(directory, "gone")
-        with pytest.raises(Overloaded) as caught:
-            await engine_control.flush_caches(directory)
-        assert trio.current_time() == engine_control.FLUSHED_WITHIN_S
-    assert caught.value.detail.split("; ") == [
-        "engine busy/tiny-0 was not flushed: requests run",
-        "engine gone/tiny-0 was not flushed: there is no link to node gone",
-        "engine slow/tiny-0 was not flushed: it did not answer within 5 s",
-        "engine starts/tiny-0 was not flushed: it is starting",
-        "flushed: a/tiny-0, main/tiny-0",
-    ]
-
-
-async def test_a_flush_that_failed_where_no_engine_is_busy_is_not_ready(autojump_clock: MockClock) -> None:
-    async with front(None) as (directory, _):
-        with pytest.raises(NotReady, match=r"^engine main/tiny-0 was not flushed: it is starting$"):
-            await engine_control.flush_caches(directory)
-
-
-@pytest.mark.parametrize("broken", ["here", "there"])
-async def test_a_bug_in_an_engine_that_is_flushed_is_an_internal_error(broken: str, autojump_clock: MockClock) -> None:
-    engines = {name: Engine(broken=name == broken, busy=name != broken) for name in ("here", "there")}
-    async with front(engines["here"], there=engines["there"]) as (directory, _):
-        with pytest.raises(InternalError, match="tiny-0 was not flushed"):
-            await engine_control.flush_caches(directory)

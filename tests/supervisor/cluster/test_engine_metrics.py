@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from actors.engines import port
 from protocol.errors import EngineLost, RequestError, Unsupported
 from protocol.messages.engine import EngineLoad
+from protocol.messages.kind import Message
 from protocol.messages.operations import EngineMetrics, GetMetrics
 from supervisor.cluster import engine_metrics
 from supervisor.cluster.directory import Directory
@@ -39,7 +40,8 @@ class Engine(test_engine_control.Engine):
     asked: int = 0
     info = evolve(INFO, metrics=True)
 
-    async def metrics(self) -> EngineMetrics:
+    async def operate(self, request: Message) -> Message:
+        assert request == GetMetrics()
         self.asked += 1
         await trio.sleep(self.takes_s)
         if isinstance(self.text, RequestError):

@@ -28,8 +28,9 @@ from protocol.messages.cluster import (
     Reloaded,
     Status,
 )
-from protocol.messages.engine import Done, EngineLoad, FlushCache
+from protocol.messages.engine import Done, EngineLoad
 from protocol.messages.kind import Message
+from protocol.messages.operations import FlushCache
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.in_flight import InFlight

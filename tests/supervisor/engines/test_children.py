@@ -18,10 +18,11 @@ from trio.testing import MockClock
 from actors.engines.simulated.encoder import SimulatedEncoder
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineLoad, FlushCache, GetLoad
+from protocol.messages.engine import EngineLoad, GetLoad
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import Encode, Encoded, MediaForm
-from supervisor.cluster import engine_control
+from protocol.messages.operations import FlushCache
+from supervisor.cluster import engine_control, operations
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster
 from supervisor.node.assembly import Assembly
@@ -167,7 +168,7 @@ async def test_the_caches_of_a_cluster_are_flushed_with_those_of_its_encoders(
     assembly, _ = built()
     async with running(assembly) as worker:
         await ask(worker, encode("a", new_id(1)))
-        await engine_control.flush_caches(assembly.directory)
+        await operations.operate(assembly.directory, FlushCache())
         assert not (await ask(worker, encode("a", new_id(2)))).cached
         assert await engine_control.cluster_loads(assembly.directory) == dict.fromkeys(
             ("main/eyes", "main/one"), EngineLoad(0, 0, 0)

@@ -13,8 +13,9 @@ from trio.testing import MockClock
 from actors.canary import CanaryLimits
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.errors import StartFailed
-from protocol.messages.engine import EngineLoad, FlushCache
+from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Generate, Tokens
+from protocol.messages.operations import FlushCache
 from supervisor.cluster import readiness
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster

@@ -12,8 +12,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import Overloaded, TooLarge
 from protocol.link.frames import Cancel, Fail, Open
-from protocol.messages.engine import Done, FlushCache
+from protocol.messages.engine import Done
 from protocol.messages.generation import Generate, Tokens
+from protocol.messages.operations import FlushCache
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall

@@ -15,8 +15,9 @@ from protocol.errors import LinkLost, PeerViolation
 from protocol.link import codec
 from protocol.link.frames import STEP_TOKENS_MAX, End, Item, Open, Step
 from protocol.link.peer import MESSAGE_BYTES_MAX
-from protocol.messages.engine import Done, FlushCache
+from protocol.messages.engine import Done
 from protocol.messages.generation import Embedded, Logprob, Started, Tokens
+from protocol.messages.operations import FlushCache
 from protocol.tensors import Dtype, Tensor
 from supervisor.links.transport import Transport
 from tests.rig.calls import AnyAnswer, mailbox

@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from protocol.errors import LinkLost, LocalViolation, PeerLost
 from protocol.link.frames import KeepAlive
 from protocol.link.peer import Peer
-from protocol.messages.engine import FlushCache
+from protocol.messages.operations import FlushCache
 from supervisor.links.heartbeat import EARLY_S, TURN_LINKS_MAX, Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
 from tests.rig.links import hand_written, linked, never_answer

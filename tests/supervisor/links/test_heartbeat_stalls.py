@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.errors import LinkLost
 from protocol.link.frames import KeepAlive
-from protocol.messages.engine import FlushCache
+from protocol.messages.operations import FlushCache
 from protocol.messages.text import Text
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import STALLED_DETAIL, Link

@@ -34,10 +34,10 @@ from protocol.link.frames import (
 )
 from protocol.link.peer import Peer
 from protocol.messages.cluster import NodeState
-from protocol.messages.engine import Done, FlushCache, GetLoad
+from protocol.messages.engine import Done, GetLoad
 from protocol.messages.generation import Finished, FinishReason, Started, Tokens, Usage
 from protocol.messages.kind import Message
-from protocol.messages.operations import RankStarted, RunRank
+from protocol.messages.operations import FlushCache, RankStarted, RunRank
 from protocol.messages.text import Text
 from supervisor.links.encoding import FREE_REPLIES_MAX
 from supervisor.links.heartbeat import Heartbeat

@@ -12,7 +12,8 @@ from protocol.errors import NotReady
 from protocol.link import codec
 from protocol.link.frames import Credit, Fail, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, FlushCache
+from protocol.messages.engine import Done
+from protocol.messages.operations import FlushCache
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall, mailbox
 from tests.rig.links import ask, count_to_three, hand_written, held_for, linked

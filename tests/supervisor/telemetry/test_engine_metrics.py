@@ -13,6 +13,7 @@ from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics
 from supervisor.telemetry.engine_metrics import LINE_LENGTH_MAX, merge_in_steps
 from tests.rig.turns import cpu_watched
 
+PREFIXES = ("sglang:", "other:")
 GAUGE = """\
 # HELP sglang:running Requests that run
 # TYPE sglang:running gauge
@@ -29,7 +30,7 @@ sglang:queue_seconds_count 2.0
 
 async def merged(**texts: str) -> tuple[list[str], dict[str, int]]:
     """Return the lines of the merged texts of engines of node `a`, and what was left out."""
-    text, left_out = await merge_in_steps({f"a/{name}": EngineMetrics(text) for name, text in texts.items()})
+    text, left_out = await merge_in_steps({f"a/{name}": EngineMetrics(text) for name, text in texts.items()}, PREFIXES)
     assert text == b"" or text.endswith(b"\n")
     return text.decode().splitlines(), {name: count for name, count in left_out.items() if count}
 
@@ -129,7 +130,7 @@ async def test_values_stay_as_they_are_written(value: str, autojump_clock: MockC
 
 async def test_what_the_engine_has_left_out_is_counted_too(autojump_clock: MockClock) -> None:
     _, left_out = await merge_in_steps(
-        {"a/tiny": EngineMetrics(f"{GAUGE}nonsense\n", 41), "a/b": EngineMetrics("", -1)}
+        {"a/tiny": EngineMetrics(f"{GAUGE}nonsense\n", 41), "a/b": EngineMetrics("", -1)}, PREFIXES
     )
     assert left_out == {"a/tiny": 42, "a/b": 0}
 
@@ -140,8 +141,8 @@ def test_a_text_of_any_content_is_merged_in_short_turns(fill: str) -> None:
 
     async def merge() -> None:
         async with trio.open_nursery() as nursery:  # in a task of the product's own function, whose turns are measured
-            nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(GAUGE + body)})
-            nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(f"{GAUGE}sglang:running{{{body}")})
+            nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(GAUGE + body)}, PREFIXES)
+            nursery.start_soon(merge_in_steps, {"a/tiny": EngineMetrics(f"{GAUGE}sglang:running{{{body}")}, PREFIXES)
 
     with cpu_watched() as exceeded:
         trio.run(merge)

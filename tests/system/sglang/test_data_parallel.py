@@ -21,6 +21,7 @@ from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages.generation import Generate, Sampling, Started, Tokens
 from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.operations import FlushCache
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import all_completed, prompts
 
@@ -85,11 +86,11 @@ async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_i
             await trio.sleep(0.3)
             assert [rank.running for rank in loads[-1].ranks] == [0, 1]
             with pytest.raises(Overloaded):
-                await engine.flush_cache()  # of one rank that is busy
+                await engine.operate(FlushCache())  # of one rank that is busy
             engine.abort(long.id)
             await engine.wait_released(long.id)
             asking.cancel_scope.cancel()
-        await engine.flush_cache()
+        await engine.operate(FlushCache())
         await trio.sleep(SETTLED_S)
         found = index.match(block_hashes(PROMPT, 16))
         assert (found.blocks("e", 0), found.blocks("e", 1)) == (0, 0)

@@ -20,6 +20,7 @@ from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
 from protocol.messages.generation import FinishReason, Generate, Sampling, Started
 from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.operations import FlushCache
 from supervisor.engines.sglang import spawn
 from tests.contracts.engine import complete, new_id
 from tests.system.sglang.conftest import MakeEngine
@@ -104,7 +105,7 @@ async def test_what_is_expected_in_the_cache_is_found_there(make_engine: MakeEng
             expected, found = await seen.ask(conversation, tokens_max=20)
             assert expected == found
             conversation = [*conversation, *prompt(10 + turn, 21)]
-        await seen.engine.flush_cache()
+        await seen.engine.operate(FlushCache())
         await trio.sleep(SETTLED_S)
         assert await seen.ask(first) == (0, 0)
 

@@ -21,6 +21,7 @@ from protocol.errors import EngineLost, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
+from protocol.messages.operations import FlushCache
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.engines.publishers import publisher_children
@@ -172,7 +173,7 @@ class PrefixSystem(PictureSystem):
             host = self.prefixes.chance(f"flush {after_s}").choice(hosts)
             with suppress(Overloaded, EngineLost):
                 engine = host if isinstance(host, SimulatedEngine) else host.engine
-                await engine.flush_cache()
+                await engine.operate(FlushCache())
 
     def heal_prefixes(self) -> None:
         """Spoil no more events."""

@@ -14,8 +14,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 
+from actors.engines.sglang.spec import METRICS_PREFIX
 from protocol.errors import NotReady
-from protocol.messages.operations import METRICS_BYTES_MAX, METRICS_PREFIX, EngineMetrics
+from protocol.messages.operations import METRICS_BYTES_MAX, EngineMetrics
 
 
 class MetricsReader:

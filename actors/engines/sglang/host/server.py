@@ -35,11 +35,11 @@ from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import outputs, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
-from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.watchers import Watchers
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
+from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
 from actors.engines.sglang.host.requests import Requests, Running
 from actors.engines.sglang.host.served_link import ServedLink, last_line
@@ -48,15 +48,15 @@ from actors.engines.sglang.host.vision.pixels import folder_layout
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
-from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded, RequestError, Unsupported
+from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, FlushCache, GetInfo, GetLoad, Ping
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from protocol.messages.media import MediaForm
-from protocol.messages.operations import GetMetrics
+from protocol.messages.operations import operation_names
 
 CONTROL_STREAMS = 16  # beside one stream a slot
 EVENTS_CLOSED_WITHIN_S = 1.0
@@ -100,7 +100,6 @@ class Host:
     ) -> None:
         self.engine = engine
         self.media = media
-        self.info = info
         self.manager = engine.tokenizer_manager
         self.watchdog = watchdog
         self.link = ServedLink(link, peer, watchdog, self._received)
@@ -109,7 +108,9 @@ class Host:
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)
-        self.metrics = MetricsReader(read_files)
+        metrics = MetricsReader(read_files) if info.metrics else None
+        self.operations = Operations(self.manager, lambda: bool(self.requests.by_id), metrics)
+        self.info = evolve(info, operations=operation_names(self.operations.handlers))
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -252,14 +253,7 @@ class Host:
                         for load in await self._loads()
                     ]
                 )
-            case GetMetrics() if self.info.metrics:
-                return await self.metrics.metrics()
-            case FlushCache():
-                if await prefix_cache.flush_idle(self.manager, lambda: bool(self.requests.by_id)) is not None:
-                    raise Overloaded("the prefix cache is in use")
-                return Done()
-            case _:
-                raise EngineRefused(f"this engine knows no {type(request).__name__}")
+        return await self.operations.operate(request)
 
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from protocol.access import Access
 from protocol.dialects import chat, targets
 from protocol.dialects import completions as completions_dialect
 from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
-from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Access, Operation, json_body
-from supervisor.gateway.http.routes import admin, completions, health, models, openapi, pools, responses, tokens
+from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Operation, json_body
+from supervisor.gateway.http.routes import (
+    admin,
+    completions,
+    health,
+    models,
+    openapi,
+    operations,
+    pools,
+    responses,
+    tokens,
+)
 from supervisor.gateway.http.routes.route import Handler, HttpRoute, Resource, RouteTable, options
 
 __all__ = ["ROUTES", "Handler", "HttpRoute", "Resource", "RouteTable", "options"]
@@ -155,19 +166,6 @@ ROUTES = RouteTable(
             ),
             pools.pools,
         ),
-        *(
-            HttpRoute(
-                Operation(
-                    method,
-                    "/flush_cache",
-                    "Flush the prefix cache of every engine.",
-                    PLAIN_TEXT,
-                    errors=(404,),
-                    access=Access.ADMIN,
-                ),
-                admin.flush_cache,
-            )
-            for method in ("GET", "POST")
-        ),
+        *operations.routes(),
     )
 )

@@ -1,12 +1,11 @@
-"""Routes about the server: its state, its models, and flushing of prefix caches."""
+"""Routes about the server: its state and its models."""
 
 from __future__ import annotations
 
 import msgspec
 import trio
 
-from protocol.errors import Forbidden
-from supervisor.gateway.http.exchange import JSON, TEXT, Body, Exchange
+from supervisor.gateway.http.exchange import JSON, Body, Exchange
 from supervisor.gateway.http.routes.route import log_answered
 
 
@@ -33,15 +32,4 @@ async def model_info(exchange: Exchange, _: Body) -> None:
         "honours_seed": model.honours_seed,
     }
     exchange.reply(200, [JSON], msgspec.json.encode(info))
-    log_answered(exchange)
-
-
-async def flush_cache(exchange: Exchange, _: Body) -> None:
-    """Flush the prefix cache of every engine; raises `Forbidden` for a page of another site."""
-    if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
-        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
-    await trio.lowlevel.checkpoint()
-    if exchange.method != "HEAD":
-        await exchange.gateway.flush_cache()
-    exchange.reply(200, [TEXT], b"Cache flushed.\n")
     log_answered(exchange)

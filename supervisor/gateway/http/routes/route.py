@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable
 import trio
 from attrs import define, evolve, field, frozen
 
-from protocol.openapi.document import Access, Operation
+from protocol.access import Access
+from protocol.openapi.document import Operation
 from supervisor.gateway.http.exchange import Body, Exchange
 
 Handler = Callable[[Exchange, Body], Awaitable[None]]

@@ -19,6 +19,7 @@ from actors.engines.simulated.spec import Costs
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineLost
 from protocol.messages.engine import EngineLoad
+from protocol.messages.operations import FlushCache
 from tests.rig.simulated_engines import batch, finished, generate, read, running, spec, timed
 from tests.system.simulator import Steps, counting
 
@@ -234,7 +235,7 @@ async def test_the_end_of_the_actor_is_the_end_of_all_answers(autojump_clock: Mo
     with pytest.raises(EngineLost):
         await engine.load()
     with pytest.raises(EngineLost):
-        await engine.flush_cache()
+        await engine.operate(FlushCache())
 
 
 # Real time is late ------------------------------------------------------------------------

@@ -15,7 +15,12 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.openapi.document import Access, Operation, json_body
+from protocol.access import Access
+from protocol.errors import RequestError
+from protocol.messages.engine import Done
+from protocol.messages.kind import Message
+from protocol.messages.operations import FlushCache
+from protocol.openapi.document import Operation, json_body
 from supervisor.gateway.heads.origins import METHODS
 from supervisor.gateway.http.routes import ROUTES, HttpRoute, RouteTable
 from tests.rig.dialects import response_event_types
@@ -185,14 +190,16 @@ async def test_model_info_names_the_model_or_the_only_one(rather_slow: MockClock
 async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rather_slow: MockClock) -> None:
     flushed = 0
 
-    async def flush() -> None:
+    async def operate(request: Message, engine: str | None) -> dict[str, Message | RequestError]:
         nonlocal flushed
+        assert (request, engine) == (FlushCache(), None)
         flushed += 1
         await trio.lowlevel.checkpoint()
+        return {"main/tiny-0": Done()}
 
     async with gateway_client() as (rig, client):
         assert (await client.ask(post(b"", "/flush_cache"))).status == 404
-        rig.gateway.flush_cache = flush
+        rig.gateway.operations = operate
         assert (await client.ask(head("HEAD", "/flush_cache"))).status == 200
         assert (await client.ask(head(path="/flush_cache", sec_fetch_site="cross-site"))).status == 403
         assert flushed == 0

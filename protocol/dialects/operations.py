@@ -1,0 +1,52 @@
+"""Operations of engines for clients and operators: the body of a request, and the outcomes of the engines as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from protocol.dialects.http import error_object
+from protocol.dialects.request_body import decode, read
+from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
+from protocol.messages.kind import Message
+from protocol.messages.operations import EngineOperation
+
+Outcomes: TypeAlias = Mapping[str, Message | RequestError]
+"""The result or the error of each engine, by its name in the cluster."""
+
+
+def parse(operation: EngineOperation, raw: bytes | str) -> Message:
+    """Return the request that a JSON object has the fields of; raises one `RequestError` that lists all mistakes."""
+    return read(decode(raw), operation.request)
+
+
+def failure(operation: EngineOperation, outcomes: Outcomes) -> RequestError | None:
+    """Return the error that stands for those of all engines, None if each has done it.
+
+    It is `InternalError` if one engine failed so, else `Overloaded` if one is busy or did not answer in time, else
+    `BadRequest` if all refused the request, else `NotReady`. The detail names the engines that have done it and those
+    that have not.
+    """
+    errors = {name: outcome for name, outcome in sorted(outcomes.items()) if isinstance(outcome, RequestError)}
+    if not errors:
+        return None
+    done = sorted(outcomes.keys() - errors.keys())
+    sentences = [f"engine {name} was not {operation.participle}: {error.detail}" for name, error in errors.items()]
+    detail = "; ".join(sentences + [f"{operation.participle}: {', '.join(done)}"] * bool(done))
+    if any(isinstance(error, InternalError) for error in errors.values()):
+        return InternalError(detail)
+    if any(isinstance(error, Overloaded | DeadlineExceeded) for error in errors.values()):
+        return Overloaded(detail)
+    return BadRequest(detail) if all(error.fault == "client" for error in errors.values()) else NotReady(detail)
+
+
+def outcomes_body(outcomes: Outcomes) -> bytes:
+    """Return the outcomes as a JSON object by engine: the fields of its result, or its `error`."""
+    return msgspec.json.encode({name: outcome_object(outcome) for name, outcome in sorted(outcomes.items())})
+
+
+def outcome_object(outcome: Message | RequestError) -> object:
+    """Return the fields of a result, or an object with the `error`."""
+    return {"error": error_object(outcome)} if isinstance(outcome, RequestError) else msgspec.to_builtins(outcome)

@@ -1,0 +1,182 @@
+"""Operations of engines: the service of each on its node, and the question to every engine of the cluster.
+
+What an operation is stands in its row (`protocol.messages.operations`); nothing here has a line for one of them. All
+engines are asked concurrently, each with its own timeout, so one that hangs does not delay the others, and each has an
+outcome of its own. An engine whose row demands it is out of service while its node waits for it: routers choose
+another, and what comes to it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import trio
+
+from actors.engines.encoding.cache import EmbeddingCache
+from actors.engines.encoding.port import Encoder
+from actors.engines.port import Engine
+from actors.kit.calls import Function
+from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotFound, NotReady, RequestError, Unsupported
+from protocol.messages.cluster import Leg
+from protocol.messages.engine import Done, GetLoad
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineOperation, FlushCache, Scope
+from supervisor.cluster.cluster_worker import ClusterWorker
+from supervisor.cluster.directory import Directory
+from supervisor.links.serving import Services
+from supervisor.supervision.registration import Registration
+
+ENGINES_A_TURN = 50  # that are asked before other tasks may run
+
+E = TypeVar("E", bound=Engine | Encoder)
+Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
+
+Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
+"""A function that takes the answer or the error of an engine, by its name in the cluster."""
+
+Outcomes: TypeAlias = dict[str, Message | RequestError]
+"""The result or the error of each engine that was asked, by its name in the cluster."""
+
+
+# The cluster --------------------------------------------------------------------------
+
+
+async def operate(directory: Directory, request: Message, engine: str | None = None) -> Outcomes:
+    """Have an operation carried out by the engines that its row names, or by the `engine` that the caller does.
+
+    An engine is named by itself or behind its node, as in `main/tiny`. Raises `NotFound` if there is none of this name,
+    and `BadRequest` if there are several, or if the row wants a name and there is none.
+    """
+    operation = OPERATION_OF[type(request)]
+    engines, outcomes = _chosen(directory, operation, engine), Outcomes()
+    asked: dict[str, ClusterWorker] = {}
+    for name, worker in engines.items():
+        if (error := _refusal(operation, worker)) is not None:
+            outcomes[name] = error
+        else:
+            asked[name] = worker
+
+    def take(name: str, answer: Message | RequestError | None) -> None:
+        if isinstance(answer, operation.result | RequestError):
+            outcomes[name] = answer
+        else:
+            outcomes[name] = InternalError("it answered with something else")
+
+    await call_each(asked, request, operation.within_s, take)
+    return dict(sorted(outcomes.items()))
+
+
+def _chosen(directory: Directory, operation: EngineOperation, engine: str | None) -> dict[str, ClusterWorker]:
+    """Return the engines that are asked, by their names in the cluster."""
+    engines = {
+        name: worker
+        for name, worker in directory.engines().items()
+        if operation.scope is Scope.ALL or worker.leg is not Leg.ENCODE
+    }
+    if engine is None:
+        if operation.scope is Scope.ONE:
+            raise BadRequest(f"{operation.name} is for one engine: name it", param="engine")
+        return engines
+    named = {name: worker for name, worker in engines.items() if engine in {name, worker.engine_name}}
+    if not named:
+        raise NotFound(f"there is no engine {engine!r} that {operation.name} is for", param="engine")
+    if len(named) > 1:
+        raise BadRequest(f"several engines are named {engine!r}: {', '.join(sorted(named))}", param="engine")
+    return named
+
+
+def _refusal(operation: EngineOperation, worker: ClusterWorker) -> RequestError | None:
+    """Return why an engine is not asked: it does not list the operation, so its node may not have the message."""
+    if operation.every_version:
+        return None
+    if (info := worker.info) is None:
+        return NotReady("it is starting")
+    if operation.name not in info.operations:
+        return Unsupported(f"this engine does not carry out {operation.name}")
+    return None
+
+
+async def call_each(engines: Mapping[str, ClusterWorker], request: Message, within_s: float, take: Take) -> None:
+    """Ask engines concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
+
+    One that does not answer in time has failed with `DeadlineExceeded`.
+    """
+
+    async def ask(name: str, worker: ClusterWorker) -> None:
+        answer: Message | RequestError | None
+        try:
+            with trio.fail_after(within_s):
+                answer = await worker.call(request)
+        except trio.TooSlowError:
+            answer = DeadlineExceeded(f"it did not answer within {within_s:g} s")
+        except RequestError as error:
+            answer = error
+        take(name, answer)
+
+    async with trio.open_nursery() as nursery:
+        for number, (name, worker) in enumerate(engines.items(), start=1):
+            nursery.start_soon(ask, name, worker)
+            if not number % ENGINES_A_TURN:
+                await trio.lowlevel.checkpoint()
+
+
+# One node -----------------------------------------------------------------------------
+
+
+def engine_services(
+    engines: Mapping[str, Registration[Engine]],
+    encoders: Mapping[str, Registration[Encoder]],
+    embeddings: Mapping[str, EmbeddingCache],
+) -> Services:
+    """Return the services of this node's engines for other nodes: their loads, and their operations.
+
+    `embeddings` are those that each encoder has made, which outlive it; so a flush of an encoder asks no engine.
+    """
+    both: Engines = {**engines, **encoders}
+    return {
+        **{(name, GetLoad): Function(partial(_load, engine)) for name, engine in both.items()},
+        **{
+            (name, operation.request): Function(partial(_operate, operation, engine))
+            for operation in OPERATIONS
+            for name, engine in engines.items()
+        },
+        **{(name, FlushCache): Function(partial(_drop, cache)) for name, cache in embeddings.items()},
+    }
+
+
+async def _load(engine: Registration[Engine] | Registration[Encoder], _: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    return await _up(engine.live).load()
+
+
+async def _operate(operation: EngineOperation, engine: Registration[Engine], request: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    live = _up(engine.live)
+    with _out_of_service(operation, engine):
+        return await live.operate(request)
+
+
+@contextmanager
+def _out_of_service(operation: EngineOperation, engine: Registration[Engine]) -> Iterator[None]:
+    """Keep an engine out of service while the body runs, if the operation demands it."""
+    if not operation.leaves_service:
+        yield
+        return
+    with engine.out_of_service(f"{operation.name} runs"):
+        yield
+
+
+async def _drop(cache: EmbeddingCache, _: Message) -> Message:
+    await trio.lowlevel.checkpoint()
+    cache.clear()
+    return Done()
+
+
+def _up(engine: E | None) -> E:
+    """Return an engine; raises `NotReady` if there is none."""
+    if engine is None:
+        raise NotReady("it is starting")
+    return engine

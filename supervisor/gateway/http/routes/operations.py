@@ -1,0 +1,68 @@
+"""HttpRoutes of the operations of engines, one for each method of a row that has a path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import trio
+
+from protocol.dialects.operations import Outcomes, failure, outcomes_body, parse
+from protocol.errors import Forbidden
+from protocol.messages.operations import OPERATIONS, EngineOperation
+from protocol.openapi.document import PLAIN_TEXT, Operation, json_body
+from protocol.openapi.request_schemas import Schema
+from supervisor.gateway.http.exchange import JSON, TEXT, Body, Exchange
+from supervisor.gateway.http.routes.route import HttpRoute, log_answered
+
+ENGINE_PARAMETER: Schema = {
+    "name": "engine",
+    "in": "query",
+    "schema": {"type": "string"},
+    "description": "The one engine that is asked, by its name in `/server_info`.",
+}
+
+
+def routes() -> Iterator[HttpRoute]:
+    """Yield the routes of all operations."""
+    for row in OPERATIONS:
+        if row.path is not None:
+            for method in row.methods:
+                yield HttpRoute(_described(row, method, row.path), partial(operate, row))
+
+
+def _described(row: EngineOperation, method: str, path: str) -> Operation:
+    """Return an operation of an engine as one of the HTTP interface."""
+    return Operation(
+        method,
+        path,
+        row.summary,
+        PLAIN_TEXT if row.answer_text else json_body("Outcomes"),
+        row.request if row.has_fields else None,
+        row.example,
+        errors=(404,),
+        parameters=() if row.answer_text else (ENGINE_PARAMETER,),
+        access=row.access,
+    )
+
+
+async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
+    """Have engines carry out an operation; raises `Forbidden` for a page of another site.
+
+    If one has failed, the answer is the error that stands for all, with the outcome of each engine.
+    """
+    if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
+        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
+    await trio.lowlevel.checkpoint()
+    outcomes: Outcomes = {}
+    if exchange.method != "HEAD":
+        request = await exchange.read(partial(parse, row), body) if row.has_fields else row.request()
+        engine = None if row.answer_text else exchange.query("engine") or None
+        outcomes = await exchange.gateway.operations(request, engine)
+    if (error := failure(row, outcomes)) is not None:
+        raise error
+    if row.answer_text:
+        exchange.reply(200, [TEXT], row.answer_text.encode())
+    else:
+        exchange.reply(200, [JSON], outcomes_body(outcomes))
+    log_answered(exchange)
