@@ -11,36 +11,28 @@ knows no engine and no worker, keeps nothing of a request that has ended, and ne
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeAlias
 
 import trio
-from attrs import evolve
+from attrs import frozen
 
 from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
-from actors.kit.offload import Offload, RunInThread
-from actors.media.preparation import (
-    EncodeItems,
-    Vision,
-    check_encoded,
-    embedded_bytes,
-    embedding_memory,
-    prepared_media,
-    required_vision,
-    takes_embeddings,
-)
+from actors.kit.offload import Offload, RunInThread, RunWork
+from actors.media.preparation import Vision, media_stage
 from actors.text.choices import Choices, Emit
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.generations import make_generations
+from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
 from actors.text.prompt_blocks import with_blocks
-from actors.text.prompts import Prompt, PromptLimits, echo_texts, encode_prompts, make_generations, param_name
+from actors.text.prompts import encode_prompts
 from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady
 from protocol.messages.generation import Finished, Generate, Grammar, Started, Tokens
-from protocol.messages.media import MediaInfo
 from protocol.messages.text import (
     Accepted,
     Answered,
@@ -99,15 +91,15 @@ async def processor(
         current = limits()
         if current is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
-        work = Offload(run_in_thread, request.owner)
+        run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
             if request.grammar is not None:
                 await _check_grammar(request, request.grammar, current, check_grammar)
-            return await _respond(request, model, current, decode, work, vision, answer)
+            return await _respond(request, model, current, decode, run, vision, answer)
         if isinstance(request, Tokenize):
-            return await _tokenize(request, model, current, tokenize_tokens_max, work)
-        return await _detokenize(request, model, tokenize_tokens_max, work)
+            return await _tokenize(request, model, current, tokenize_tokens_max, run)
+        return await _detokenize(request, model, tokenize_tokens_max, run)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:
@@ -139,7 +131,7 @@ async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimit
     try:
         await check(grammar, request.owner)
     except BadRequest as error:
-        error.param = param_name(request, "grammar")
+        error.param = request.param("grammar")
         raise
 
 
@@ -152,68 +144,65 @@ async def _respond(
     model: TextModel,
     limits: PromptLimits,
     decode: Askable[Generate, Started | Tokens, Finished],
-    work: Offload,
+    run: RunWork,
     vision: Vision | None,
     answer: Answer[TextReply, TextResult],
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
+    async with prepare(request, model, limits, run, vision) as prepared:
+        emit(Accepted(prepared.prompt_tokens))
+        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer)
+        return Answered(await choices.read(prepared.generations))
+
+
+@frozen
+class Prepared:
+    """A request that is ready to be asked for."""
+
+    # For each prompt, a list of its choices.
+    generations: list[list[Generate]]
+    stops: StopStrings | None
+    # The text of each prompt, if the choices begin with it.
+    echoes: list[str]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all prompts together."""
+        return sum(len(choices[0].tokens) for choices in self.generations)
+
+
+@asynccontextmanager
+async def prepare(
+    request: Respond, model: TextModel, limits: PromptLimits, run: RunWork, vision: Vision | None
+) -> AsyncIterator[Prepared]:
+    """Yield a request's prompts as generations; the memory of its images and videos is held during the body."""
     async with AsyncExitStack() as held:
-        generations = await _generations(request, model, limits, work, vision, held)
-        if limits.page_sizes:
-            generations = await with_blocks(generations, limits.page_sizes, limits.info.media, work)
-        prompts = [choices[0].tokens for choices in generations]
-        echoes = await echo_texts(request, model, prompts, work) if request.echo else []
-        stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
-        stops = await work.run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
-        emit(Accepted(sum(map(len, prompts))))
-        return Answered(await Choices(request, model, decode, emit, stops, echoes, answer).read(generations))
-
-
-async def _generations(
-    request: Respond,
-    model: TextModel,
-    limits: PromptLimits,
-    work: Offload,
-    vision: Vision | None,
-    held: AsyncExitStack,
-) -> list[list[Generate]]:
-    """Return the generations to ask for; what is `held` then is needed until the answer is whole.
-
-    That is pixels or embeddings, by what the engines compute with: a request may go on at another engine. Once pixels
-    are encoded, nothing refers to them any more, so that their memory is free.
-    """
-    seeing, info = required_vision(request, model.vision, vision, limits.info.media), limits.info.media
-    if seeing is None or info is None:
-        return make_generations(request, model, await encode_prompts(request, model, limits, work), limits)
-    async with AsyncExitStack() as lease:
-        media = await lease.enter_async_context(prepared_media(request, seeing, info))
-        prompts = await encode_prompts(request, model, limits, work, media)
+        media = media_stage(request, model.vision, vision, limits.info.media, held)
+        items = () if media is None else await media.prepare()
+        prompts = await encode_prompts(request, model, limits, run, items)
         generations = make_generations(request, model, prompts, limits)
-        if takes_embeddings(info):
-            size = embedded_bytes(prompts[0].media, info)
-            await held.enter_async_context(embedding_memory(size, request, seeing))
-            return await _encode(request, prompts[0], generations, seeing.encode, info)
-        held.push_async_exit(lease.pop_all())
-        return generations
-
-
-async def _encode(
-    request: Respond, prompt: Prompt, generations: list[list[Generate]], encode: EncodeItems, info: MediaInfo
-) -> list[list[Generate]]:
-    """Return the generations of the only prompt, with embeddings in place of pixels."""
-    encoded = await encode(request, prompt.media)
-    check_encoded(encoded, prompt.media, request, info)
-    return [[evolve(generation, media=encoded) for generation in choices] for choices in generations]
+        # The memory of pixels is free once they are encoded, and nothing refers to them any more.
+        del items, prompts
+        if media is not None:
+            generations = await media.encode(generations)
+        if limits.page_sizes:
+            generations = await with_blocks(generations, limits.page_sizes, limits.info.media, run)
+        tokens = [choices[0].tokens for choices in generations]
+        param = request.param("turns")
+        echoes = [await run(len(ids), partial(model.decode, ids, param)) for ids in tokens if request.echo]
+        stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
+        stops = await run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
+        yield Prepared(generations, stops, echoes)
 
 
 async def _tokenize(
-    request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, work: Offload
+    request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, run: RunWork
 ) -> Tokenized:
     try:
         if request.turns:
-            ids = await tokenize_conversation(request.turns, model, tokens_max, work)
+            ids = await tokenize_conversation(request.turns, model, tokens_max, run)
         else:
-            ids = await tokenize_text(request.text, model, tokens_max, work, special=request.special)
+            ids = await tokenize_text(request.text, model, tokens_max, run, special=request.special)
         if len(ids) > tokens_max:
             raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as for a part of the text
     except TooManyTokens as error:
@@ -223,12 +212,8 @@ async def _tokenize(
     return Tokenized(ids, limits.total_max)
 
 
-async def _detokenize(request: Detokenize, model: TextModel, tokens_max: int, work: Offload) -> Detokenized:
+async def _detokenize(request: Detokenize, model: TextModel, tokens_max: int, run: RunWork) -> Detokenized:
     if len(request.ids) > tokens_max:
         sentence = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
         raise ContextTooLong(sentence, param="tokens")
-    try:
-        return Detokenized(await work.run(len(request.ids), partial(model.decode, request.ids)))
-    except BadRequest as error:
-        error.param = "tokens"
-        raise
+    return Detokenized(await run(len(request.ids), partial(model.decode, request.ids, "tokens")))

@@ -27,6 +27,13 @@ class RunInThread(Protocol):
         """Return the function's result, or raise its error; raises `Overloaded` if too much work waits."""
 
 
+class RunWork(Protocol):
+    """Runs the work of one request, in a thread if it is long: `Offload.run`."""
+
+    async def __call__(self, size: int, function: Callable[[], T], /) -> T:
+        """Return what the function returns, or raise what it raises; raises `Overloaded` if too much work waits."""
+
+
 async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`
     """Run work in place, long or short: for tests and for the check of a configuration, without threads."""
     await trio.lowlevel.checkpoint()
@@ -40,7 +47,7 @@ class Offload:
     run_in_thread: RunInThread
     owner: str  # the name of the client's key
 
-    async def run(self, size: int, function: Callable[[], T]) -> T:
+    async def run(self, size: int, function: Callable[[], T], /) -> T:
         """Return the result of a function; raises `Overloaded` as `RunInThread` does. Long work runs in a thread."""
         if size >= OFFLOAD_SIZE_MIN:
             return await self.run_in_thread(function, owner=self.owner, size=size)

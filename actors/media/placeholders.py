@@ -9,11 +9,13 @@ from protocol.errors import BadRequest
 from protocol.messages.media import MediaItem, Modality
 
 
-def expand(tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout | None) -> list[int]:
-    """Return token ids in which each placeholder stands as often as its item has tokens.
+def expand(
+    tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout | None, param: str | None = None
+) -> list[int]:
+    """Return token ids with each placeholder repeated, once for each token of its item.
 
-    The k-th placeholder of a modality is that of the k-th of its items. Raises `BadRequest` with both numbers unless
-    there are as many placeholders as items; a text may contain the name of a placeholder.
+    The k-th placeholder of a modality belongs to the k-th item of that modality. Raises `BadRequest`, about the field
+    `param`, unless there are as many placeholders as items; a text may contain the name of a placeholder.
     """
     if layout is None:
         return tokens
@@ -23,7 +25,8 @@ def expand(tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout |
         places = 0 if placeholder is None else tokens.count(placeholder)
         if places != len(counts):
             sent = _counted(len(counts), modality.value)
-            raise BadRequest(f"the prompt has {_counted(places, 'place')} for {modality}s, and {sent} came with it")
+            sentence = f"the prompt has {_counted(places, 'place')} for {modality}s, and {sent} came with it"
+            raise BadRequest(sentence, param=param)
         if counts and placeholder is not None:
             tokens = _expanded(tokens, placeholder, counts)
     return tokens

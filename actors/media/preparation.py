@@ -1,23 +1,25 @@
 """The images and videos of one request on the processor's side: prepared before its prompt is known, encoded after.
 
-What is prepared is held by a call to the media actor, for as long as something here needs it: until the items are
-encoded, or where engines compute with pixels themselves, until the answer is whole. Embeddings are needed as long, too,
-since a request that loses its engine goes on at another one; they have a budget of their own, of all requests.
+Pixels are held by a call to the media actor, whose lease ends with the call. Engines that compute with pixels need them
+until the answer is whole. For engines that compute with embeddings, pixels are released as soon as they are encoded;
+the embeddings stay until the answer is whole, since a request that loses its engine goes on at another one. They have
+a budget of their own, shared by all requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TypeAlias, TypeGuard
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypeAlias
 
-from attrs import field, frozen
+from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Answer, Askable
 from actors.kit.fair_budget import FairBudget
 from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest, InternalError, TooLarge, Unsupported
-from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, PrepareMedia, expected_shape
+from protocol.messages.generation import Generate
+from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, PrepareMedia
 from protocol.messages.text import Respond
 from protocol.tensors import BYTES
 
@@ -25,7 +27,8 @@ MediaActor: TypeAlias = Askable[PrepareMedia, MediaPrepared, None]
 EncodeItems: TypeAlias = Callable[[Respond, tuple[MediaItem, ...]], Awaitable[tuple[MediaItem, ...]]]
 """Returns the items of a request with embeddings in place of pixels."""
 
-OWNER_PART = 0.75  # of the memory for embeddings, that one owner may have
+# The largest part of the memory for embeddings that one owner may have.
+OWNER_PART = 0.75
 EMBEDDED_BYTES_MAX = 1024 * 1024 * 1024
 
 
@@ -40,60 +43,84 @@ class Vision:
 
     model: str
     media: MediaActor
-    encode: EncodeItems  # where the engines of the model compute with embeddings
-    embeddings: FairBudget = field(factory=embeddings_budget)  # of all models together
+    # Called where the engines of the model compute with embeddings.
+    encode: EncodeItems
+    # A budget of all models together.
+    embeddings: FairBudget = field(factory=embeddings_budget)
 
 
-def required_vision(
-    request: Respond, layout: VisionLayout | None, vision: Vision | None, info: MediaInfo | None
-) -> Vision | None:
-    """Return the ports that a request needs, None if it is text alone.
+@define(eq=False)
+class MediaStage:
+    """The stage of one request's images and videos; leaving `held` frees pixels, or the memory of embeddings."""
 
-    Raises `Unsupported`, with the field of the first of them, for images or videos that the model does not take.
+    request: Respond
+    vision: Vision
+    info: MediaInfo
+    held: AsyncExitStack
+    # The lease of the pixels, which may end before the request.
+    _pixels: AsyncExitStack = field(factory=AsyncExitStack)
+
+    async def prepare(self) -> tuple[MediaItem, ...]:
+        """Return the items of the request, in the order of its turns.
+
+        Raises `BadRequest` for embeddings of a client that differ from those of the engines.
+        """
+        await self.held.enter_async_context(self._pixels)
+        return await self._pixels.enter_async_context(_prepared(self.request, self.vision, self.info))
+
+    async def encode(self, generations: list[list[Generate]]) -> list[list[Generate]]:
+        """Return the generations of the only prompt with embeddings in place of pixels, which are released.
+
+        Generations stay as they are where engines compute with pixels. Raises `TooLarge` for more embeddings than the
+        budget has, and `InternalError` for embeddings that do not fit the prompt.
+        """
+        if self.info.form is not MediaForm.EMBEDDINGS:
+            return generations
+        request, info, budget = self.request, self.info, self.vision.embeddings
+        items = generations[0][0].media
+        size = sum(item.tokens for item in items) * info.width * BYTES[info.dtype]
+        if size > budget.total:
+            sentence = f"the embeddings of one request can have {budget.total:,} bytes, and these have {size:,}"
+            raise TooLarge(sentence, param=_param(request, request.media[0]))
+        await self.held.enter_async_context(budget.taking(size, request.owner))
+        encoded = await self.vision.encode(request, items)
+        _check_encoded(encoded, items, request, info)
+        await self._pixels.aclose()
+        return [[evolve(generation, media=encoded) for generation in choices] for choices in generations]
+
+
+def media_stage(
+    request: Respond,
+    layout: VisionLayout | None,
+    vision: Vision | None,
+    info: MediaInfo | None,
+    held: AsyncExitStack,
+) -> MediaStage | None:
+    """Return the stage for the images and videos of a request, None if it is text alone.
+
+    Raises `Unsupported`, with the field of the first image or video that the model does not take.
     """
     media = request.media
-    if media and (layout is None or vision is None or info is None):
+    if not media:
+        return None
+    if layout is None or vision is None or info is None:
         raise Unsupported(f"this model takes text, and no {media[0].modality}s", param=_param(request, media[0]))
-    for each in media:
-        if layout and info and None in {layout.placeholder(each.modality), info.placeholder(each.modality)}:
-            raise Unsupported(f"this model takes no {each.modality}s", param=_param(request, each))
-    return vision if media else None
-
-
-def takes_embeddings(info: MediaInfo | None) -> TypeGuard[MediaInfo]:
-    """Whether the engines of a model compute with embeddings, so that pixels are encoded first."""
-    return info is not None and info.form is MediaForm.EMBEDDINGS
-
-
-def embedded_bytes(items: Sequence[MediaItem], info: MediaInfo) -> int:
-    """Return the size of the embeddings of items, which is known before they are: so many bytes for each token."""
-    return sum(item.tokens for item in items) * info.width * BYTES[info.dtype]
+    for item in media:
+        if None in {layout.placeholder(item.modality), info.placeholder(item.modality)}:
+            raise Unsupported(f"this model takes no {item.modality}s", param=_param(request, item))
+    return MediaStage(request, vision, info, held)
 
 
 @asynccontextmanager
-async def embedding_memory(size: int, request: Respond, vision: Vision) -> AsyncIterator[None]:
-    """Hold memory for the embeddings of a request while the body runs, waiting for it; raises `TooLarge`."""
-    total = vision.embeddings.total
-    if size > total:
-        param = _param(request, request.media[0])
-        raise TooLarge(f"the embeddings of one request can have {total:,} bytes, and these have {size:,}", param=param)
-    async with vision.embeddings.taking(size, request.owner):
-        yield
-
-
-@asynccontextmanager
-async def prepared_media(request: Respond, vision: Vision, info: MediaInfo) -> AsyncIterator[tuple[MediaItem, ...]]:
-    """Yield the items of a request's images and videos, in the order of its turns; they are held during the body.
-
-    Raises `BadRequest` for embeddings of a client that are not what the engines compute with.
-    """
+async def _prepared(request: Respond, vision: Vision, info: MediaInfo) -> AsyncIterator[tuple[MediaItem, ...]]:
+    """Yield the items of a request, which are held during the body."""
     media = request.media
     ask = PrepareMedia(request.id, vision.model, media, request.owner, request.trace)
     async with vision.media.ask(ask, 1) as answer:
         items = _checked((await _first(answer)).items, media)
-        for item, each in zip(items, media, strict=True):
+        for item, sent in zip(items, media, strict=True):
             if item.form is MediaForm.EMBEDDINGS and (mistake := _mistake(item, info)) is not None:
-                raise BadRequest(mistake, param=_param(request, each))
+                raise BadRequest(mistake, param=_param(request, sent))
         yield items
 
 
@@ -104,40 +131,41 @@ async def _first(answer: Answer[MediaPrepared, None]) -> MediaPrepared:
 
 
 def _checked(items: Sequence[MediaItem], media: Sequence[Media]) -> tuple[MediaItem, ...]:
-    if [item.modality for item in items] != [each.modality for each in media]:
+    if [item.modality for item in items] != [sent.modality for sent in media]:
         raise InternalError(f"{len(items)} items were prepared of {len(media)}")
     return tuple(items)
 
 
-def _mistake(item: MediaItem, info: MediaInfo) -> str | None:
-    """Return how embeddings differ from those that engines take: their memory is counted as that of these."""
-    if info.form is not MediaForm.EMBEDDINGS:
-        return f"this model computes with {info.form}, and takes no embeddings"
-    if item.data.dtype is info.dtype and item.data.shape == expected_shape(item, info):
-        return None
-    return (
-        f"the embeddings are {_by(item.data.shape)} {item.data.dtype}, where this model takes"
-        f" {_by((item.tokens, info.width))} {info.dtype}"
-    )
-
-
-def check_encoded(encoded: Sequence[MediaItem], items: Sequence[MediaItem], request: Respond, info: MediaInfo) -> None:
-    """Raise `InternalError`, with both numbers, unless each item has the embeddings that its prompt has places for."""
-    kept = request.media[len(request.media) - len(items) :]  # the oldest are left out of a prompt that is truncated
+def _check_encoded(encoded: Sequence[MediaItem], items: Sequence[MediaItem], request: Respond, info: MediaInfo) -> None:
+    """Raise `InternalError`, with both numbers, unless each item has one embedding for each of its placeholders."""
+    # A prompt that was truncated has no longer the oldest items.
+    kept = request.media[len(request.media) - len(items) :]
     for one, item, media in zip(encoded, items, kept, strict=True):
         if (one.tokens, one.grid, one.digest) != (item.tokens, item.grid, item.digest):
             raise InternalError(
-                f"the encoder returned {one.tokens} embeddings in a grid of {_by(one.grid)} for this {item.modality},"
-                f" and the prompt has {item.tokens} places in one of {_by(item.grid)}",
+                f"the encoder returned {one.tokens} embeddings in a grid of {_by(one.grid)} for this"
+                f" {item.modality}, and the prompt has {item.tokens} places in one of {_by(item.grid)}",
                 param=_param(request, media),
             )
         if (mistake := _mistake(one, info)) is not None:
             raise InternalError(f"the encoder was wrong: {mistake}", param=_param(request, media))
 
 
-def _by(sizes: tuple[int, ...]) -> str:
-    return " x ".join(map(str, sizes))
+def _mistake(item: MediaItem, info: MediaInfo) -> str | None:
+    """Return how embeddings differ from those of the engines, whose size their memory is counted by."""
+    if info.form is not MediaForm.EMBEDDINGS:
+        return f"this model computes with {info.form}, and takes no embeddings"
+    shape = item.tokens, info.width
+    if item.data.dtype is info.dtype and item.data.shape == shape:
+        return None
+    return (
+        f"the embeddings are {_by(item.data.shape)} {item.data.dtype}, where this model takes {_by(shape)} {info.dtype}"
+    )
 
 
 def _param(request: Respond, media: Media) -> str:
-    return media.param or request.params.get("turns", "turns")
+    return media.param or request.param("turns")
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return " x ".join(map(str, sizes))

@@ -1,4 +1,4 @@
-"""Texts and conversations to token ids, with a bound on the cost of those that are too long.
+"""Texts and conversations to token ids, with a bound on the cost of a text that is too long.
 
 A text that is certainly too long is refused by its number of characters, or once a first part of it was tokenised. So a
 refusal costs no more than a prompt that fits, however long the text is.
@@ -9,24 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from actors.kit.offload import Offload
+from actors.kit.offload import RunWork
 from actors.text.model import TextModel
 from protocol.messages.text import Turn
 
-TURN_CHARACTERS = 32  # that a chat template adds to each turn
-FIRST_CHARACTERS_A_TOKEN = 4  # of the first part: most texts that fit are shorter, and so are tokenised once
-GROWTH = 4  # from one part to the next
+# The characters that a chat template adds to each turn, about.
+TURN_CHARACTERS = 32
+# The length of the first part. Most texts that fit are shorter, and so are tokenised once.
+FIRST_CHARACTERS_A_TOKEN = 4
+# The factor from the length of one part to that of the next.
+GROWTH = 4
+# The most tokens that a part may have more than the whole text: at the cut, and around a text.
+# The longest words in any vocabulary have far fewer.
 SEAM_TOKENS = 1_024
-"""The most tokens that a part may have more than the whole text: those at the cut, and those that the tokenizer adds
-around a text. The longest words in any vocabulary have far fewer."""
 
 
 class TooManyTokens(Exception):
     """A text certainly has more tokens than it may have; the message is their number, as far as it is known."""
 
 
+class UnknownToken(Exception):
+    """One of several token ids is none of the model's; the message is the range of the model's ids."""
+
+
 async def tokenize_text(
-    text: str, model: TextModel, tokens_max: int, work: Offload, *, special: bool = True
+    text: str, model: TextModel, tokens_max: int, run: RunWork, *, special: bool = True
 ) -> list[int]:
     """Return the token ids of a text; raises `TooManyTokens` for one that certainly has more than `tokens_max`.
 
@@ -37,18 +44,32 @@ async def tokenize_text(
         raise TooManyTokens(f"more than {tokens_max}")
     part = max(FIRST_CHARACTERS_A_TOKEN * tokens_max, FIRST_CHARACTERS_A_TOKEN * SEAM_TOKENS)
     while part < len(text):
-        count = await work.run(part, partial(_count, model, text, part, special=special))
+        count = await run(part, partial(_count, model, text, part, special=special))
         if count > tokens_max + SEAM_TOKENS:
             raise TooManyTokens(f"more than {tokens_max}")
         part *= GROWTH
-    return await work.run(len(text), partial(model.encode_text, text, special=special))
+    return await run(len(text), partial(model.encode_text, text, special=special))
 
 
-async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, work: Offload) -> list[int]:
+async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork) -> list[int]:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
     characters = sum([len(turn.text) for turn in turns]) + TURN_CHARACTERS * len(turns)
-    prompt = await work.run(characters, partial(model.prompt, turns))
-    return await tokenize_text(prompt, model, tokens_max, work, special=False)
+    prompt = await run(characters, partial(model.prompt, turns))
+    return await tokenize_text(prompt, model, tokens_max, run, special=False)
+
+
+async def check_ids(ids: Sequence[int], vocabulary_size: int, tokens_max: int, run: RunWork) -> list[int]:
+    """Return a copy of token ids; raises `TooManyTokens` for more than `tokens_max`, and `UnknownToken`."""
+    if len(ids) > tokens_max:
+        raise TooManyTokens(str(len(ids)))
+    return await run(len(ids), partial(_checked, ids, vocabulary_size - 1))
+
+
+def _checked(ids: Sequence[int], last: int) -> list[int]:
+    tokens = list(ids)
+    if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
+        raise UnknownToken(f"0 to {last}")
+    return tokens
 
 
 def _count(model: TextModel, text: str, characters: int, *, special: bool) -> int:

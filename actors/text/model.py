@@ -71,10 +71,10 @@ class TextModel:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included; raises `BadRequest` for unknown ids."""
+    def decode(self, ids: Sequence[int], param: str | None = None) -> str:
+        """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""
         if any(self.tokenizer.id_to_token(token) is None for token in set(ids)):
-            raise BadRequest("these are not all token ids of this model")
+            raise BadRequest("these are not all token ids of this model", param=param)
         # A batch of one releases the GIL here, too.
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text

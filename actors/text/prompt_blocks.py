@@ -12,14 +12,14 @@ from functools import partial
 import trio
 from attrs import evolve
 
-from actors.kit.offload import Offload
+from actors.kit.offload import RunWork
 from protocol.block_hashes import block_hashes_after, root_digest
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
 from protocol.messages.media import MediaInfo, Modality
 
 
 async def with_blocks(
-    generations: Sequence[Sequence[Generate]], page_sizes: Sequence[int], media: MediaInfo | None, work: Offload
+    generations: Sequence[Sequence[Generate]], page_sizes: Sequence[int], media: MediaInfo | None, run: RunWork
 ) -> list[list[Generate]]:
     """Return generations with the hashes of their prompts; those of one list have the same prompt."""
     await trio.lowlevel.checkpoint()
@@ -29,7 +29,7 @@ async def with_blocks(
         tokens = first.tokens[: _text_tokens(first, media)]
         hints = first.hints or RoutingHints()
         size = len(tokens) * len(page_sizes)
-        blocks = await work.run(size, partial(_blocks, tokens, page_sizes, first.cache_salt))
+        blocks = await run(size, partial(_blocks, tokens, page_sizes, first.cache_salt))
         hints = evolve(hints, blocks=blocks)
         hashed.append([evolve(choice, hints=hints) for choice in choices])
     return hashed

@@ -101,6 +101,10 @@ class Respond(Message):
         with_media = (turn for turn in self.turns if not isinstance(turn.content, str))
         return tuple(media for turn in with_media for media in turn.media)
 
+    def param(self, name: str) -> str:
+        """Return the client's name of a field."""
+        return self.params.get(name, name)
+
 
 @frozen
 class Accepted(Message):

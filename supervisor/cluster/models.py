@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from actors.text.prompts import PromptLimits
+from actors.text.limits import PromptLimits
 from protocol.dialects.http import Model
 from protocol.messages.cluster import EjectionState, Leg, Offer
 from protocol.messages.engine import EngineInfo

@@ -17,8 +17,8 @@ from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from actors.routing.policies.table import POLICIES, PolicyContext
 from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.routing import Routing
+from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
-from actors.text.prompts import PromptLimits
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from actors.kit.offload import OFFLOAD_SIZE_MIN, RunInThread, T, run_inline
 from actors.processor import STOP_CHARACTER_WORK, processor
+from actors.text.limits import PromptLimits
 from actors.text.model import Defaults, TextModel
-from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady, StartFailed
 from protocol.messages.generation import FinishReason, Started, Usage

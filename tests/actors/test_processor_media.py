@@ -15,8 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.offload import run_inline
 from actors.media.preparation import Vision, embeddings_budget
 from actors.processor import processor
+from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
-from actors.text.prompts import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, RequestError, TooLarge, Unsupported
 from protocol.messages.media import Media, MediaForm, MediaItem
 from protocol.messages.text import Accepted, Respond, Role, Turn

@@ -23,8 +23,8 @@ from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.fast_path import put_token
 from actors.kit.offload import run_inline
 from actors.processor import TextReply, TextRequest, TextResult, processor
+from actors.text.limits import PromptLimits
 from actors.text.model import TextModel, load
-from actors.text.prompts import PromptLimits
 from protocol.dialects.http import Model
 from protocol.dialects.responses import FINAL_EVENTS
 from protocol.errors import EngineLost

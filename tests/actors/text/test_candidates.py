@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.text.candidates import CandidateChoice
+from actors.text.limits import PromptLimits
 from actors.text.pieces import SCORED_A_PIECE
-from actors.text.prompts import PromptLimits
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from actors.kit.calls import Answer
 from actors.kit.offload import OFFLOAD_SIZE_MIN, T
 from actors.text.choices import Choices
-from actors.text.prompts import PromptLimits
+from actors.text.limits import PromptLimits
 from protocol.errors import BadRequest, ContextTooLong, EngineLost, Unsupported
 from protocol.messages.generation import (
     Finished,

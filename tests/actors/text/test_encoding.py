@@ -106,7 +106,7 @@ def test_the_bound_of_composed_characters_is_unicodes() -> None:
 async def test_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
     aside = Counting()
     with pytest.raises(TooManyTokens, match="more than 100"):
-        await tokenize_text("a" * 4_000_000, TINY, 100, Offload(aside, "alice"))
+        await tokenize_text("a" * 4_000_000, TINY, 100, Offload(aside, "alice").run)
     assert aside.sizes == []
 
 
@@ -118,10 +118,10 @@ async def test_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -
     length = len(tokenizer.encode(text).ids)
     if length > limit + SEAM_TOKENS:
         with pytest.raises(TooManyTokens):
-            await tokenize_text(text, model, limit, Offload(aside, ""))
+            await tokenize_text(text, model, limit, Offload(aside, "").run)
         assert sum(aside.sizes) <= len(text) / 2
     else:
-        assert len(await tokenize_text(text, model, limit, Offload(aside, ""))) == length
+        assert len(await tokenize_text(text, model, limit, Offload(aside, "").run)) == length
 
 
 @pytest.mark.parametrize("bound_known", [TINY.characters_per_token_max, None])
@@ -134,7 +134,7 @@ def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, 
 
     async def read() -> list[int] | None:
         try:
-            return await tokenize_text(text, model, limit, Offload(run_inline, ""))
+            return await tokenize_text(text, model, limit, Offload(run_inline, "").run)
         except TooManyTokens:
             return None
 
@@ -145,7 +145,7 @@ def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, 
 async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() -> None:
     model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_per_token_max=None)
     text = "a" * 3000 + " " * 100_000
-    ids = await tokenize_text(text, model, 2000, Offload(run_inline, ""))
+    ids = await tokenize_text(text, model, 2000, Offload(run_inline, "").run)
     assert ids == model.encode_text(text)
     assert len(ids) == 1500
 
@@ -176,15 +176,15 @@ QUADRATIC = {
 async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
     model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
-        await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, ""))
+        await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, "").run)
 
 
 async def test_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.text.chat_template.RENDERED_CHARACTERS_MAX", 100_000)
     model = load_with_fixed_clock(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
-        await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Offload(run_inline, ""))
-    assert await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, ""))
+        await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Offload(run_inline, "").run)
+    assert await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, "").run)
 
 
 def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused() -> None:

@@ -65,11 +65,11 @@ async def test_a_long_prompt_is_hashed_in_a_thread(autojump_clock: MockClock) ->
         sizes.append(size)
         return await run_inline(function, owner=owner, size=size)
 
-    await with_blocks([[generation([1] * (OFFLOAD_SIZE_MIN - 1))]], (16,), None, Offload(run, "me"))
+    await with_blocks([[generation([1] * (OFFLOAD_SIZE_MIN - 1))]], (16,), None, Offload(run, "me").run)
     assert sizes == []
-    await with_blocks([[generation([1] * OFFLOAD_SIZE_MIN)]], (16,), None, Offload(run, "me"))
+    await with_blocks([[generation([1] * OFFLOAD_SIZE_MIN)]], (16,), None, Offload(run, "me").run)
     assert sizes == [OFFLOAD_SIZE_MIN]
 
 
-WORK = Offload(run_inline, "me")
+WORK = Offload(run_inline, "me").run
 ITEM = MediaItem(Modality.IMAGE, "0" * 64, (1, 2, 2), 1, MediaForm.PLACES)

@@ -14,7 +14,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from actors.text.prompts import PromptLimits
+from actors.text.limits import PromptLimits
 from protocol.messages.cluster import Leg, Offer
 from protocol.messages.text import Role, Turn
 from supervisor.cluster import models

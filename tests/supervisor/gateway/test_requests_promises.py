@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 
-from actors.text.prompts import PromptLimits
+from actors.text.limits import PromptLimits
 from protocol.messages.cluster import Leg, NodeState, Offer
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
