@@ -25,7 +25,7 @@ from protocol.messages.kind import Kind, Message
 # Operations ---------------------------------------------------------------------------
 
 
-class Scope(StrEnum):
+class OperationScope(StrEnum):
     """The engines that carry out an operation; one with several ranks, or on several nodes, is asked once."""
 
     ONE = "one"  # the engine that the asker names
@@ -46,7 +46,7 @@ class EngineOperation:
     path: str | None = None  # of its HTTP route; None: it has none
     methods: tuple[str, ...] = ("POST",)
     access: Access = Access.ADMIN
-    scope: Scope = Scope.ENGINES
+    scope: OperationScope = OperationScope.ENGINES
     leaves_service: bool = False  # whether routers choose no engine while it carries this out
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether each version of the program has it, so that no engine need list it
@@ -99,7 +99,7 @@ OPERATIONS = (
         within_s=5.0,
         path="/flush_cache",
         methods=("GET", "POST"),
-        scope=Scope.ALL,
+        scope=OperationScope.ALL,
         answer_text="Cache flushed.\n",
         every_version=True,
     ),

@@ -19,11 +19,12 @@ from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Function
+from protocol.dialects.operations import Outcomes
 from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotFound, NotReady, RequestError, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, GetLoad
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineOperation, FlushCache, Scope
+from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineOperation, FlushCache, OperationScope
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.links.serving import Services
@@ -37,9 +38,6 @@ Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
 Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
 """A function that takes the answer or the error of an engine, by its name in the cluster."""
 
-Outcomes: TypeAlias = dict[str, Message | RequestError]
-"""The result or the error of each engine that was asked, by its name in the cluster."""
-
 
 # The cluster --------------------------------------------------------------------------
 
@@ -51,7 +49,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     and `BadRequest` if there are several, or if the row wants a name and there is none.
     """
     operation = OPERATION_OF[type(request)]
-    engines, outcomes = _chosen(directory, operation, engine), Outcomes()
+    engines, outcomes = _chosen(directory, operation, engine), dict[str, Message | RequestError]()
     asked: dict[str, ClusterWorker] = {}
     for name, worker in engines.items():
         if (error := _refusal(operation, worker)) is not None:
@@ -74,10 +72,10 @@ def _chosen(directory: Directory, operation: EngineOperation, engine: str | None
     engines = {
         name: worker
         for name, worker in directory.engines().items()
-        if operation.scope is Scope.ALL or worker.leg is not Leg.ENCODE
+        if operation.scope is OperationScope.ALL or worker.leg is not Leg.ENCODE
     }
     if engine is None:
-        if operation.scope is Scope.ONE:
+        if operation.scope is OperationScope.ONE:
             raise BadRequest(f"{operation.name} is for one engine: name it", param="engine")
         return engines
     named = {name: worker for name, worker in engines.items() if engine in {name, worker.engine_name}}
