@@ -1,14 +1,14 @@
-"""The asking half of a link: the streams that this end has opened, and the answers that come back on them.
+"""The asking half of a link: the streams opened by this end, with their answers.
 
 Requests leave and replies arrive without any task of this file: `open` queues a frame, and each `on_...` runs in the
 turn of the link's reader. A reply is checked against the rules of its request before the asker gets it, because the
 other end may be wrong. A stream is free again when the other end has ended it, not when its asker has left: cancelled
-requests must count as long as they occupy the other end. Requests leave in the order in which they are asked; those
-that wait for a stream are woken one after the other, since Trio runs tasks that are woken together in any order.
+requests must count as long as they occupy the other end. Requests leave in the order of asking; waiters for a stream
+are woken one after the other, since Trio runs tasks woken together in any order.
 
-A request with tensors is the exception: they have to be carried first, and may have to wait for room, so it has a task
-in the link's nursery, and others overtake it. It takes its stream from the beginning: whoever has room must not have to
-wait for a stream.
+A request with tensors is the exception: its tensors have to be carried first, and may have to wait for room, so it has
+a task in the link's nursery, and others overtake it. It counts as a stream from the beginning: a request with room must
+not have to wait for a stream.
 """
 
 from __future__ import annotations
@@ -56,38 +56,42 @@ LinkAnswer: TypeAlias = Answer[Message, Message]
 
 @define(eq=False)
 class AskingHalf:
-    """The requests of this end that have not ended."""
+    """The requests of this end until they end.
+
+    A plain request has the number of its stream. A request with tensors has a negative number, since its stream opens
+    later; `_numbers` leads from the stream back to it.
+    """
 
     peer: Peer
     writer: FrameWriter
     road: TensorRoad
-    traffic: Traffic  # counts the askers that had to wait
-    lost_error: Callable[[str], RequestError]  # makes what askers get when nothing can be asked
-    nursery: trio.Nursery | None = field(default=None, init=False)  # of the link, while it runs
-    _unavailable: str | None = field(default=None, init=False)  # why nothing can be asked now
+    traffic: Traffic
+    lost_error: Callable[[str], RequestError]  # makes the error for askers of an unavailable link
+    nursery: trio.Nursery | None = field(default=None, init=False)  # the running link's
+    _unavailable: str | None = field(default=None, init=False)  # the reason to refuse requests now
     _answers: dict[int, LinkAnswer] = field(factory=dict, init=False)
     _rules: dict[int, ReplyRules] = field(factory=dict, init=False)
-    _left: set[int] = field(factory=set, init=False)  # streams that were cancelled and have not ended yet
+    _left: set[int] = field(factory=set, init=False)  # cancelled streams that have not ended yet
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
-    _woken: int = field(default=0, init=False)  # that waited, and whose tasks have not run yet
-    _carried: dict[int, CarriedRequest] = field(factory=dict, init=False)  # by number
-    _numbers: dict[int, int] = field(factory=dict, init=False)  # of those that have been sent, by stream
-    _last_carried: int = field(default=0, init=False)  # numbers of requests with tensors are -1, -2, ...
+    _woken: int = field(default=0, init=False)  # woken waiters whose tasks have not run yet
+    _carried: dict[int, CarriedRequest] = field(factory=dict, init=False)
+    _numbers: dict[int, int] = field(factory=dict, init=False)
+    _last_carried: int = field(default=0, init=False)
     _unsent: int = field(default=0, init=False)  # requests with tensors that have not been sent
 
     def __len__(self) -> int:
-        """The number of requests whose streams the other end has not ended, or that have not been sent yet."""
+        """The number of unsent requests, and of requests with a stream that the other end has not ended."""
         return len(self._answers) + self._unsent
 
     # What askers do ----------------------------------------------------------------------
 
     def open(self, request: Message, credit: int, to: str) -> tuple[int, LinkAnswer]:
-        """Ask without waiting; return a number by which to cancel the request, and its answer.
+        """Ask without waiting; return the request's number, for `cancel`, and its answer.
 
         The asker's deadline goes with the request, unless its answer has a first reply: an asker may have one deadline
-        for that, and a later one for the rest. What a request with tensors has to wait for is part of its answer.
-        Raises `Overloaded` if the other end serves as many streams as it may, `TooLarge` for a request that fits no
-        frame, and the link's `lost_error` if it has ended or the other end stands still.
+        for the first reply, and a later one for the rest. Waits for tensors are part of the answer. Raises `Overloaded`
+        if the other end serves as many streams as it may, `TooLarge` for a request that fits no frame, and the link's
+        `lost_error` if it has ended or the other end is stalled.
         """
         if self._unavailable is not None:
             raise self.lost_error(self._unavailable)
@@ -106,7 +110,7 @@ class AskingHalf:
     async def ask(self, request: Message, credit: int, to: str) -> AsyncIterator[LinkAnswer]:
         """Ask, waiting for a free stream; leaving the context cancels the request. Raises as `open` does.
 
-        With a free stream the request leaves in this turn: those that ask later might overtake it in the next.
+        With a free stream the request leaves in this turn: in the next turn later ones might overtake it.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         is_behind = bool(self._permits or self._woken)
@@ -149,7 +153,7 @@ class AskingHalf:
     # Requests with tensors ---------------------------------------------------------------
 
     def _start_carrying(self, carried: CarriedRequest) -> int:
-        """Carry a request in a task of its own, and return its number, which is no stream's."""
+        """Carry a request in a task of its own, and return its number."""
         assert self.nursery is not None  # else no stream would be open
         self._last_carried -= 1
         self._unsent += 1
@@ -158,7 +162,7 @@ class AskingHalf:
         return self._last_carried
 
     async def _carry(self, number: int, carried: CarriedRequest) -> None:
-        """Send a request once its tensors have been carried, and hold what is held for it until it is over."""
+        """Send a request once its tensors have been carried, and keep their lease until it is over."""
         try:
             with carried.scope:
                 async with self.road.carry(carried.request) as carriage:
@@ -177,7 +181,7 @@ class AskingHalf:
                 self.wake()
 
     async def _send_carried(self, number: int, carried: CarriedRequest, request: Message) -> None:
-        """Send a request whose tensors are attached or described, once there is room for what is attached."""
+        """Send a request with attached or described tensors, once there is room for its attachment."""
         body, attached, share = encode_body(request), attachment(request), None
         size = sum(map(len, attached))
         if size:
@@ -190,14 +194,14 @@ class AskingHalf:
     # What the link does ------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the first that waits, if a stream is free, which then wakes the next; all, if nothing can be asked."""
+        """Wake the first waiter if a stream is free, which then wakes the next; wake all if the link is unavailable."""
         if self._unavailable is not None:
             self._woken += len(self._permits.unpark(count=len(self._permits)))
         elif self._permits and not self._woken and self._has_stream:
             self._woken += len(self._permits.unpark())
 
     def suspend(self, detail: str) -> None:
-        """Fail all askers, and all requests from now on; streams still end as the other end says."""
+        """Fail all askers, and all requests from now on; the other end still ends its streams."""
         self._unavailable = detail
         self.fail_all(partial(self.lost_error, detail))
         self.wake()
@@ -227,12 +231,12 @@ class AskingHalf:
     # What arrives ------------------------------------------------------------------------
 
     def check_attached(self, item: Item) -> None:
-        """Raise `PeerViolation` for bytes that no answer to the request of an `Item` has, before they come."""
+        """Raise `PeerViolation` for attached bytes that the request of an `Item` does not allow, before they come."""
         if (rules := self._rules.get(item.stream)) is not None:  # else the link has just ended
             rules.check_attached(item)
 
     def on_item(self, item: Item) -> None:
-        """Deliver one reply, or keep the tensors of the result that comes next."""
+        """Deliver one reply, or keep the tensors of the next result."""
         if not item.body:
             self._rules[item.stream].attach(self.peer.attached)
             return
@@ -252,7 +256,8 @@ class AskingHalf:
     def on_end(self, end: End) -> None:
         """End an answer with its result."""
         rules = self._rules[end.stream]
-        if end.stream in self._left and rules.result in codec.WITH_TENSORS:  # which were dropped as they came
+        # The tensors of a cancelled request's result were dropped on arrival, so the result cannot be read.
+        if end.stream in self._left and rules.result in codec.WITH_TENSORS:
             self._close(end.stream).end(None)
             return
         attached = rules.attached or codec.NOTHING
@@ -271,7 +276,7 @@ class AskingHalf:
         self._close(fail.stream).fail(request_error(fail, asker_left=asker_left))
 
     def on_gathered(self, step: Step) -> None:
-        """Deliver tokens that another node has gathered; raises `PeerViolation` for what no node may send."""
+        """Deliver tokens gathered by another node; raises `PeerViolation` for a `Step` that only hosts may send."""
         check_gathered(step, self._rules)
         self.on_step(step)
 
@@ -280,7 +285,8 @@ class AskingHalf:
         answers, logprobs = self._answers, step.logprobs
         for begun in step.begun:
             answers[begun.stream].put(Started(begun.cached_tokens), 0)
-        if not logprobs and step.counts.count(1) == len(step.counts):  # as in nearly every step
+        # Nearly every step has one token a stream, which needs no list of its own.
+        if not logprobs and step.counts.count(1) == len(step.counts):
             now = trio.current_time()
             for stream, token in zip(step.streams, step.tokens, strict=True):
                 put_token(answers[stream], token, now)
@@ -292,7 +298,7 @@ class AskingHalf:
             self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched))
 
     def _take(self, message: Message, rules: ReplyRules) -> Message:
-        """Return a message with the bytes of its tensors, wherever they are; raises `RequestError`."""
+        """Return a message with the bytes of its tensors, also from shared memory; raises `RequestError`."""
         if all(tensor.shared is None for tensor in message.tensors):
             return message
         rules.shared = True
@@ -303,7 +309,7 @@ class AskingHalf:
         self._left.discard(stream)
         self._carried.pop(self._numbers.pop(stream, 0), None)
         self.wake()
-        if rules.shared:  # its answerer may free what it shares
+        if rules.shared:  # releases the answerer's shared memory
             self.writer.send(Cancel(stream, "the tensors were taken"))
         if rules.failure is not None:
             answer.fail(rules.failure)

@@ -1,7 +1,7 @@
-"""A request with tensors, which is sent when they have been carried and there is room for them.
+"""A request with tensors, sent when they have been carried and there is room for them.
 
-It has a task of the link's nursery, which owns what is held for its tensors: however the call ends, and if the link
-does, the task ends, and with it everything that was held. Its asker waits for nothing but the answer.
+It has a task of the link's nursery, which owns the resources of its tensors: with the end of the call, or of the link,
+the task ends and releases them. Its asker waits only for the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CarriedRequest:
     until: float  # the asker's deadline
     answer: Answer[Message, Message]
     stream: int | None = None  # None until it has been sent
-    expire: Callable[[], None] | None = None  # ends the time in which the other end may come for the tensors
+    expire: Callable[[], None] | None = None  # ends the lease of the tensors for the other end
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     def fail_unsent(self, error: RequestError) -> None:
@@ -36,13 +36,13 @@ class CarriedRequest:
             self.scope.cancel(reason=error.detail)
 
     def leave(self, error: RequestError) -> None:
-        """Let its asker leave: nobody comes for the tensors any more."""
+        """End the request of an asker that has left, and the lease of its tensors."""
         self.fail_unsent(error)
         if self.expire is not None:
             self.expire()
 
     async def hold(self, lease_s: float) -> None:
-        """Wait until the request, which has been sent, is over; what is held for it expires after `lease_s`."""
+        """Wait until the sent request is over; the lease of its tensors expires after `lease_s`."""
         with trio.move_on_after(lease_s):
             await self.answer.over.wait()
         if self.expire is not None:

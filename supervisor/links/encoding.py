@@ -1,7 +1,7 @@
 """Encoding for a link, with its checks: bodies fit a frame, replies fit their request, deadlines are the time left.
 
-The clocks of two nodes differ, so a deadline crosses as milliseconds from now. A reply must be one that the row of its
-request in the message table allows, with possible numbers: the other end may be wrong, and the asker relies on both.
+The clocks of two nodes differ, so a deadline crosses as milliseconds from now. A reply must be allowed by the row of
+its request in the message table and have possible numbers: the other end may be wrong, and the asker relies on both.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 WITHIN_MS_MAX = 2**31 - 1
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
 TOKEN_IDS = 2**31  # ids from 0 to below this
-FREE_REPLIES_MAX = 4096  # to one request: replies that take no credit
-DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256  # of an error of another node, which a client gets
-MATCHED_CHARACTERS_MAX = 256  # of what ended an answer, which a client gets
+FREE_REPLIES_MAX = 4096  # replies without credit to one request
+# Texts of other nodes that clients get.
+DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256
+MATCHED_CHARACTERS_MAX = 256
 
 
 @define(eq=False)
@@ -48,23 +49,23 @@ class ReplyRules:
 
     replies: tuple[type[object], ...]
     result: type[object]
-    first: type[object] | None  # it comes once, before all others and before the result
-    takes_tokens: bool  # `Tokens` are among them
-    body_bytes_max: int = BODY_BYTES_MAX  # of a reply
-    likeliest_max: int | None = None  # of each token, that were asked for; None: without log probabilities
-    tokens_max: int = COUNT_MAX  # of the answer
+    first: type[object] | None  # the reply that comes once, before all others and before the result
+    takes_tokens: bool  # `replies` has `Tokens`
+    body_bytes_max: int = BODY_BYTES_MAX  # the limit of a reply
+    likeliest_max: int | None = None  # requested alternatives a token; None: no log probabilities
+    tokens_max: int = COUNT_MAX  # the limit of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
     begun: bool = False  # `first` has come, or there is none
-    item: MediaItem | None = None  # that is encoded
-    attached: memoryview | None = None  # to the result, which comes next
-    shared: bool = False  # tensors came in memory that the other end shares
-    failure: RequestError | None = None  # of taking them
+    item: MediaItem | None = None  # the item to encode
+    attached: memoryview | None = None  # the attachment of the next result
+    shared: bool = False  # tensors came in shared memory of the other end
+    failure: RequestError | None = None  # the error of taking the tensors
 
     def __attrs_post_init__(self) -> None:
         self.begun = self.first is None
 
     def reply(self, reply: Message, units: int) -> None:
-        """Count a reply; raises `PeerViolation` for one that the row, the credit or its own numbers forbid."""
+        """Count a reply; raises `PeerViolation` if the row, the credit or its own numbers forbid it."""
         if self.attached is not None:
             raise PeerViolation(f"a {type(reply).__name__} after the tensors of a result")
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
@@ -81,14 +82,14 @@ class ReplyRules:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
 
     def check_size(self, item: Item) -> None:
-        """Raise `PeerViolation` for a reply that is too large, before it is decoded."""
+        """Raise `PeerViolation` for a reply above the limit, before it is decoded."""
         if len(item.body) > self.body_bytes_max:
             raise PeerViolation(f"a reply of {len(item.body)} bytes; the limit is {self.body_bytes_max}")
 
     def check_attached(self, item: Item) -> None:
-        """Raise `PeerViolation` for an attachment of a reply or a result that has none, before its bytes come.
+        """Raise `PeerViolation` for the attachment of a reply or a result that has none, before its bytes come.
 
-        That of a result comes with an `Item` of its own, which has no body and no units.
+        The attachment of a result comes with an `Item` of its own, without a body or units.
         """
         if item.body:
             codec.check_attached(item.body, item.attached)
@@ -96,13 +97,13 @@ class ReplyRules:
             raise PeerViolation(f"{item.attached} bytes of a result, which is a {self.result.__name__}")
 
     def attach(self, data: memoryview) -> None:
-        """Keep the attachment of the result, after which no reply may come; raises `PeerViolation` if it is empty."""
+        """Keep the attachment of the result: no reply may follow. Raises `PeerViolation` if it is empty."""
         if not data:
             raise PeerViolation("an Item with neither a reply nor the tensors of a result")
         self.attached, self.takes_tokens = data, False
 
     def end(self, result: Message | None) -> None:
-        """Raise `PeerViolation` for a result that the row or its own numbers forbid."""
+        """Raise `PeerViolation` if the row or the result's own numbers forbid it."""
         if not isinstance(result, self.result):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
         if isinstance(result, Encoded) and (self.item is None or _identity(result.item) != _identity(self.item)):
@@ -115,7 +116,7 @@ class ReplyRules:
             raise PeerViolation(f"a grammar is refused in {len(result.refusal)} characters")
 
     def check_gathered(self, stream: int) -> None:
-        """Raise `PeerViolation` if no tokens without log probabilities may answer the request on `stream` now."""
+        """Raise `PeerViolation` if tokens without log probabilities may not answer the request on `stream` now."""
         if not self.takes_tokens:
             raise PeerViolation(f"tokens on stream {stream}, where a {self.result.__name__} was asked for")
         if not self.begun or self.likeliest_max is not None:
@@ -144,7 +145,7 @@ class ReplyRules:
 
 
 def check_gathered(step: Step, rules: Mapping[int, ReplyRules]) -> None:
-    """Raise `PeerViolation` for a `Step` of another node with anything but possible tokens of answers, or too many."""
+    """Raise `PeerViolation` for a `Step` of another node with too many tokens, impossible ones, or anything else."""
     if step.begun or step.ended or step.logprobs:
         raise PeerViolation("a Step with more than tokens, which only an engine's host may send")
     if not 0 < len(step.tokens) <= STEP_TOKENS_MAX or min(step.counts) < 1:
@@ -160,7 +161,7 @@ def _identity(item: MediaItem) -> tuple[object, ...]:
 
 
 def reply_rules(request: Message) -> ReplyRules:
-    """Return the rules of the answer to a request; raises `TypeError` for a message that is no request."""
+    """Return the rules of the answer to a request; raises `TypeError` for any other message."""
     row = codec.request_row(request)
     assert row.result is not None
     rules = ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies))
@@ -182,7 +183,7 @@ def encode_body(message: Message) -> bytes:
 
 
 def decode_body(body: bytes, attached: memoryview, *, shared: bool = False) -> Message:
-    """Return the message of a body; raises `PeerViolation` if there is none, or if its tensors contradict it."""
+    """Return the message of a body; raises `PeerViolation` if there is none, or its tensors contradict it."""
     message = codec.decode(body, attached, shared=shared)
     if type(message) in codec.WITH_TENSORS:
         message.check_tensors()
@@ -193,7 +194,7 @@ def attachment(message: Message) -> tuple[memoryview, ...]:
     """Return the attachment of a message; raises `InternalError` for a tensor with too few or too many bytes."""
     try:
         return codec.attached(message)
-    except PeerViolation as error:  # whoever made the message was wrong, and no peer
+    except PeerViolation as error:  # a bug in the maker of the message, not of a peer
         log.exception("a %s cannot be sent", type(message).__name__)
         raise InternalError("the node made a mistake; its log has the details") from error
 
@@ -205,15 +206,15 @@ def remaining_ms(until: float) -> int | None:
 
 
 def fail_frame(stream: int, error: RequestError) -> Fail:
-    """Return the frame that carries an error to the other end."""
+    """Return the frame of an error for the other end."""
     return Fail(stream, error.code, error.detail, error.param)
 
 
 def request_error(fail: Fail, *, asker_left: bool) -> RequestError:
-    """Return the error that a `Fail` carries.
+    """Return the error in a `Fail`.
 
-    It is `ActorLost` if the `Fail` says that the asker has left and that is not so, or what only a gateway may say: a
-    client whose key is right must not hear from a worker that it is wrong.
+    It is `ActorLost` if the `Fail` has the code of a left asker without cause, or a gateway's own code: a worker must
+    not be able to refuse a client's valid key.
     """
     if fail.code == AskerLeft.code and not asker_left:
         return ActorLost("the answer was ended as if its asker had left")

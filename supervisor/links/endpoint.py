@@ -24,13 +24,13 @@ class Endpoint:
 
     @classmethod
     def read(cls, text: str) -> Endpoint:
-        """Return the endpoint of a `host:port` that is right; an IPv6 address stands in brackets."""
+        """Return the endpoint of a valid `host:port`; an IPv6 address stands in brackets."""
         host, _, port = text.rpartition(":")
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
     @classmethod
     def from_value(cls, value: object) -> Self:
-        """Return the endpoint of a value in a file; raises `Mistakes` for text that is none."""
+        """Return the endpoint of a value in a file; raises `Mistakes` for any other text."""
         assert isinstance(value, str)
         if _TEXT.fullmatch(value) is None:
             raise wrong(f"must be like 127.0.0.1:7401 or [::1]:7401, got {describe(value)}")

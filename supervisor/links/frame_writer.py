@@ -1,12 +1,11 @@
-"""The writer of a link: one task that writes what is queued, whole messages at a time.
+"""The writer of a link: one task that writes the queue, whole messages at a time.
 
-Frames are queued synchronously, by any task and in any state: a sender never waits, which is what makes sending legal
-in a task that has been cancelled. What bounds the queue is the credit of the other end, and `queued_bytes_max` for an
-end that reads nothing at all.
+Frames are queued synchronously, by any task and in any state: a sender never waits, so sending is legal in a cancelled
+task. The queue is bounded by the credit of the other end, and by `queued_bytes_max` for an end that reads nothing.
 
-Tokens are the exception: those of all streams are gathered until the writer runs, and then leave as one `Step`, which
-costs both ends a fraction of a frame for each. Every other frame is queued behind what has been gathered before it, so
-the frames of a stream keep their order.
+Tokens are the exception: tokens of all streams are gathered until the writer runs, and leave as one `Step`, at a
+fraction of the price of a frame each. Every other frame is queued behind the gathered tokens, so the frames of a stream
+keep their order.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class FrameWriter:
     _gathered: Step = field(factory=_no_tokens, init=False)
 
     def send(self, frame: Frame, attached: Views = (), share: ByteShare | None = None) -> None:
-        """Queue a frame and what is attached to it, or do nothing if the link has ended.
+        """Queue a frame and its attachment, or do nothing if the link has ended.
 
-        Raises `TooLarge` or `Overloaded` as `Peer.send` does. A frame that is not legal ends the link.
+        Raises `TooLarge` or `Overloaded` as `Peer.send` does. An illegal frame ends the link.
         """
         if self._gathered.tokens:
             self._send_gathered()
@@ -84,12 +83,12 @@ class FrameWriter:
             self.on_failure(PeerViolation(f"the other end left {self.peer.queued_bytes} bytes unread"))
 
     def wake(self) -> None:
-        """Write what is ready, such as frames that what has arrived has made so."""
+        """Wake the writer, for frames that the peer has queued by itself."""
         if self._waiting:  # else the writer is awake already
             self._waiting.unpark()
 
     async def run(self) -> None:
-        """Write until the transport breaks, which the link's reader notices as well."""
+        """Write until the transport breaks; the link's reader then ends the link."""
         while True:
             try:
                 while data := self._next_data():

@@ -1,7 +1,7 @@
-"""The byte stream under a WebSocket: limited until the other end has proved its name, and able to say how it ended.
+"""The byte stream under a WebSocket: limited until the other end has proved its name, and with the reason of its end.
 
-Anybody can connect to a node. Until the greeting has proved who the other end is, it may send so few bytes, and they
-are read in such small pieces, that thousands of connections cost neither memory nor a long turn of the event loop.
+Strangers can connect to a node. Until the greeting has proved its name, an end may send few bytes, which are read in
+small pieces: thousands of connections cost neither memory nor a long turn of the event loop.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from attrs import define
 # The start of Linux' tcp_info: unanswered probes of a closed window, segments not acknowledged, ms since the last ACK.
 TCP_INFO = struct.Struct("=3xB20xI28xI")
 HANDSHAKE_BYTES_MAX = 32 * 1024
-HANDSHAKE_READ_BYTES = 4 * 1024  # at a time: a larger read could hold thousands of tiny WebSocket frames
+HANDSHAKE_READ_BYTES = 4 * 1024  # a larger read could hold thousands of tiny WebSocket frames
 
 
 @define(eq=False)
 class LimitedStream(trio.abc.Stream):
-    """A stream that limits what may be received until `lift_limit` is called."""
+    """A stream with a limit of received bytes until `lift_limit` is called."""
 
     stream: trio.abc.Stream
     on_end: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ class LimitedStream(trio.abc.Stream):
     _remaining: int | None = HANDSHAKE_BYTES_MAX
 
     def lift_limit(self) -> None:
-        """Let the other end send as much as it likes."""
+        """Remove the limit of received bytes."""
         self._remaining = None
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
@@ -64,7 +64,7 @@ class LimitedStream(trio.abc.Stream):
             self.on_end()
 
     def acknowledged_s(self) -> float | None:
-        """Return how long ago the other kernel last acknowledged bytes: 0 if none are due, None if it is unknown."""
+        """Return the seconds since the last acknowledgement of the other kernel: 0 if none is due, None if unknown."""
         tcp = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
         if not isinstance(tcp, trio.SocketStream):
             return None

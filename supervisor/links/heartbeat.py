@@ -1,10 +1,10 @@
-"""Heartbeats: whether the other end of a link is alive, by its silence and by what its kernel acknowledges.
+"""Heartbeats: the liveness of the other end of a link, by its silence and by its kernel's acknowledgements.
 
-A process that stands still (stopped, swapped out, in a long turn of its event loop) sends nothing, and neither does a
-host that is gone. The process may go on where it was a moment later, so what it has asked for must not be ended: while
-its kernel acknowledges bytes, the link is stalled, not lost. The loss of a host must be noticed soon.
+A stalled process (stopped, swapped out, in a long turn of its event loop) is as silent as a lost host. A stalled
+process may continue a moment later, so its requests must not be ended: while its kernel acknowledges bytes, the link is
+stalled, not lost. The loss of a host must be noticed soon.
 
-An end that has stood still itself must not blame the others: what they have sent meanwhile is not read yet.
+An end that has stalled itself must not blame the others: their bytes of the meantime are not read yet.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from protocol.errors import LocalViolation
 
 log = logging.getLogger(__name__)
 
-EARLY_S = 0.25  # so that thousands of links take a few turns a second
-TURN_LINKS_MAX = 64  # served in one turn, which take about a millisecond
+EARLY_S = 0.25  # thousands of links share a few turns a second
+TURN_LINKS_MAX = 64  # links in one turn; they take about a millisecond
 
 
 @frozen
 class Heartbeat:
-    """Limits of a heartbeat: how often an end sends, and after what silence the other is asked nothing, or is lost."""
+    """Limits of a heartbeat: its interval, and the silence after which the other end is stalled or lost."""
 
     heartbeat_s: float = 1.0
     silent_s: float = 3.0
-    stalled_s: float = 15.0  # where the other kernel still acknowledges what it is sent
+    stalled_s: float = 15.0  # the limit of silence while the other kernel acknowledges bytes
 
     @property
     def early_s(self) -> float:
-        """The seconds by which a heartbeat may be sent early, together with those of other links."""
+        """The seconds by which a heartbeat may be early, to share a turn with other links."""
         return min(EARLY_S, self.heartbeat_s / 4)
 
 
 @define(eq=False)
 class Liveness:
-    """The state of the other end of one link, as far as its silence shows."""
+    """The state of the other end of one link, judged by its silence."""
 
-    acknowledged_s: Callable[[], float | None]  # since the last acknowledgement that is due; None if it is unknown
+    acknowledged_s: Callable[[], float | None]  # seconds since the last acknowledgement due; None if unknown
     on_stalled: Callable[[], None]  # runs whenever `stalled` changes
     received_at: float = field(factory=trio.current_time)
     stalled: bool = False
-    allowed_s: float = 0.0  # of silence, until the next check
+    allowed_s: float = 0.0  # silence until the next check
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has arrived."""
+        """The seconds since bytes arrived."""
         return trio.current_time() - self.received_at
 
     def received(self) -> None:
-        """Record that something has arrived."""
+        """Record the arrival of bytes."""
         self.received_at = trio.current_time()
         if self.stalled:
             self.stalled = False
@@ -65,14 +65,15 @@ class Liveness:
 
     @property
     def check_at(self) -> float:
-        """When silence would begin to matter, on Trio's clock."""
+        """The end of the allowed silence, on Trio's clock."""
         return self.received_at + self.allowed_s
 
     def loss_reason(self, limits: Heartbeat, due_at: float, now: float, may_stall: bool) -> str | None:
-        """Return why the other end counts as lost, None while it does not; this check was due at `due_at`."""
+        """Return the reason why the other end counts as lost, None while it does not; the check was due at `due_at`."""
         if not self.stalled:
             self.allowed_s = limits.silent_s
-        if now > due_at + limits.heartbeat_s / 10:  # this end stood still: what has arrived meanwhile is not read yet
+        # A late check means that this end stalled: give the other end's unread bytes one more `heartbeat_s`.
+        if now > due_at + limits.heartbeat_s / 10:
             self.received_at = max(self.received_at, now - self.allowed_s + limits.heartbeat_s)
         if now < self.check_at:
             return None
@@ -93,7 +94,7 @@ class BeatingLink(Protocol):
     """The part of a link that `HeartbeatTask` needs."""
 
     def beat(self, due_at: float, now: float) -> float | None:
-        """Send a heartbeat if it is time and check the other end; return when to do so again, None if never."""
+        """Send a heartbeat if it is time and check the other end; return the time of the next call, None if never."""
 
     def abort(self, reason: LocalViolation) -> None:
         """End the link at once."""
@@ -103,7 +104,7 @@ class BeatingLink(Protocol):
 class HeartbeatTask:
     """One task that sends heartbeats and checks silence for many links.
 
-    It never waits for a link. Links that are due within `EARLY_S` of one another share one turn.
+    It never waits for a link. Links due within `EARLY_S` of one another share one turn.
     """
 
     _due: list[tuple[float, int, BeatingLink]] = field(factory=list)  # a heap
@@ -123,7 +124,7 @@ class HeartbeatTask:
             self._beat(trio.current_time())
 
     def _beat(self, now: float) -> None:
-        """Serve the links that are due by now or soon, but no more than a short turn allows."""
+        """Serve the links due now or soon, at most `TURN_LINKS_MAX`."""
         due: list[tuple[float, int, BeatingLink]] = []
         while self._due and self._due[0][0] <= now + EARLY_S and len(due) < TURN_LINKS_MAX:
             due.append(heappop(self._due))

@@ -1,18 +1,18 @@
 """One end of a link: many streams over one transport, in both directions at once.
 
-`protocol.link.peer.Peer` holds every rule of which frame is legal when, and does no I/O. `AskingHalf` and `ServingHalf`
+`protocol.link.peer.Peer` holds all rules about the legality of frames, and does no I/O. `AskingHalf` and `ServingHalf`
 turn frames into answers and answers into frames. This file moves bytes between them and wakes tasks, so that an actor
-at the other end of a link is asked just like one of this process.
+at the other end of a link is asked like an actor of this process.
 
-Why it works: the reader never waits for a consumer. Every reply has been paid for with credit, which is a promise of
-buffer space, so handing it over is synchronous and one slow stream holds up no other. The writer is one task that is
-cancelled only with the whole link, because half a message would break every stream. Sending is synchronous as well (it
-queues a frame and wakes the writer), so it is possible in a task that has been cancelled.
+Why it works: the reader never waits for a consumer. Every reply has been paid for with credit, a promise of buffer
+space, so its delivery is synchronous and one slow stream holds up no other. The writer is one task, cancelled only with
+the whole link, because half a message would break every stream. Sending is synchronous as well (it queues a frame and
+wakes the writer), so it is possible in a cancelled task.
 
-A link ends once, for one reason. From then on nothing is sent, what arrives is ignored, and all askers are failed; only
-the calls that this end serves may take their time to release what they hold. A frame of the other end that breaks the
-rules is a `PeerViolation`. A frame of this end that does is a bug of this node, a `LocalViolation`: it ends the link as
-well, but it is never reported as a fault of the other end.
+A link ends once, for one reason. From then on nothing is sent, arriving data are ignored, and all askers are failed;
+only calls served by this end may take their time to release their resources. An illegal frame of the other end is a
+`PeerViolation`. An illegal frame of this end is a bug of this node, a `LocalViolation`: it ends the link as well, but
+is never reported as a fault of the other end.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from supervisor.printable import printable
 
 log = logging.getLogger(__name__)
 
-FRAMES_A_TURN = 256  # or tokens of Steps, before other tasks may run: one message may hold a megabyte of them
+# Frames, and tokens of Steps, before other tasks may run: one message may hold a megabyte of them.
+FRAMES_A_TURN = 256
 STALLED_DETAIL = "the other end stands still"
 
 EndReason: TypeAlias = PeerLost | PeerViolation | LocalViolation
@@ -52,26 +53,26 @@ Handlers: TypeAlias = Mapping[type[Frame], Callable[[Frame], None]]
 
 @define(eq=False)
 class Link:
-    """One end of a link; `on_announcement` gets each message that the other end sends without having been asked.
+    """One end of a link; `on_announcement` gets each unrequested message of the other end.
 
     Without a `heartbeat` the link ends only with its transport: the other end's process is a child of this one. With a
-    heartbeat, a silent end whose kernel still acknowledges what it is sent gets no requests, and is still served.
+    heartbeat, a silent end gets no requests, and is still served while its kernel acknowledges bytes.
     """
 
     transport: Transport
     peer: Peer
     services: Services = field(factory=dict)
-    lost_error: type[RequestError] = LinkLost  # that askers get
+    lost_error: type[RequestError] = LinkLost  # the error for askers
     heartbeat: Heartbeat | None = None
     heartbeat_task: HeartbeatTask | None = None  # shared by many links; without it the link has its own
-    acknowledged_s: Callable[[], float | None] = lambda: None  # as in `Liveness`
+    acknowledged_s: Callable[[], float | None] = lambda: None  # see `Liveness`
     on_stalled: Callable[[], None] = lambda: None  # runs whenever `stalled` changes
     on_announcement: Callable[[Message], None] | None = None
     queued_bytes_max: int = 256 * 1024 * 1024
     release_s: float = 10.0
     road: TensorRoad = field(factory=Attachments)
     traffic: Traffic = field(factory=Traffic)
-    received_bye: Bye | None = field(default=None, init=False)  # why the other end will end the link
+    received_bye: Bye | None = field(default=None, init=False)  # the other end's reason to end the link
     _asking: AskingHalf = field(init=False)
     _serving: ServingHalf = field(init=False)
     _liveness: Liveness = field(init=False)
@@ -91,7 +92,7 @@ class Link:
     # What callers do ---------------------------------------------------------------------
 
     def open(self, request: Message, credit: int, to: str = "") -> tuple[int, LinkAnswer]:
-        """Ask without waiting, and return a number by which to cancel the request, and its answer: see `AskingHalf`."""
+        """Ask without waiting; return the request's number, for `cancel`, and its answer: see `AskingHalf.open`."""
         return self._asking.open(request, credit, to)
 
     def ask(self, request: Message, credit: int, to: str = "") -> AbstractAsyncContextManager[LinkAnswer]:
@@ -103,24 +104,24 @@ class Link:
         self._asking.cancel(number)
 
     def announce(self, message: Message) -> None:
-        """Send a message that the other end has not asked for."""
+        """Send an unrequested message."""
         self.announce_encoded(codec.encode(message))
 
     def announce_encoded(self, body: bytes) -> None:
-        """Send a message that is encoded once for several ends."""
+        """Send an encoded message, which several links may share."""
         self._writer.send(Announce(body))
 
     def send_bye(self, code: str, detail: str) -> None:
-        """Announce that this end will end the link, and why."""
+        """Announce the coming end of the link with its reason."""
         self._writer.send(Bye(code, detail))
 
     def abort(self, reason: EndReason) -> None:
-        """End the link at once, whatever still arrives; `run` raises `reason` unless the link has ended already."""
+        """End the link at once; `run` raises `reason` unless the link has ended already."""
         self._end(reason)
         self._running.cancel(reason=str(reason))
 
     def count_into(self, total: Traffic) -> None:
-        """Count into a total of several links from now on, and add to it what has crossed so far."""
+        """Count into a total of several links from now on, and add this link's counts to it."""
         self.traffic = self._writer.traffic = self._asking.traffic = total.add(self.traffic)
 
     # State -------------------------------------------------------------------------------
@@ -132,22 +133,22 @@ class Link:
 
     @property
     def stalled(self) -> bool:
-        """Whether the other end's process stands still: this end asks it nothing, and still serves it."""
+        """Whether the other end's process is stalled: this end asks it nothing, and still serves it."""
         return self._liveness.stalled
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing has arrived."""
+        """The seconds since bytes arrived."""
         return self._liveness.silent_s
 
     @property
     def ended(self) -> EndReason | None:
-        """Why the link has ended, None while it has not."""
+        """The reason why the link has ended, None while it has not."""
         return self._ended
 
     @property
     def lost(self) -> bool:
-        """Whether the link has ended; calls that this end serves may still be releasing what they hold."""
+        """Whether the link has ended; calls served by this end may still be releasing their resources."""
         return self._ended is not None
 
     async def wait_ready(self) -> None:
@@ -159,7 +160,7 @@ class Link:
         await self._over.wait()
 
     def statistics(self) -> LinkStatistics:
-        """Return what this end holds at this moment."""
+        """Return the counts of this end at this moment."""
         streams = len(self.peer.asked), len(self.peer.served)
         return LinkStatistics(len(self._asking), len(self._serving), *streams, self.peer.queued_bytes)
 
@@ -168,9 +169,9 @@ class Link:
     async def run(  # noqa: ASYNC128  # _on_hello calls started()
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Carry the link until it is cancelled, or raise the reason for which it has ended.
+        """Carry the link until it is cancelled, or raise the reason of its end.
 
-        `started()` means that the other end's Hello has arrived.
+        `started()` is called on the other end's Hello.
         """
         with self._running:
             async with trio.open_nursery() as nursery:
@@ -189,13 +190,13 @@ class Link:
                 except (PeerViolation, LocalViolation) as error:
                     reason = error
                 finally:
-                    self._end(reason)  # at once: calls that are served may run on, and must not send any more
+                    self._end(reason)  # before the nursery ends: calls in service may run on, and must not send more
                 nursery.cancel_scope.cancel(reason="the link has ended")
         if self._ended is not None:
             raise self._ended
 
     def _handlers(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> Handlers:
-        """Return the handler of each frame that `Peer.receive_data` yields; none of them waits."""
+        """Return the handlers of frames from `Peer.receive_data`; none of them waits."""
         asking, serving = self._asking, self._serving
         handlers = {
             Hello: partial(self._on_hello, task_status),
@@ -223,12 +224,12 @@ class Link:
                 handlers[type(frame)](frame)
                 if type(frame) is Step:
                     handled += len(frame.tokens)
-                else:
-                    handled += FRAMES_A_TURN if type(frame) is Announce else 1  # one may take 20 ms to merge
+                else:  # an announcement may take 20 ms to merge, so it has a turn of its own
+                    handled += FRAMES_A_TURN if type(frame) is Announce else 1
                 if handled >= FRAMES_A_TURN:
                     handled = 0
                     await trio.lowlevel.checkpoint()
-            if self.peer.ready:  # the other end has room again, or must learn of room at this end
+            if self.peer.ready:  # attachments have room at the other end, or a `WindowUpdate` is due
                 self._writer.wake()
 
     async def _receive(self) -> bytes | bytearray:
@@ -244,7 +245,8 @@ class Link:
 
     def _on_bye(self, bye: Bye) -> None:
         self.received_bye = bye
-        if bye.code == Draining.code:  # its node will stop what still runs, so askers go on elsewhere now
+        # A draining node will stop its running calls, so askers continue elsewhere now.
+        if bye.code == Draining.code:
             self._asking.fail_all(partial(Draining, bye.detail[:DETAIL_CHARACTERS_MAX]))
 
     def _on_announce(self, frame: Announce) -> None:

@@ -1,7 +1,7 @@
 """The log of links that end or cannot be made: each reason once, however often it recurs.
 
-A node dials again for ever, and anybody may connect as often as they like. So a line is written only for what is new,
-and only `LINES_MAX` in a minute: others must not be able to fill this node's disk.
+A node dials again for ever, and the number of connections to it is unlimited. So a line is written only for a new
+reason, and at most `LINES_MAX` a minute: strangers must not be able to fill this node's disk.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from protocol.errors import ActorError, LocalViolation, PeerRefused, PeerViolati
 log = logging.getLogger(__name__)
 
 REASONS_MAX = 512
-LINES_MAX = 60  # in a window
+LINES_MAX = 60  # a window
 WINDOW_S = 60.0
-FORGET_S = 600.0  # after so long without recurring a reason is new again
+FORGET_S = 600.0  # without recurrence, until a reason is new again
 
 
 @define(eq=False)
 class LinkLog:
-    """Logs new links, and why links end or cannot be made."""
+    """Logs new links, and the reasons why links end or cannot be made."""
 
     # By peer and reason: when it occurred last, and whether it was the peer's fault.
     _reasons: OrderedDict[tuple[str, str], tuple[float, bool]] = Factory(OrderedDict)
@@ -54,7 +54,7 @@ class LinkLog:
             log.info("linked", extra={"peer": peer})
 
     def reasons(self) -> list[str]:
-        """Return the reasons that are remembered, the latest last."""
+        """Return the remembered reasons, the latest last."""
         return [reason for _, reason in self._reasons]
 
     def _take_line(self, now: float) -> bool:

@@ -1,11 +1,10 @@
-"""The serving half of a link: the streams that the other end has opened, each served by a task of its own.
+"""The serving half of a link: the streams opened by the other end, each served by a task of its own.
 
 A stream is closed when its service holds nothing more for it, not when its last reply is out: the other end takes a
-free stream for free capacity. A service runs under a cancel scope with the asker's own deadline, which crossed the link
-as the time that was left.
+free stream for free capacity. A service runs under a cancel scope with the asker's own deadline, sent as the time left.
 
-Services are asked in the order in which their requests arrived: a router expects a prefix in the cache of a worker from
-what it asked of it before.
+Services are asked in the order of their requests' arrival: a router expects a prefix in the cache of a worker after an
+earlier request with this prefix.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from supervisor.links.frame_writer import FrameWriter
 
 Service: TypeAlias = Askable[Message, Message, Message]
 Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
-"""What the other end may ask: by the name that it asks for ("" for the node itself) and the type of the request."""
+"""The services for the other end, by name ("" for the node itself) and type of request."""
 
 _Last: TypeAlias = tuple[Item | End | Fail, tuple[memoryview, ...]]
-"""One of the frames that end a stream, with its attachment."""
+"""One of the last frames of a stream, with its attachment."""
 
 
 @define(eq=False)
 class _Call:
-    """One request of the other end that is being served."""
+    """One request of the other end in service."""
 
     stream: int
     service: Service
@@ -48,26 +47,26 @@ class _Call:
     credit: int
     scope: trio.CancelScope
     answer: Answer[Message, Message] | None = None
-    granted: int = 0  # credit that arrived before there was an answer
+    granted: int = 0  # credit from before there was an answer
 
 
 @define(eq=False)
 class ServingHalf:
-    """The requests of the other end that have not ended."""
+    """The requests of the other end until they end."""
 
     peer: Peer
     writer: FrameWriter
     services: Services
-    release_s: float  # how long a call may take to release what it holds before its stream is closed all the same
+    release_s: float  # the time of a call to release its resources, before its stream is closed all the same
     _calls: dict[int, _Call] = field(factory=dict, init=False)
-    _unasked: deque[_Call] = field(factory=deque, init=False)  # whose tasks have not run yet
+    _unasked: deque[_Call] = field(factory=deque, init=False)  # calls without a running task yet
 
     def __len__(self) -> int:
-        """The number of calls that have not ended."""
+        """The number of calls in service."""
         return len(self._calls)
 
     def on_open(self, nursery: trio.Nursery, frame: Open) -> None:
-        """Start to serve a request; raises `PeerViolation` for a type of request that this end never serves."""
+        """Start to serve a request; raises `PeerViolation` for a type of request never served here."""
         request = decode_body(frame.body, self.peer.attached)
         service = self.services.get((frame.to, type(request)))
         if service is None and not frame.to:
@@ -82,7 +81,7 @@ class ServingHalf:
         nursery.start_soon(self._serve_next)
 
     def on_credit(self, frame: Credit) -> None:
-        """Let a call send more."""
+        """Add credit to a call."""
         if (call := self._calls.get(frame.stream)) is None:
             return
         if call.answer is None:
@@ -91,12 +90,12 @@ class ServingHalf:
             call.answer.credit += frame.units
 
     def on_cancel(self, frame: Cancel) -> None:
-        """Cancel a call; its stream ends when the call has released what it holds."""
+        """Cancel a call; its stream ends when the call has released its resources."""
         if (call := self._calls.get(frame.stream)) is not None:
             call.scope.cancel(reason=f"peer: {frame.reason}")
 
     async def _serve_next(self) -> None:
-        """Serve the request that has waited longest: tasks that are started in one turn run in any order."""
+        """Serve the oldest waiting request, since Trio runs the tasks started in one turn in any order."""
         await self._serve(self._unasked.popleft())
 
     async def _serve(self, call: _Call) -> None:
@@ -117,14 +116,15 @@ class ServingHalf:
                 if not call.answer.over.is_set():
                     with trio.move_on_after(self.release_s, shield=True):
                         await call.answer.over.wait()
-                if isinstance(call.answer.failure, EngineLost):  # an asker who has left needs to know it as well
+                # Sent even if the asker has left: the loss concerns the worker, not this answer alone.
+                if isinstance(call.answer.failure, EngineLost):
                     last = _failure(stream, call.answer.failure)
         finally:
             del self._calls[stream]
         try:
             for frame, attached in last:
                 self.writer.send(frame, attached)
-        except RequestError as error:  # too much is attached, so nothing of it has been sent
+        except RequestError as error:  # too many bytes are attached, and none have been sent
             self.writer.send(fail_frame(stream, error))
 
     def _reply(self, stream: int, reply: Message) -> None:
@@ -136,7 +136,7 @@ class ServingHalf:
 
 
 def _result_frames(stream: int, result: Message | None) -> list[_Last]:
-    """Return the frames that end a stream with a result; its tensors come before it, with an `Item` of their own."""
+    """Return the last frames of a stream with a result: its tensors with an `Item` of their own, then the result."""
     if result is None:
         return [(End(stream, b""), ())]
     end, attached = End(stream, encode_body(result)), attachment(result)

@@ -9,12 +9,12 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-HANDSHAKE_TURNS = 8  # of either end; TLS 1.3 takes two
+HANDSHAKE_TURNS = 8  # turns of either end; TLS 1.3 takes two
 
 
 @frozen
 class LinkTls:
-    """The contexts with which this node listens and dials, and the names in its own certificate."""
+    """The contexts for listening and dialing, and the names in this node's own certificate."""
 
     listens: ssl.SSLContext
     dials: ssl.SSLContext
@@ -22,7 +22,7 @@ class LinkTls:
 
 
 def load_link_tls(certificate: Path, key: Path, authority: Path) -> LinkTls:
-    """Return the contexts of links; raises `OSError` (an `ssl.SSLError` is one) for files that cannot be used."""
+    """Return the contexts of links; raises `OSError` (an `ssl.SSLError` is one) for unusable files."""
     contexts = []
     for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
         context = ssl.create_default_context(purpose, cafile=str(authority))
@@ -47,13 +47,13 @@ def _names(certificate: Mapping[str, object] | None) -> frozenset[str]:
 def _own_names(certificate: Path, key: Path) -> frozenset[str] | None:
     """Return the names in a certificate as other nodes will read them, None if it cannot be used in a handshake.
 
-    Python reads the names of a certificate only where the other end sends it: so two ends in memory shake hands.
+    Python reads only the names of a peer's certificate, so two ends in memory complete a handshake.
     """
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(certificate, key)
     client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client_context.check_hostname = False
-    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trust it by itself, whoever has signed it
+    client_context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # trusted by itself, without its issuer
     client_context.load_verify_locations(certificate)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server)

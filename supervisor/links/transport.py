@@ -1,4 +1,4 @@
-"""Transports of links: what a link needs of whatever carries its bytes, and the stream socket that often does."""
+"""Transports of links: the interface that a link needs, and its implementation by a stream socket."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SocketTransport:
     async def receive_some(self) -> bytes | bytearray:
         """Return some bytes, none at the end; raises `trio.BrokenResourceError` if the other end has reset the socket.
 
-        An engine sends one message a step, and nothing else has come when the next is awaited. So the socket is read
-        only once it is readable: `receive_some` of the stream would first try in vain each time.
+        An engine sends one message a step, and nothing more has arrived when the next message is awaited. So the socket
+        is read only once it is readable: `receive_some` of the stream would first try in vain each time.
         """
         client = self.stream.socket
         while True:

@@ -18,10 +18,10 @@ async def taken_share(
     on_waiting: Callable[[], None] = _ignore,
     on_left: Callable[[], None] = _ignore,
 ) -> ByteShare:
-    """Return a share of a budget once it is taken; `begin` makes it, with what is to be called then.
+    """Return a share of a budget once it is taken; `begin` makes it from the callback for this event.
 
-    `on_waiting` is called if it has to wait, and `on_left` when it is given back because this task was cancelled: those
-    that waited behind it may have theirs now.
+    `on_waiting` is called if the share has to wait. `on_left` is called after a cancelled wait: the shares behind it
+    may be taken now.
     """
     taken = trio.Event()
     share, left = begin(taken.set), True

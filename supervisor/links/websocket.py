@@ -1,8 +1,8 @@
 """WebSockets between nodes, as the transports of links: dialing, accepting, TLS and the greeting.
 
-A WebSocket costs a link little, and passes through what stands between hosts: proxies, service meshes, port forwards.
-What a link writes at once is one message. Anybody may send bytes that the library does not expect, so it runs in a
-nursery of its own, whose exceptions become a `PeerViolation`, over a stream that limits what a handshake may cost.
+A WebSocket costs a link little, and passes through proxies, service meshes and port forwards. Each write of a link is
+one message. The library does not expect arbitrary bytes, so it runs in a nursery of its own, whose exceptions become a
+`PeerViolation`, over a stream with a limit for the handshake.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATH = "/link"
 QUEUED_MESSAGES = 4
 READ_BYTES = 256 * 1024
 CLOSE_S = 0.25
-HANDSHAKE_S = 5.0  # for TLS, the upgrade and the greeting of a connection
+HANDSHAKE_S = 5.0  # the limit for TLS, the upgrade and the greeting of a connection, each by itself
 
 ConnectionHandler: TypeAlias = Callable[["WebSocketTransport"], Awaitable[None]]
 Dial: TypeAlias = Callable[[Endpoint, ssl.SSLContext | None, float, ConnectionHandler], Awaitable[None]]
@@ -52,7 +52,7 @@ class WebSocketTransport:
             raise trio.BrokenResourceError from error
 
     async def receive_some(self) -> bytes:
-        """Return the next message, nothing once the other end is gone; raises `PeerViolation` for one that is text."""
+        """Return the next message, nothing once the other end is gone; raises `PeerViolation` for a text message."""
         try:
             while not (message := await self.socket.get_message()):
                 pass  # an empty message is not the end
@@ -65,11 +65,11 @@ class WebSocketTransport:
         return message
 
     def certificate_names(self) -> frozenset[str]:
-        """Return the names in the other end's certificate, none if it has shown none."""
+        """Return the names in the other end's certificate, none without a certificate."""
         return certificate_names(self.stream.stream)
 
     def acknowledged_s(self) -> float | None:
-        """Return how long ago the other kernel last acknowledged bytes, as `LimitedStream` does."""
+        """Return the seconds since the last acknowledgement of the other kernel, as `LimitedStream` does."""
         return self.stream.acknowledged_s()
 
 
@@ -89,7 +89,7 @@ class _Connection:
     failure: Exception | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Run the handler; raises what it raises, and `PeerLost` or `PeerViolation` for a WebSocket that fails."""
+        """Run the handler; raises its exception, or `PeerLost` or `PeerViolation` for a failed WebSocket."""
         library_error: BaseException | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -154,7 +154,7 @@ def tls_error_text(error: ssl.SSLError) -> str:
 
 
 async def dial(endpoint: Endpoint, tls: ssl.SSLContext | None, within_s: float, handler: ConnectionHandler) -> None:
-    """Connect to a node and run `handler`, which gets the WebSocket; raises `PeerLost` if it cannot be reached.
+    """Connect to a node and run `handler` with the WebSocket; raises `PeerLost` if it cannot be reached.
 
     `within_s` bounds the connection, TLS and the handshake of the WebSocket, each by itself.
     """
@@ -190,7 +190,7 @@ async def accept(
 ) -> None:
     """Run `handler` for a connection that asks for a link in time, then close it.
 
-    Raises what `handler` raises, and `PeerLost`, `PeerRefused` or `PeerViolation` if it does not ask for a link.
+    Raises the exception of `handler`, or `PeerLost`, `PeerRefused` or `PeerViolation` without a request for a link.
     """
 
     async def handshake(nursery: trio.Nursery, limited: LimitedStream) -> Socket:
@@ -214,7 +214,7 @@ async def accept(
 
 
 async def greet(transport: WebSocketTransport, greeter: Greeter, within_s: float) -> str:
-    """Exchange greetings, and return the name that the other end has proved.
+    """Exchange greetings, and return the proved name of the other end.
 
     Raises `PeerRefused` if either end refuses the other, `PeerLost` if there is no greeting in time.
     """
@@ -238,7 +238,7 @@ async def greet(transport: WebSocketTransport, greeter: Greeter, within_s: float
 
 
 async def _send(transport: WebSocketTransport, messages: list[bytes]) -> None:
-    with suppress(trio.BrokenResourceError):  # the reader meets the same end
+    with suppress(trio.BrokenResourceError):  # the next read reports the same end
         for message in messages:
             await transport.send_all(message)
 
