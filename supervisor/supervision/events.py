@@ -1,4 +1,4 @@
-"""Events of supervised children: the one account of what a tree does, for its log, its status and its metrics."""
+"""Events of supervised children: the only source of a tree's log, status and metrics."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ChildEvent:
     kind: ChildEventKind
     at: float
     error: BaseException | None = None
-    wait_s: float = 0.0  # until the child is started again
-    took_s: float | None = None  # to become ready, or to stop
+    wait_s: float = 0.0  # the back-off before a restart
+    took_s: float | None = None  # the time to become ready, or to stop
 
     def __str__(self) -> str:
         wait = f" in {self.wait_s:.3g} s" if self.wait_s else ""
@@ -45,7 +45,7 @@ class ChildEvent:
 
 
 def error_text(error: BaseException | None) -> str:
-    """Return one sentence that states what went wrong; for a group, the sentences of its members."""
+    """Return an error as one sentence; for a group, the sentences of its members."""
     match error:
         case None:
             return "it ended."
@@ -58,7 +58,7 @@ def error_text(error: BaseException | None) -> str:
 
 
 def log_event(event: ChildEvent) -> None:
-    """Log an event; an error that is no `EspalierError` is a bug, and is logged with its traceback."""
+    """Log an event; any error but an `EspalierError` is a bug, and is logged with its traceback."""
     error = event.error
     level = logging.INFO if error is None else logging.WARNING
     if event.kind is ChildEventKind.IGNORES_CANCEL:

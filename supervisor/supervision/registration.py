@@ -1,11 +1,11 @@
-"""A registered name: the current value that a supervised child publishes while it lives.
+"""A registered name: the current value of a supervised child, published while it lives.
 
-A child that is restarted is a new object each time, so nobody may keep a reference to it. What outlives its restarts
-is a `Registration`, made together with the tree: the child publishes its value there for as long as it can be used,
-its siblings read `current` or wait for it, and while there is none, the registration knows why.
+A restarted child is a new object each time, so siblings may keep no reference to it. A `Registration`, made together
+with the tree, outlives the restarts: the child publishes its value there while it can be used, its siblings read
+`current` or wait for it, and without a value the registration has the reason.
 
-A value may live and yet be out of service for a while, such as an engine whose weights are being replaced: then
-`current` is None and the reason is told, but its publisher and whoever serves it go on, and use `live`.
+A value may live and yet be out of service for a while, such as an engine during the replacement of its weights: then
+`current` is None with a reason, but its publisher and its service continue, and use `live`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protocol.errors import StartFailed
 T = TypeVar("T")
 REASON_LENGTH_MAX = 500
 OUT_OF_SERVICE = "is out of service"
-"""The beginning of the status of what lives and is not to be used."""
+"""The beginning of the status of a live value out of service."""
 
 
 def _ignore() -> None:
@@ -31,7 +31,7 @@ def _ignore() -> None:
 
 @frozen
 class Failure:
-    """Why the publisher failed, and when it is restarted, on Trio's clock."""
+    """The reason of the publisher's failure, and the time of its restart on Trio's clock."""
 
     reason: str
     retry_at: float
@@ -44,15 +44,15 @@ class Failure:
 
 @define(eq=False)
 class Registration(Generic[T]):
-    """A value that exists while the child that publishes it lives; `on_change` is called at each change."""
+    """A value that exists while its publisher lives; `on_change` is called at each change."""
 
     on_change: Callable[[], None] = _ignore
     last: T | None = None  # the latest value, kept when its publisher ends: for its names and limits
-    blocked_by: str | None = None  # what the publisher waits for before it can publish
-    failure: Failure | None = None  # of the publisher, until something is published again
-    _published: bool = False  # by the present life of the publisher
+    blocked_by: str | None = None  # the publisher's reason to wait before it can publish
+    failure: Failure | None = None  # the publisher's last failure, until it publishes again
+    _published: bool = False  # whether the present life of the publisher has published
     _current: T | None = None
-    _out_of_service: list[str] = field(factory=list)  # the reasons that hold
+    _out_of_service: list[str] = field(factory=list)  # the present reasons
     _waiting: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     @contextmanager
@@ -70,13 +70,13 @@ class Registration(Generic[T]):
                 self.on_change()
 
     def withdraw(self) -> None:
-        """Stop publishing, although the body of `publish` still runs."""
+        """Withdraw the value before the end of the body of `publish`."""
         self._current = None
         self.on_change()
 
     @contextmanager
     def out_of_service(self, reason: str) -> Iterator[None]:
-        """Keep the value out of service while the body runs, whether or not it lives; several may do so at a time."""
+        """Keep the value out of service while the body runs, even without a live value; several bodies may overlap."""
         reason = reason[:REASON_LENGTH_MAX]
         self._out_of_service.append(reason)
         self.on_change()
@@ -93,22 +93,22 @@ class Registration(Generic[T]):
 
     @property
     def in_service(self) -> bool:
-        """Whether nobody keeps the value out of service, if there is one."""
+        """Whether a value, if there is one, is in service."""
         return not self._out_of_service
 
     @property
     def live(self) -> T | None:
-        """The published value, be it in service or not; None if there is none."""
+        """The published value, in service or not; None if there is none."""
         return self._current
 
     def set_blocked_by(self, reason: str | None) -> None:
-        """State what the publisher waits for; None if for nothing."""
+        """Set the publisher's reason to wait; None if it does not wait."""
         if reason != self.blocked_by:
             self.blocked_by = reason
             self.on_change()
 
     def note_failure(self, reason: str, wait_s: float) -> None:
-        """Note that the publisher failed, and is restarted after `wait_s` seconds."""
+        """Record a failure of the publisher, and its restart after `wait_s` seconds."""
         retry_at = trio.current_time() + wait_s
         self.failure = Failure(reason[:REASON_LENGTH_MAX], retry_at, at_start=not self._published)
         self._published = False
@@ -126,7 +126,7 @@ class Registration(Generic[T]):
 
     @property
     def unavailable_reason(self) -> str:
-        """The same without times, for nodes that read it later; empty while there is a `current`."""
+        """The state without times, for other nodes, which read it later; empty while there is a `current`."""
         if self._current is not None:
             return self.status_text if self._out_of_service else ""
         if self.failure is None or self.blocked_by is not None:
@@ -134,14 +134,14 @@ class Registration(Generic[T]):
         return f"failed: {self.failure.reason}"
 
     async def wait(self) -> T:
-        """Wait until something is published, be it in service or not, and return it."""
+        """Wait for a published value, in service or not, and return it."""
         await trio.lowlevel.checkpoint()
         while self._current is None:
             await self._waiting.park()
         return self._current
 
     async def wait_started(self) -> T:
-        """Wait like `wait`; raises `StartFailed` if the publisher's latest start failed."""
+        """Wait as `wait` does; raises `StartFailed` if the publisher's latest start failed."""
         await trio.lowlevel.checkpoint()
         while self._current is None:
             if self.failure is not None and self.failure.at_start:

@@ -27,7 +27,7 @@ ERROR_LENGTH_MAX = 500
 
 @frozen
 class MemberStatus:
-    """The status of one member of a tree: its state since `since_s` seconds, its restarts, and its last error."""
+    """The status of one member of a tree: its state for `since_s` seconds, its restarts, and its last error."""
 
     path: str
     state: str
@@ -47,7 +47,7 @@ class _Record:
 
 @frozen
 class EarlierFailures:
-    """Failures of earlier processes of this tree, as known to a launcher: their number, and the error of the last."""
+    """Failures of earlier processes of this tree, counted by a launcher, and the last error."""
 
     count: int = 0
     last_error: str = ""
@@ -55,7 +55,7 @@ class EarlierFailures:
 
 @define(eq=False)
 class TreeStatus:
-    """The status of one tree; its memory is bounded by the number of members, which never changes."""
+    """The status of one tree; its memory is bounded by the fixed number of members."""
 
     tree: Tree
     earlier_failures: EarlierFailures = EarlierFailures()
@@ -79,7 +79,7 @@ class TreeStatus:
 
     @property
     def uptime_s(self) -> float:
-        """The time in seconds since the first event, the start included."""
+        """The seconds since the first event, the start included."""
         return 0.0 if self._begun_at is None else trio.current_time() - self._begun_at
 
     def members(self) -> tuple[MemberStatus, ...]:

@@ -1,18 +1,18 @@
-"""Run a supervision tree: start children when what they need is ready, restart by strategy, stop in reverse.
+"""Run a supervision tree: start children after their needs, restart by strategy, stop in reverse.
 
 Why it is written this way:
 
-- Each tree is one loop over two facts: which lives of its children exist, and which children are still to be started.
-  The loop waits for nothing but the next change of either. So it looks after every child while some are starting, are
-  too slow, or wait for their back-off; only the stop of children that depend on each other is awaited.
-- An event is never passed to the loop through a queue that could lose it. A task sets a flag on its own `Life` and
-  wakes the loop, which then finds every life that has ended.
+- Each tree is one loop over two facts: the lives of its children, and the children still to be started. The loop waits
+  only for the next change of either. So it looks after every child while some are starting, are too slow, or wait for
+  their back-off; only the stop of children that depend on each other is awaited.
+- An event is never passed to the loop through a queue, which could lose it. A task sets a flag on its own `Life` and
+  wakes the loop, and the loop finds every ended life.
 - Only the loop ends a life. Each life has its own cancel scope, shielded from cancellation around it: when the tree
   is cancelled, children still stop one after the other, in the reverse order of their needs.
 - Trio cannot kill a task. A child that ignores its cancellation beyond `stop_within_s` is reported and left running,
   and a second life of it is never started beside the first.
-- A failure is an exception of a child, a child that ends before it was ready, or one that is not ready in time. What
-  follows is decided here alone; a child that fails reports nothing to anybody else.
+- A failure is an exception of a child, an end before readiness, or a missed start deadline. Only this file decides its
+  consequences; a failing child reports to no other place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class RestartsExceeded(ActorError):
-    """The children of a tree failed more often than it permits; its parent decides what follows."""
+    """The children of a tree failed more often than it permits; its parent handles the failure."""
 
 
 class RandomSource(Protocol):
@@ -64,7 +64,7 @@ async def supervise(
     """Run `tree` until this is cancelled or a significant child has ended well.
 
     `started()` is called once every child is ready, or retries by itself. `on_event` is called synchronously with each
-    event of a child, after it has been logged; it must not block, and what it raises is logged and ignored. Raises
+    event of a child, after its log line; it must not block, and its exceptions are logged and ignored. Raises
     `StartFailed` if the tree does not become ready, and `RestartsExceeded` if it fails too often later.
     """
 
@@ -83,11 +83,11 @@ async def supervise(
 
 @frozen
 class _Parent:
-    """The functions of a tree's parent by which the tree reports."""
+    """The callbacks of a tree's parent."""
 
     ready: Callable[[], None]
-    retries: Callable[[], None] = lambda: None  # it is not ready but goes on by itself: do not wait for it
-    abandoned_task: Callable[[], None] = lambda: None  # it has stopped, except for a task that ignores its cancellation
+    retries: Callable[[], None] = lambda: None  # the tree is not ready but retries by itself: do not wait for it
+    abandoned_task: Callable[[], None] = lambda: None  # the tree has stopped, but for a task that ignores its cancel
 
 
 class _Loop:
@@ -102,11 +102,12 @@ class _Loop:
         self._emit = emit
         self._parent = parent
         self._needs = tree.transitive_needs()
-        self._lives: dict[str, Life] = {}  # by child; a life is removed when the loop has seen that it ended
-        self._to_start = {child.name: -inf for child in tree.children}  # by child: not before this time
+        # The two facts of the loop, by child: a life, kept until its end is handled, and the earliest time of a start.
+        self._lives: dict[str, Life] = {}
+        self._to_start = {child.name: -inf for child in tree.children}
         self._started_once: set[str] = set()
-        self._failures: deque[float] = deque(maxlen=(tree.restarts_max or 0) + 1)  # times of the latest
-        self._failures_in_a_row: dict[str, int] = {}  # by child: what lengthens its back-off
+        self._failures: deque[float] = deque(maxlen=(tree.restarts_max or 0) + 1)  # times of the latest failures
+        self._failures_in_a_row: dict[str, int] = {}  # by child, for its back-off
         self._ready = False  # every child has been ready, or retries by itself
         self._changed = trio.Event()  # replaced in each pass; set when any life changes
 
@@ -127,7 +128,7 @@ class _Loop:
             raise gave_up
 
     async def _react(self) -> None:
-        """Handle what has ended, start what may start, and wait for the next change."""
+        """Handle failures, start children, and wait for the next change."""
         while True:
             await trio.lowlevel.checkpoint()  # start nothing if the tree has been cancelled
             if any(life.completes_tree for life in self._lives.values()):
@@ -148,7 +149,7 @@ class _Loop:
     # Stopping ----------------------------------------------------------------------------
 
     async def _stop(self, children: tuple[Child | Tree, ...]) -> None:
-        """Stop `children`, each once all those that need it have ended."""
+        """Stop `children`, each after its dependents."""
         left = [child for child in reversed(children) if child.name in self._lives]
         while True:
             self._changed = trio.Event()
@@ -164,7 +165,7 @@ class _Loop:
                 await self._changed.wait()
 
     def _is_stopped(self, life: Life) -> bool:
-        """Cancel a life unless that has been done, and return whether there is nothing left to wait for."""
+        """Cancel a life once, and return whether there is nothing left to wait for."""
         if life.ended:
             del self._lives[life.child.name]
             return True
@@ -180,7 +181,7 @@ class _Loop:
             life.scope.cancel(reason="stopped by its supervisor")
 
     def _ignores_cancel(self, life: Life) -> bool:
-        """Return whether a life has missed its stop deadline; report it the first time."""
+        """Return whether a life has missed its stop deadline, and report the first miss."""
         if not life.ignores_cancel and life.stop_by is not None and trio.current_time() >= life.stop_by:
             life.ignores_cancel = True
             self._report(life.path, ChildEventKind.IGNORES_CANCEL)
@@ -189,7 +190,7 @@ class _Loop:
     # Starting ----------------------------------------------------------------------------
 
     def _start_children(self) -> float:
-        """Start the children that may start now, and return when the next one may."""
+        """Start the children that may start now, and return the time of the next start."""
         next_start_at, now = inf, trio.current_time()
         for child in self._tree.children:
             if child.name in self._to_start and child.name not in self._lives and self._may_start(child):
@@ -204,7 +205,7 @@ class _Loop:
         return next_start_at
 
     def _may_start(self, child: Child | Tree) -> bool:
-        """Return whether all that a child needs is ready or will not run again; a one-for-one restart needs nothing."""
+        """Return whether all needs of a child are ready or will not run again; a one-for-one restart has none."""
         if self._tree.strategy is Strategy.ONE_FOR_ONE and child.name in self._started_once:
             return True
         lives = (self._lives.get(name) for name in self._needs[child.name])
@@ -212,7 +213,7 @@ class _Loop:
         return not missing and all(life is None or life.ended or life.is_settled for life in lives)
 
     def _next_deadline(self) -> float:
-        """Return when the next start deadline passes, or the stop deadline of a life that missed its start deadline."""
+        """Return the next start deadline, or the stop deadline of a life that missed its start deadline."""
         lives = self._lives.values()
         too_slow = (life.stop_by for life in lives if life.too_slow is not None and life.stop_by is not None)
         return min((*(life.start_by for life in lives), *too_slow), default=inf)
@@ -264,9 +265,9 @@ class _Loop:
     # Failures ----------------------------------------------------------------------------
 
     def _next_failure(self) -> tuple[Life, BaseException | None] | None:
-        """Return the first life that has failed or is to be restarted, with its error; forget those that have ended.
+        """Return the first life that has failed or is to be restarted, with its error; forget ended lives.
 
-        A life that has missed its start deadline is cancelled here, and returned once it has ended or ignored that.
+        A life with a missed start deadline is cancelled here, and returned once it has ended or ignores its cancel.
         """
         for child in self._tree.children:
             life = self._lives.get(child.name)
@@ -287,11 +288,11 @@ class _Loop:
         return None
 
     async def _handle_failure(self, life: Life, error: BaseException | None) -> None:
-        """Count a failure; then stop and restart what the strategy names, or give up."""
+        """Count a failure; then stop and restart children by the strategy, or give up."""
         now, wait_s, limit = trio.current_time(), 0.0, self._tree.restarts_max
         if life.ready_at is None and not self._ready:
             if limit is not None:
-                _raise_start_failed(life, error)  # a failed first start is reported to whoever started the tree
+                _raise_start_failed(life, error)  # a failed first start is an error of the tree's own start
             self._parent.retries()
         if life.child.restart is Restart.TEMPORARY:
             return  # it could not start, and is not tried again
@@ -330,7 +331,7 @@ class _Loop:
 
 def _raise_start_failed(life: Life, error: BaseException | None) -> NoReturn:
     if isinstance(error, StartFailed):
-        raise error  # it states already what could not start, and why
+        raise error  # its sentence has the name and the reason already
     raise StartFailed(f"{life.path} could not start: {error_text(error)}") from error
 
 

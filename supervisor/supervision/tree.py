@@ -1,10 +1,9 @@
 """The description of a supervision tree: immutable values, validated when they are made, and rendered as text.
 
-Failure policy is data, as in Erlang/OTP's child specifications: which children there are, in which order they start,
-which of them fall together, how often they may fail. A mistake in it (a permanent child that is significant, an
-unknown name in `needs`, a function that does not accept its arguments) is a `ValueError` when the value is made, and
-never a surprise during a restart. The same value is what `--check` prints, so that an operator reads the very limits
-that the supervisor will enforce.
+Failure policy is data, as in Erlang/OTP's child specifications: the children, the order of their starts, their joint
+restarts, their limits of failures. A mistake in it (a significant child that is permanent, an unknown name in `needs`,
+a function with other parameters) is a `ValueError` when the value is made, and never a surprise during a restart.
+`--check` prints the same value, so an operator reads the limits that the supervisor will enforce.
 
 Nothing in this file runs anything: `supervise.py` does.
 """
@@ -42,7 +41,7 @@ def _check_member(member: Child | Tree) -> None:
 
 
 class Restart(Enum):
-    """Restart policy of a child that has ended without being asked to."""
+    """Restart policy of a child that has ended by itself."""
 
     PERMANENT = "permanent"  # always restarted
     TRANSIENT = "transient"  # restarted after an error only
@@ -50,20 +49,20 @@ class Restart(Enum):
 
 
 class Strategy(Enum):
-    """Restart strategy of a tree: which children are stopped and restarted together with the failed one."""
+    """Restart strategy of a tree: the children that are stopped and restarted together with the failed one."""
 
     ONE_FOR_ONE = "one for one"  # the failed child alone
-    REST_FOR_ONE = "rest for one"  # the failed child and all that follow it in the tree
+    REST_FOR_ONE = "rest for one"  # the failed child and all children after it in the tree
     ONE_FOR_ALL = "one for all"  # all children
 
 
 @frozen(kw_only=True)
 class Backoff:
-    """Exponential back-off, in seconds, before a child that failed to start is tried again.
+    """Exponential back-off, in seconds, before the next try of a child that failed to start.
 
-    With `crashes` it applies as well to a child that failed after it had been ready. The wait doubles from `min_s` up
-    to `max_s` with each failure, plus a random fraction of up to `jitter` of itself, and starts from `min_s` again
-    once the child has been ready for `reset_after_s`.
+    With `crashes` it also applies to failures of ready children. The wait doubles from `min_s` up to `max_s` with each
+    failure, plus a random fraction of up to `jitter` of itself, and starts from `min_s` again once the child has been
+    ready for `reset_after_s`.
     """
 
     min_s: float = 0.5
@@ -87,9 +86,9 @@ class Backoff:
 class Child:  # type: ignore[explicit-any]  # for mypy the `...` of `run` is one
     """One supervised task: `run(*args, task_status=...)`, which calls `task_status.started()` once it is ready.
 
-    It fails if it is not ready within `start_within_s` seconds; when it is cancelled it must end within
-    `stop_within_s`. When a `significant` child ends without an error, its tree is complete and ends without an error
-    as well. `needs` is explained in `Tree`. `limits` (name and value) and `about` are for `render` alone.
+    It fails if it is not ready within `start_within_s` seconds; when cancelled it must end within `stop_within_s`. When
+    a `significant` child ends without an error, its tree is complete and ends without an error as well. `needs` is
+    explained in `Tree`. `limits` (name and value) and `about` are for `render` alone.
     """
 
     name: str
@@ -118,14 +117,14 @@ class Child:  # type: ignore[explicit-any]  # for mypy the `...` of `run` is one
 class Tree:
     """A supervisor: its children, in start order, and its restart policy.
 
-    A child is started when all children that it `needs` are ready, and stopped when all that need it have ended, so
-    independent children start and stop concurrently. `needs` names earlier siblings; None, in the tree that is run,
-    means all of them. It orders the first start and the stop only: a child of a one-for-one tree is restarted without
-    waiting for its siblings. With the other strategies every child needs all those before it.
+    A child is started when all children in its `needs` are ready, and stopped when its dependents have ended, so
+    independent children start and stop concurrently. `needs` names earlier siblings; None means all of them. It orders
+    the first start and the stop only: a child of a one-for-one tree is restarted without waiting for its siblings. With
+    the other strategies every child needs all children before it.
 
     The tree gives up when more than `restarts_max` failures of its children lie within `restarts_window_s` seconds; its
     parent then handles it as a failed child. With `restarts_max` None it never gives up, not even when a child fails
-    its first start; from that failure on the parent no longer waits for the tree to be ready.
+    its first start; then the parent no longer waits for the tree to be ready.
     """
 
     name: str
@@ -160,7 +159,7 @@ class Tree:
             _check(name in earlier, f"{self.name}: {child.name} needs {name}, which is no child before it.")
 
     def transitive_needs(self) -> dict[str, frozenset[str]]:
-        """Return the siblings that each child needs, directly and through others, by the child's name."""
+        """Return the direct and indirect needs of each child, by the child's name."""
         needs: dict[str, frozenset[str]] = {}
         for child in self.children:
             direct = needs.keys() if child.needs is None else child.needs
@@ -169,7 +168,7 @@ class Tree:
 
     @property
     def stop_within_s(self) -> float:
-        """The longest time in seconds that a stop takes if no task ignores its cancellation: the longest chain."""
+        """The longest time of a stop in seconds, the longest chain of needs, if no task ignores its cancellation."""
         needs, ended_s = self.transitive_needs(), dict[str, float]()
         for child in reversed(self.children):
             begins_s = max((ended_s[name] for name in ended_s if child.name in needs[name]), default=0.0)
@@ -177,7 +176,7 @@ class Tree:
         return max(ended_s.values(), default=0.0)
 
     def restarted_with(self, failed: Child | Tree) -> tuple[Child | Tree, ...]:
-        """Return the children that are stopped and restarted when `failed` fails, in start order."""
+        """Return the children to stop and restart when `failed` fails, in start order."""
         match self.strategy:
             case Strategy.ONE_FOR_ONE:
                 return (failed,)
@@ -205,7 +204,7 @@ def render(tree: Tree) -> str:
 
 
 def _rows(member: Child | Tree, first: str, following: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield for each member the left margin of its first line, that of its further lines, and the text beside them."""
+    """Yield the rows of each member: the left margin of the first line, of further lines, and the text beside them."""
     policy = [] if first == "" else [member.restart.value]  # the root has no parent to restart it
     if member.significant:
         policy.append("significant")
@@ -242,5 +241,5 @@ def _number(number: float) -> str:
 
 
 def _unbroken(parts: list[str]) -> str:
-    """Join parts with `·` so that a line is broken between two parts only."""
+    """Join parts with `·`, so that a line is broken only between parts."""
     return " ".join(f"{part}{' ·' if part is not parts[-1] else ''}".replace(" ", HARD_SPACE) for part in parts)
