@@ -22,6 +22,7 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.offload import Offload, RunInThread, run_inline
 from actors.processor import TextReply
+from protocol.access import Access
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.request_body import reading_work
 from protocol.dialects.targets import NO_TARGETS, Targets
@@ -140,23 +141,19 @@ class Gateway:
 
     # Who may call ------------------------------------------------------------------------
 
-    def admit_without_key(self, outbox: Outbox, headers: Headers) -> None:
-        """Check the origin of a request that needs no key; raises `Forbidden`.
-
-        Where keys are wanted, its connection goes on counting as unauthenticated.
-        """
-        self.origins.check_headers(headers)
-        if not self.keys.wanted:
-            self.connections.authenticated(outbox, None)
-
-    def authorize(self, outbox: Outbox, headers: Headers, *, admin: bool = False) -> ClientKey:
+    def authorize(self, outbox: Outbox, headers: Headers, access: Access = Access.KEY) -> ClientKey:
         """Return the key of a request, and count its connection in the name of that key from now on.
+
+        A request to an open operation needs no key. Where keys are wanted, its connection goes on counting as
+        unauthenticated.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
         self.origins.check_headers(headers)
-        key = self.keys.find(headers, admin=admin)
-        self.connections.authenticated(outbox, None if key is self.keys.anonymous else key)
+        anonymous = self.keys.anonymous
+        key = anonymous if access is Access.OPEN else self.keys.find(headers, admin=access is Access.ADMIN)
+        if access is not Access.OPEN or not self.keys.wanted:
+            self.connections.authenticated(outbox, None if key is anonymous else key)
         return key
 
     @property

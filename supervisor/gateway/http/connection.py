@@ -8,6 +8,7 @@ request can be found.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -15,18 +16,29 @@ import trio
 from attrs import define, field
 
 from protocol.access import Access
-from protocol.errors import BadRequest, Draining, MethodNotAllowed, NotFound, RequestError, SlowClient
+from protocol.errors import (
+    BadRequest,
+    Draining,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+    SlowClient,
+    UnsupportedMediaType,
+)
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.plain_head import RequestHead
 from supervisor.gateway.http.exchange import Body, Exchange
-from supervisor.gateway.http.request_reader import SHUTS_DOWN, ClientLeft, RequestReader, Unreadable
+from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
+from supervisor.gateway.http.request_reader import SHUTS_DOWN, RequestReader
+from supervisor.gateway.http.response import HttpResponse
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
 from supervisor.gateway.http.upgrade import UpgradeHandshake, handshake_of, is_handshake, wants_websocket
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import internal_error
 
+FORM = b"application/x-www-form-urlencoded"
+JSON_OBJECT = re.compile(rb"[\t\n\v\f\r ]*+\{")
 # A client has seen the end of its connection by then, or never looks: what it had sent before has come.
 ON_ITS_WAY_S = 0.5
 
@@ -73,153 +85,134 @@ class HttpConnection:
         """Refuse a connection before its first request."""
         self._reader.more_unread = True
         with suppress(trio.BrokenResourceError):  # it is gone already
-            self._fail_last(self._exchange(), error)
+            self._response().fail_last(error)
 
     async def run(self) -> None:
         """Serve requests until the client leaves or the connection must close."""
         try:
-            while (request := await self._reader.head()) is not None:
-                exchange = self._exchange(request)
-                exchange.closes = self._reader.overrun
+            while (head := await self._reader.head()) is not None:
+                exchange = self._exchange(head)
+                response = exchange.response
                 if await self._upgraded(exchange):
                     return
                 try:
                     await self._respond(exchange)
                 finally:
-                    exchange.release()
-                self._reader.more_unread = exchange.closes  # unread bytes would reset the connection, and the response
-                if not self._reader.syntax.done or exchange.closes:
+                    response.release()
+                self._reader.more_unread = response.closes  # unread bytes would reset the connection, and the response
+                if not self._reader.syntax.done or response.closes:
                     self._reader.more_coming = self.gateway.closes_connections
                     return
                 self.busy = self.gateway.leaving  # this client has not been told that its next request is the last
                 await self._reader.next_request()
         except Unreadable as unreadable:
             with suppress(SlowClient, trio.BrokenResourceError):
-                self._fail_last(self._exchange(unreadable.request), unreadable.error, unreadable.status)
+                self._response(unreadable.head).fail_last(unreadable.error, unreadable.status)
         except (ClientLeft, SlowClient, trio.BrokenResourceError):
             pass
         finally:
             self.busy, self._ended = False, True
 
-    def _exchange(self, request: RequestHead | None = None) -> Exchange:
-        return Exchange(self.gateway, self.outbox, self._reader.syntax, request, self.routes.operations)
+    def _response(self, head: RequestHead | None = None) -> HttpResponse:
+        request = HttpRequest(self.gateway, head)
+        return HttpResponse(self.gateway, self.outbox, self._reader.syntax, request, closes=self._reader.overrun)
 
-    def _fail_last(self, exchange: Exchange, error: RequestError, status: int | None = None) -> None:
-        """Answer with an error, after which the connection closes."""
-        exchange.closes = True
-        exchange.fail(error, status)
-
-    def _fail_without_memory(self, error: MemoryError, exchange: Exchange) -> None:
-        """Free what was read of a request for which memory ran out, and answer it; the connection ends."""
-        error.__traceback__ = None  # its frames refer to what was read
-        exchange.release()
-        self._fail_last(exchange, internal_error(error, exchange.request_id, exchange.trace))
+    def _exchange(self, head: RequestHead) -> Exchange:
+        response = self._response(head)
+        if response.request.has_two_lengths:
+            response.closes = True  # a proxy in front may have read the body by the other length
+        return Exchange(self.gateway, response.request, response, self.routes.operations)
 
     async def _upgraded(self, exchange: Exchange) -> bool:
         """Serve a client that asks for a WebSocket; return whether it did."""
-        if not wants_websocket(exchange):
+        request, response = exchange.request, exchange.response
+        if not wants_websocket(request):
             return False
-        resource = self.routes.find(exchange.path)
+        resource = self.routes.find(request.path)
         if resource is None or not resource.websocket:
             return False
         try:
-            key = exchange.key = self.gateway.authorize(self.outbox, exchange.headers)
+            request.key = self.gateway.authorize(self.outbox, request.headers)
             if self.gateway.draining:
                 raise Draining(SHUTS_DOWN)
-            if not is_handshake(exchange):
+            if not is_handshake(request):
                 raise BadRequest("this is no WebSocket handshake of version 13")
-            handshake = handshake_of(exchange, self._reader.trailing_bytes)
+            handshake = handshake_of(request, self._reader.trailing_bytes)
         except RequestError as error:
-            self._fail_last(exchange, error)  # WebSocket frames may follow, so no next request can be found
+            response.fail_last(error)  # WebSocket frames may follow, so no next request can be found
         else:
             self._reader.more_unread = True
-            await self.upgrade(handshake, exchange.request_id, key, exchange.caller)
+            await self.upgrade(handshake, request.id, request.key, request.caller)
         return True
 
     async def _respond(self, exchange: Exchange) -> None:
-        if _has_two_lengths(exchange):
-            exchange.closes = True  # a proxy in front may have read the body by the other length
-        try:
-            if self._answered_preflight(exchange):
-                return
-            resource = self.routes.find(exchange.path)
-            self._admit(exchange, resource)
-            handler, reads = _handler(exchange, resource)
-            if reads:
-                (exchange.key or self.gateway.keys.anonymous).charge()  # before refusals, which count, too
-                exchange.check_media()
-            body = Body(await self._reader.body(exchange))
-            if reads:
-                exchange.check_form(body)
-        except RequestError as error:
-            exchange.fail(error)
-        except Unreadable as unreadable:
-            exchange.fail(unreadable.error, unreadable.status)
-        except MemoryError as error:
-            self._fail_without_memory(error, exchange)
-        else:
-            self.busy = True
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._reader.watch, exchange, nursery.cancel_scope)
-                await self._handle(handler, exchange, body)
-                nursery.cancel_scope.cancel(reason="answered")
+        await exchange.response.written_by(self._answer(exchange))
         if self.outbox.client_gone:
             raise ClientLeft
 
+    async def _answer(self, exchange: Exchange) -> None:
+        """Check a request, read its body, and run the handler of its route; raises the error that refuses it."""
+        if self._answered_preflight(exchange):
+            return
+        request = exchange.request
+        resource = self.routes.find(request.path)
+        # A caller without a key is refused before it can find out which paths exist.
+        access = Access.KEY if resource is None else resource.access
+        exchange.set_key(self.gateway.authorize(self.outbox, request.headers, access))
+        handler, reads = _handler(request, resource)
+        if reads:
+            request.key.charge()  # before refusals, which count, too
+            _check_media(request)
+        body = Body(await self._reader.body(request))
+        if reads:
+            _check_form(request, body)
+        self.busy = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._reader.watch, exchange.response, nursery.cancel_scope)
+            await exchange.response.written_by(handler(exchange, body))
+            nursery.cancel_scope.cancel(reason="answered")
+
     def _answered_preflight(self, exchange: Exchange) -> bool:
         """Answer a CORS preflight, which carries no key; return whether it was one."""
-        if exchange.method != "OPTIONS":
+        if exchange.request.method != "OPTIONS":
             return False
-        if (headers := self.gateway.origins.preflight_headers(exchange.headers)) is None:
+        if (headers := self.gateway.origins.preflight_headers(exchange.request.headers)) is None:
             return False
-        exchange.reply(204, headers, b"")
+        exchange.response.reply(204, headers, b"")
         return True
 
-    def _admit(self, exchange: Exchange, resource: Resource | None) -> None:
-        """Authorize the caller, and count its connection by its key; raises the `RequestError` that refuses it.
 
-        A caller without a key is refused before it can find out which paths exist.
-        """
-        access = Access.KEY if resource is None else resource.access
-        if access is Access.OPEN:
-            self.gateway.admit_without_key(self.outbox, exchange.headers)
-        else:
-            exchange.set_key(self.gateway.authorize(self.outbox, exchange.headers, admin=access is Access.ADMIN))
-        if _has_two_lengths(exchange):
-            raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
-
-    async def _handle(self, handler: Handler, exchange: Exchange, body: Body) -> None:
-        try:
-            try:
-                await handler(exchange, body)
-            except RequestError as error:
-                exchange.fail(error)
-            except trio.BrokenResourceError:
-                raise
-            except MemoryError as error:
-                self._fail_without_memory(error, exchange)
-            except Exception as bug:  # noqa: BLE001  # `internal_error` logs it
-                exchange.fail(internal_error(bug, exchange.request_id, exchange.trace))
-        except (trio.BrokenResourceError, SlowClient):
-            self._reader.syntax.send_failed()  # the client is gone
-            exchange.settle(lost=True)
-        finally:
-            exchange.settle()
-
-
-def _handler(exchange: Exchange, resource: Resource | None) -> tuple[Handler, bool]:
-    """Return the handler of a request, and whether it reads a JSON body; raises `NotFound` or `MethodNotAllowed`."""
+def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, bool]:
+    """Return the handler of a request, and whether it reads a JSON body; raises the `RequestError` if there is none."""
+    if request.has_two_lengths:
+        raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
     if resource is None:
-        raise NotFound(f"there is nothing at {exchange.path[:200]}")
-    exchange.allow = resource.allow
-    if exchange.method == "OPTIONS":
+        raise NotFound(f"there is nothing at {request.path[:200]}")
+    request.allow = resource.allow
+    if request.method == "OPTIONS":
         return options, False
-    method = "GET" if exchange.method == "HEAD" else exchange.method
+    method = "GET" if request.method == "HEAD" else request.method
     if (route := resource.routes.get(method)) is None:
-        raise MethodNotAllowed(f"{exchange.path} knows {resource.allow.decode()} only")
-    exchange.probe = route.probe
+        raise MethodNotAllowed(f"{request.path} knows {resource.allow.decode()} only")
+    request.probe = route.probe
     return route.handler, route.operation.request is not None
 
 
-def _has_two_lengths(exchange: Exchange) -> bool:
-    return bool(exchange.header(b"transfer-encoding") and exchange.header(b"content-length"))
+def _check_media(request: HttpRequest) -> None:
+    """Raise `UnsupportedMediaType` if the headers say that the body is encoded, or is not JSON."""
+    if (coding := request.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
+        raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it unencoded")
+    media = request.media_type
+    accepted = media in {b"", b"application/json", b"text/json", FORM}
+    if not accepted and not (media.startswith(b"application/") and media.endswith(b"+json")):
+        raise UnsupportedMediaType(f"the body is {_short(media)}; send application/json")
+
+
+def _check_form(request: HttpRequest, body: Body) -> None:
+    """Raise `UnsupportedMediaType` for a form, unless it is JSON: many clients label that as a form by default."""
+    if request.media_type == FORM and not JSON_OBJECT.match(body.data):
+        raise UnsupportedMediaType("the body is a form; send application/json")
+
+
+def _short(value: bytes) -> str:
+    return repr(value[:40].decode("latin-1"))

@@ -16,7 +16,8 @@ from protocol.errors import BadRequest, Draining, RequestError, SlowClient, TooL
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.head_checks import HEADERS_MAX, VERSIONS, check_head
 from supervisor.gateway.heads.plain_head import RequestHead
-from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
+from supervisor.gateway.http.response import HttpResponse
 from supervisor.gateway.http.syntax import Event, HttpSyntax
 from supervisor.gateway.outbox import Outbox
 
@@ -30,18 +31,6 @@ SYNTAX_CHARACTERS_MAX = 200
 ADVICE = "(gateway.limits.body_bytes_max); images may be named by URLs of allowed hosts"
 SHUTS_DOWN = "the server is shutting down"
 VERSION_NOT_SUPPORTED, HEAD_TOO_LARGE = 505, 431
-
-
-class ClientLeft(Exception):
-    """The client has closed its sending side, which is taken for leaving."""
-
-
-class Unreadable(Exception):
-    """The received bytes are no request that this server accepts; `error` is the answer to them."""
-
-    def __init__(self, error: RequestError, status: int | None = None, request: RequestHead | None = None) -> None:
-        super().__init__(error.detail)
-        self.error, self.status, self.request = error, status, request
 
 
 @define(eq=False)
@@ -140,24 +129,24 @@ class RequestReader:
             status = None if request.http_version in VERSIONS else VERSION_NOT_SUPPORTED
             raise Unreadable(error, status, request) from error
 
-    async def body(self, exchange: Exchange) -> bytes:
+    async def body(self, request: HttpRequest) -> bytes:
         """Return the request's whole body.
 
         Raises `TooLarge`, `SlowClient`, `Draining` or `Unreadable`, or `ClientLeft` if it ends early.
         """
         self._head = None
         body, limit, pieces, turn_at = bytearray(), self.gateway.limits.body_bytes_max, 0, BYTES_FREE
-        if (size := exchange.header(b"content-length")) and int(size) > limit:
+        if (size := request.header(b"content-length")) and int(size) > limit:
             raise TooLarge(f"the body is {int(size)} bytes long; at most {limit} are read {ADVICE}")
         if (whole := self.syntax.take_body()) is not None:
-            exchange.body_memory.grow(len(whole))
+            request.memory.grow(len(whole))
             return whole
         with trio.move_on_after(self.gateway.limits.body_s) as self._deadline:
             self._end_if_refusing()
             while True:
                 event = await self._event()
                 if isinstance(event, h11.Data):
-                    exchange.body_memory.grow(len(event.data))
+                    request.memory.grow(len(event.data))
                     body += event.data
                     pieces += 1
                     if len(body) > limit:
@@ -187,7 +176,7 @@ class RequestReader:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def watch(self, exchange: Exchange, answering: trio.CancelScope) -> None:
+    async def watch(self, response: HttpResponse, answering: trio.CancelScope) -> None:
         """Cancel `answering` when the client leaves; store the requests that it pipelines, up to a limit."""
         pipelined_bytes = len(self.trailing_bytes)
         while True:
@@ -200,7 +189,7 @@ class RequestReader:
             pipelined_bytes += len(data)
             if pipelined_bytes > PIPELINED_BYTES_MAX or self.overrun:  # read on, to notice when the client leaves
                 self.overrun = True
-                exchange.closes = exchange.closes or not exchange.begun  # a head that was sent did not announce it
+                response.closes = response.closes or not response.begun  # a head that was sent did not announce it
             else:
                 self.syntax.receive_data(bytes(data))
         self.outbox.client_gone = True

@@ -16,7 +16,7 @@ from trio.testing import MockClock
 
 from protocol.messages.media import Detail, Media, Modality
 from supervisor.gateway.gateway import LONG_BODIES_A_TURN
-from supervisor.gateway.http.exchange import BODY_BYTES_FREE
+from supervisor.gateway.http.request import BODY_BYTES_FREE
 from supervisor.gateway.http.request_reader import BYTES_A_TURN, BYTES_FREE
 from tests.rig.gateway import Client, create, gateway_rig, leave_all, post
 from tests.rig.log_records import log_records

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from protocol.errors import Overloaded
 from protocol.messages.text import Role, Turn
 from supervisor.gateway.histories import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
-from supervisor.gateway.http.exchange import BODY_BYTES_FREE
+from supervisor.gateway.http.request import BODY_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget, MemoryBudgetStatistics
 from supervisor.gateway.outbox import READ_BYTES
 from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post

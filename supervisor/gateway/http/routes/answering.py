@@ -18,7 +18,8 @@ from protocol.dialects.choices import ChoiceChunks
 from protocol.errors import RequestError, SlowClient
 from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
-from supervisor.gateway.http.exchange import JSON, Exchange
+from supervisor.gateway.http.exchange import Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.requests import RequestRecord, ServedModel
 
 encode = msgspec.json.Encoder().encode
@@ -26,10 +27,10 @@ encode = msgspec.json.Encoder().encode
 
 async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respond, builder: AnswerBuilder) -> None:
     """Write the response once it is complete; raises the `RequestError` that ended it."""
-    record.memory = exchange.answer_memory
+    record.memory = exchange.response.memory
     served = _served(exchange, record)
     body = await exchange.gateway.answer(respond, served, record, builder.add, builder.finish)
-    await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
+    await exchange.response.reply_in_pieces(200, [JSON], body.size, body.pieces())
 
 
 async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
@@ -40,9 +41,9 @@ async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Res
         else:
             await _stream_at_once(exchange, record, respond, chunks)
     except RequestError as error:
-        if not exchange.begun:
+        if not exchange.response.begun:
             raise
-        exchange.abort_stream(chunks.failed(error), error)
+        exchange.response.abort_stream(chunks.failed(error), error)
 
 
 async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
@@ -50,11 +51,11 @@ async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Re
 
     def on_reply(reply: TextReply) -> None:
         if events := _events(reply, chunks):
-            exchange.stream(events)
+            exchange.response.stream(events)
 
     on_token = _token_writer(exchange, chunks, on_reply)
     last = await exchange.gateway.answer(respond, _served(exchange, record), record, on_reply, chunks.finish, on_token)
-    exchange.finish(last)
+    exchange.response.finish(last)
 
 
 def _token_writer(exchange: Exchange, chunks: ChoiceChunks, on_reply: Callable[[Text], None]) -> Callable[[Text], None]:
@@ -62,7 +63,7 @@ def _token_writer(exchange: Exchange, chunks: ChoiceChunks, on_reply: Callable[[
 
     It runs for each token, in a turn in which all that it reads is cold: so it reads little, and calls little.
     """
-    put, head, tail, size = exchange.outbox.put, b"", b"", 0
+    put, head, tail, size = exchange.response.outbox.put, b"", b"", 0
 
     def write_token(text: Text) -> None:
         nonlocal head, tail, size
@@ -71,7 +72,7 @@ def _token_writer(exchange: Exchange, chunks: ChoiceChunks, on_reply: Callable[[
             put(b"%x\r\n%b%b%b\r\n" % (size + len(encoded), head, encoded, tail))
             return
         on_reply(text)
-        if exchange.chunked and (around := chunks.around_text()) is not None:
+        if exchange.response.chunked and (around := chunks.around_text()) is not None:
             head, tail = around
             size = len(head) + len(tail)
 
@@ -85,7 +86,7 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
     a turn. The memory of events that wait is reserved like that of a response in one piece, or by their own size where
     that is more: an event is longer than its token.
     """
-    record.memory = memory = exchange.answer_memory
+    record.memory = memory = exchange.response.memory
     served, errors, waiting_bytes = _served(exchange, record), list[Exception](), 0
     send, receive = trio.open_memory_channel[bytes](inf)  # at most what `memory` has reserved
 
@@ -100,8 +101,8 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
         nonlocal waiting_bytes
         try:
             async for events in receive:
-                await exchange.outbox.wait_room(len(events))
-                exchange.stream(events)
+                await exchange.response.outbox.wait_room(len(events))
+                exchange.response.stream(events)
                 waiting_bytes -= len(events)
         except (SlowClient, trio.BrokenResourceError) as error:
             errors.append(error)
@@ -117,7 +118,7 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
         send.close()
     if errors:
         raise errors[0]
-    exchange.finish(last)
+    exchange.response.finish(last)
 
 
 def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:

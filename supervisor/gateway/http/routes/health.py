@@ -5,7 +5,8 @@ from __future__ import annotations
 import trio
 
 from protocol.errors import Draining, NotReady
-from supervisor.gateway.http.exchange import TEXT, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import TEXT
 from supervisor.gateway.http.routes.route import log_answered
 
 METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
@@ -14,7 +15,7 @@ METRICS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 async def health(exchange: Exchange, _: Body) -> None:
     """Answer that the process is alive."""
     await trio.lowlevel.checkpoint()
-    exchange.reply(200, [TEXT], b"alive\n")
+    exchange.response.reply(200, [TEXT], b"alive\n")
     log_answered(exchange)
 
 
@@ -26,11 +27,11 @@ async def ready(exchange: Exchange, _: Body) -> None:
     if (why := exchange.gateway.unready()) is not None:
         raise NotReady(why)
     missing = exchange.gateway.missing()
-    exchange.reply(200, [TEXT], b"ready\n" if missing is None else f"ready, but {missing}\n".encode())
+    exchange.response.reply(200, [TEXT], b"ready\n" if missing is None else f"ready, but {missing}\n".encode())
     log_answered(exchange)
 
 
 async def metrics(exchange: Exchange, _: Body) -> None:
     """Answer with the metrics, in the text format of Prometheus."""
-    exchange.reply(200, [METRICS], await exchange.gateway.metrics_text())
+    exchange.response.reply(200, [METRICS], await exchange.gateway.metrics_text())
     log_answered(exchange)

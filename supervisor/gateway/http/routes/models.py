@@ -8,7 +8,8 @@ import trio
 
 from protocol.dialects import http as shapes
 from protocol.openapi.request_schemas import Schema
-from supervisor.gateway.http.exchange import JSON, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 
 PREFIX = "/v1/models/"
@@ -31,13 +32,13 @@ async def list_models(exchange: Exchange, _: Body) -> None:
     """Answer with every model."""
     await trio.lowlevel.checkpoint()
     models = [served.model() for served in exchange.gateway.runner.served.values()]
-    exchange.reply(200, [JSON], shapes.models_body(models))
+    exchange.response.reply(200, [JSON], shapes.models_body(models))
     log_answered(exchange)
 
 
 async def get_model(exchange: Exchange, _: Body) -> None:
     """Answer with one model; raises `ModelNotFound`."""
     await trio.lowlevel.checkpoint()
-    served = exchange.gateway.runner.find(unquote(exchange.path.removeprefix(PREFIX)))
-    exchange.reply(200, [JSON], shapes.model_body(served.model()))
+    served = exchange.gateway.runner.find(unquote(exchange.request.path.removeprefix(PREFIX)))
+    exchange.response.reply(200, [JSON], shapes.model_body(served.model()))
     log_answered(exchange)

@@ -8,7 +8,8 @@ import msgspec
 import trio
 
 from protocol.openapi.document import Operation, document
-from supervisor.gateway.http.exchange import JSON, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 from supervisor.version import version
 
@@ -18,7 +19,7 @@ async def openapi(exchange: Exchange, _: Body) -> None:
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     models = tuple(sorted(gateway.runner.served))
-    exchange.reply(200, [JSON], _body(exchange.operations, models, keys_wanted=gateway.keys.wanted))
+    exchange.response.reply(200, [JSON], _body(exchange.operations, models, keys_wanted=gateway.keys.wanted))
     log_answered(exchange)
 
 

@@ -12,7 +12,8 @@ from protocol.errors import Forbidden
 from protocol.messages.operations import OPERATIONS, EngineOperation
 from protocol.openapi.document import PLAIN_TEXT, Operation, json_body
 from protocol.openapi.request_schemas import Schema
-from supervisor.gateway.http.exchange import JSON, TEXT, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON, TEXT
 from supervisor.gateway.http.routes.route import HttpRoute, log_answered
 
 ENGINE_PARAMETER: Schema = {
@@ -51,18 +52,18 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
 
     If one has failed, the answer is the error that stands for all, with the outcome of each engine.
     """
-    if exchange.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
+    if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
     await trio.lowlevel.checkpoint()
     outcomes: Outcomes = {}
-    if exchange.method != "HEAD":
+    if exchange.request.method != "HEAD":
         request = await exchange.read(partial(parse, row), body) if row.has_fields else row.request()
-        engine = None if row.answer_text else exchange.query("engine") or None
+        engine = None if row.answer_text else exchange.request.query("engine") or None
         outcomes = await exchange.gateway.operations(request, engine)
     if (error := failure(row, outcomes)) is not None:
         raise error
     if row.answer_text:
-        exchange.reply(200, [TEXT], row.answer_text.encode())
+        exchange.response.reply(200, [TEXT], row.answer_text.encode())
     else:
-        exchange.reply(200, [JSON], outcomes_body(outcomes))
+        exchange.response.reply(200, [JSON], outcomes_body(outcomes))
     log_answered(exchange)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import trio
 
-from supervisor.gateway.http.exchange import JSON, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 
 
 async def pools(exchange: Exchange, _: Body) -> None:
     """Answer with each pool at this moment and with each grid; both lists are empty where there are none."""
     await trio.lowlevel.checkpoint()
-    exchange.reply(200, [JSON], msgspec.json.encode(exchange.gateway.pools()))
+    exchange.response.reply(200, [JSON], msgspec.json.encode(exchange.gateway.pools()))
     log_answered(exchange)

@@ -46,7 +46,7 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         if isinstance(reply, ChoiceEnded):
             ended = reply
         else:
-            exchange.stream(_encode(events, reply))
+            exchange.response.stream(_encode(events, reply))
 
     def finish(answered: Answered) -> bytes:
         assert ended is not None  # a response is complete when its choice is
@@ -56,16 +56,16 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         respond = responses.to_respond(request, request_id=response_id)
         last = await gateway.answer(respond, gateway.runner.find(request.model), record, on_reply, finish)
     except RequestError as error:
-        if not exchange.begun:
+        if not exchange.response.begun:
             raise
         failed = events.failed(error, record.usage)
         if isinstance(error, SlowClient):
-            exchange.abort_stream(failed, error)
+            exchange.response.abort_stream(failed, error)
         else:
-            exchange.finish(failed)  # its last event reports the failure, so the body may end
+            exchange.response.finish(failed)  # its last event reports the failure, so the body may end
     else:
-        await exchange.outbox.wait_room(len(last))  # they repeat the text several times
-        exchange.finish(last)
+        await exchange.response.outbox.wait_room(len(last))  # they repeat the text several times
+        exchange.response.finish(last)
 
 
 def _encode(events: responses.Events, reply: Accepted | Started | Text) -> bytes:

@@ -109,17 +109,17 @@ def _allow(methods: Iterable[str]) -> bytes:
 async def options(exchange: Exchange, _: Body) -> None:
     """Answer with the methods of a path."""
     await trio.lowlevel.checkpoint()
-    exchange.reply(204, [(b"allow", exchange.allow)], b"")
+    exchange.response.reply(204, [(b"allow", exchange.request.allow)], b"")
 
 
 def log_answered(exchange: Exchange) -> None:
     """Log a request that was answered without a model."""
     exchange.gateway.access_log.log_answered(
-        exchange.request_id,
-        exchange.request_line,
+        exchange.request.id,
+        exchange.request.line,
         200,
-        exchange.key,
-        exchange.received_at,
-        exchange.trace,
-        probe=exchange.probe,
+        exchange.request.key,
+        exchange.request.received_at,
+        exchange.request.trace,
+        probe=exchange.request.probe,
     )

@@ -14,7 +14,8 @@ from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.request_body import BYTES_A_CHARACTER
 from protocol.errors import BadRequest
 from protocol.messages.text import Detokenized, Tokenized
-from supervisor.gateway.http.exchange import JSON, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 
 
@@ -44,15 +45,15 @@ async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Answer
         raise BadRequest(
             f"the answer takes {body.size} bytes, and there are {bytes_max} (answers_bytes_max): ask for less"
         )
-    exchange.answer_memory.grow(body.size)
-    await exchange.reply_in_pieces(200, [JSON], body.size, body.pieces())
+    exchange.response.memory.grow(body.size)
+    await exchange.response.reply_in_pieces(200, [JSON], body.size, body.pieces())
     log_answered(exchange)
 
 
 async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> TextResult | None:
     """Return the result of a model's processor, within the limits that hold for responses."""
     gateway = exchange.gateway
-    key = exchange.key or gateway.keys.anonymous
+    key = exchange.request.key
     processor = gateway.runner.find_or_only(model).ask
     with key.generating(), gateway.runner.converting():
         owned = evolve(request, owner=key.name)

@@ -241,13 +241,14 @@ HANDLER = """
 import msgspec
 
 import reverse_dialect
-from supervisor.gateway.http.exchange import JSON, Body, Exchange
+from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 
 
 async def reverse(exchange: Exchange, body: Body) -> None:
     request = await exchange.read(reverse_dialect.parse, body)
-    exchange.reply(200, [JSON], msgspec.json.encode({"text": request.text[::-1]}))
+    exchange.response.reply(200, [JSON], msgspec.json.encode({"text": request.text[::-1]}))
     log_answered(exchange)
 """
 
