@@ -19,9 +19,10 @@ from attrs import define, frozen
 from actors.engines.port import Generation
 from actors.engines.slots.probe import probing
 from actors.engines.slots.slots import Slots
+from actors.kit.hand_off import KindHandOff
 from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, RequestError
 from protocol.messages.engine import EngineInfo, HandOff
-from protocol.messages.generation import Generate, Rendezvous, Sampling, Tokens
+from protocol.messages.generation import Generate, Sampling, Tokens
 from protocol.strict.checks import Within
 
 WAITS = 4  # in which the time for an answer is waited: one in which this process was stopped counts as one of them
@@ -55,12 +56,13 @@ async def canary(
     slots: Slots,
     limits: CanaryLimits,
     new_id: Callable[[], str],
-    new_room: Callable[[], int],
+    new_number: Callable[[], int],
+    hand_off: KindHandOff | None,
     observer: CanaryObserver,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Watch one rank of an engine, that of the slots.
+    """Watch one rank of an engine, that of the slots; `hand_off` is its kind's, None for a kind without pairs.
 
     Raises `EngineStuck` if a canary gets no whole answer within its time, or an error, and `EngineDied` when the engine
     is lost.
@@ -68,30 +70,29 @@ async def canary(
     task_status.started()
     while True:
         await _wait_idle(slots, limits.after_s)
-        request = canary_request(slots.engine.info, new_id(), new_id(), new_room(), slots.rank)
+        info, rank, alone = slots.engine.info, slots.rank, b""
+        if hand_off is not None and info.hand_off is not HandOff.NONE:
+            alone = hand_off.without_partner(info, rank=rank, number=new_number())
+        request = canary_request(info, new_id(), new_id(), alone, rank)
         await _ask(slots, request, limits.within_s, partial(_report, observer, slots.rank, trio.current_time()))
 
 
-def canary_request(info: EngineInfo, request_id: str, salt: str, room: int, rank: int = 0) -> Generate:
+def canary_request(info: EngineInfo, request_id: str, salt: str, hand_off: bytes = b"", rank: int = 0) -> Generate:
     """Return the request of a canary to a rank: one token, greedily, and one step more of a decode.
 
-    A decode computes nothing for its first token, which comes from a prefill, and a leg of a pair does without the
-    other one.
+    A decode computes nothing for its first token, which comes from a prefill. A leg of a pair is asked with a
+    `hand_off` without a partner.
     """
-    is_pair = info.hand_off is HandOff.RENDEZVOUS
-    is_decode = is_pair and info.bootstrap is None
     media = info.media
     special = () if media is None else (media.image_token, media.video_token)
     prompt = next(token for token in PROMPT_TOKENS if token < info.vocabulary_size and token not in special)
     return Generate(
         request_id,
         [prompt],
-        Sampling(min(2 if is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
+        Sampling(min(2 if info.is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
         cache_salt=salt,
         priority=PRIORITY_MIN,
-        rendezvous=Rendezvous.without_partner(Rendezvous.room_of_rank(room, rank, info.data_parallel))
-        if is_pair
-        else None,
+        hand_off=hand_off,
         rank=rank,
     )
 

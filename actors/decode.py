@@ -1,7 +1,7 @@
 """Decode: token ids to streams of further token ids, one engine slot a request.
 
 It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
-which: the engine takes the KV cache from the rendezvous that a request names. Its requests wait in the inbox and not in
+which: the engine takes the KV cache by the hand-off that a request names. Its requests wait in the inbox and not in
 the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it,
 the KV memory if that is bounded, and, where its engine computes prompts too, when the prompts inside are few enough.
 

@@ -34,5 +34,5 @@ class Runtime:
     metrics: Metrics
     chance: Callable[[int], RandomSource]  # from a seed
     new_nonce: Callable[[], bytes]
-    new_room: Callable[[], int]
+    new_number: Callable[[], int]  # of 63 bits, which no other call of any node of the cluster returns
     reserve: DescriptorReserve = field(factory=DescriptorReserve)

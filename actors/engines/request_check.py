@@ -5,17 +5,18 @@ from __future__ import annotations
 from math import isfinite
 
 from actors.engines.media_check import check_media
-from protocol.errors import BadRequest, ContextTooLong, Unsupported
+from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupported
 from protocol.messages.engine import EngineInfo, HandOff
-from protocol.messages.generation import ROOM_MAX, Generate
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_OF
 
-PORT_MAX = 65535
-
 
 def check_request(request: Generate, info: EngineInfo) -> None:
-    """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request."""
+    """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request.
+
+    Raises `HandOffFailed` for a leg of a pair that is asked as if it computed both, and the reverse.
+    """
     _check_tokens(request, info.vocabulary_size)
     check_rank(request, info.data_parallel)
     wanted = request.sampling
@@ -25,11 +26,7 @@ def check_request(request: Generate, info: EngineInfo) -> None:
         raise BadRequest(f"the model has {info.vocabulary_size} tokens", param="logprobs")
     if wanted.grammar is not None and wanted.grammar.kind not in info.grammars:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
-    if (request.rendezvous is None) is (info.hand_off is HandOff.RENDEZVOUS):
-        raise BadRequest("one leg of a pair wants a rendezvous, and an engine that computes both knows none")
-    rendezvous = request.rendezvous
-    if rendezvous is not None and not (0 <= rendezvous.room <= ROOM_MAX and 0 < rendezvous.port <= PORT_MAX):
-        raise BadRequest("a room is a number from 0 to 2**63 - 1, and a port one to 65535", param="rendezvous")
+    _check_hand_off(request.hand_off, info)
     if wanted.tokens_max < 1:
         raise BadRequest("an answer has at least one token", param="tokens_max")
     if not 0 <= wanted.tokens_min <= wanted.tokens_max:
@@ -50,6 +47,14 @@ def check_operation(request: Message, info: EngineInfo) -> None:
     name = OPERATION_OF[type(request)].name
     if name not in info.operations:
         raise Unsupported(f"this engine does not carry out {name}")
+
+
+def _check_hand_off(hand_off: bytes, info: EngineInfo) -> None:
+    """Raise `HandOffFailed` for a hand-off that the engine's leg cannot take: no client chose it."""
+    if bool(hand_off) is (info.hand_off is HandOff.NONE):
+        raise HandOffFailed("one leg of a pair wants a hand-off, and an engine that computes both takes none")
+    if len(hand_off) > HAND_OFF_BYTES_MAX:
+        raise HandOffFailed(f"a hand-off has at most {HAND_OFF_BYTES_MAX} bytes, got {len(hand_off)}")
 
 
 def check_rank(request: Generate, ranks: int) -> None:

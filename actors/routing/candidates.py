@@ -21,6 +21,11 @@ LEADING_MAX = 64
 """The most of the least loaded that are compared if none has memory for a request."""
 
 
+def hands_over(worker: Worker) -> bool:
+    """Whether the hand-off of a prefill is known, so that it can be asked together with a decode."""
+    return worker.info is not None and worker.info.hand_off_address is not None
+
+
 class TakenChoice(Protocol):
     """A choice that was taken, as its policy follows it; each is called once at most, and `ended` always."""
 
@@ -148,8 +153,8 @@ class WorkerCandidates:
 
     def _candidate(self, worker: Worker, load: Load, has_room: HasRoom) -> Load | None:
         """Return a load that has room, with what is reserved there; None if the worker is no candidate with that."""
-        # A prefill whose rendezvous is not known yet cannot be met there.
-        if worker.leg is Leg.PREFILL and worker.bootstrap is None:
+        # A prefill whose address is not known yet can hand over to no decode.
+        if worker.leg is Leg.PREFILL and not hands_over(worker):
             return None
         reserved = self.with_reserved(load)
         if reserved is not load:

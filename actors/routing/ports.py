@@ -38,14 +38,6 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
         """The part of a request that it computes."""
 
     @property
-    def ranks(self) -> int:
-        """The number of ranks of its engine, of which it is one."""
-
-    @property
-    def bootstrap(self) -> tuple[str, int] | None:
-        """Host and port of its rendezvous; None if it is no prefill, or not known."""
-
-    @property
     def info(self) -> EngineInfo | None:
         """The info of its engine, None while it is not known."""
 

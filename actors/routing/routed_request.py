@@ -19,13 +19,13 @@ from attrs import define, evolve, field
 from actors.kit.groups import raise_part
 from actors.routing.encoding import placed
 from actors.routing.failover import FAILOVER, Failover, cause
+from actors.routing.hand_off import rendezvous
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
 from actors.routing.routing import Routing
 from protocol.errors import AskerLeft, HandOffFailed, RequestError
-from protocol.messages.cluster import engine_and_rank
-from protocol.messages.generation import Finished, FinishReason, Generate, Rendezvous, Started, Tokens, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.trace import child_span
 
 MOVED = "moved"
@@ -147,7 +147,7 @@ class RoutedRequest:
             if route.prefill is None:
                 return await self._decode(route, request)
             async with trio.open_nursery() as legs:
-                request = evolve(request, rendezvous=self._rendezvous(route.prefill))
+                request = evolve(request, hand_off=self._rendezvous(route.prefill))
                 legs.start_soon(self._prefill, route, route.prefill, request)
                 finished = await self._decode(route, evolve(request, media=placed(request.media)))
                 legs.cancel_scope.cancel(reason="the decode has ended")
@@ -225,15 +225,12 @@ class RoutedRequest:
             return request
         return evolve(request, trace=child_span(request.trace, self.routing.new_id()))
 
-    def _rendezvous(self, prefill: Worker) -> Rendezvous:
-        if prefill.bootstrap is None:  # it was there when the prefill was chosen
+    def _rendezvous(self, prefill: Worker) -> bytes:
+        try:
+            return rendezvous(prefill, self.routing.hand_offs, self.routing.new_number())
+        except HandOffFailed:
             self._failover.lost_names.add(prefill.full_name)
-            raise HandOffFailed(f"prefill {prefill.full_name} no longer announces where its rendezvous is")
-        room = self.routing.new_room()
-        if prefill.ranks > 1:
-            _, rank = engine_and_rank(prefill.full_name)
-            room = Rendezvous.room_of_rank(room, rank, prefill.ranks)
-        return Rendezvous(room, *prefill.bootstrap)
+            raise
 
     @contextmanager
     def _watched(self, route: Route, worker: Worker) -> Iterator[None]:

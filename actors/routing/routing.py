@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, product
 
 import trio
 from attrs import define, field
 
-from actors.routing.candidates import Choice, Policy, WorkerCandidates
+from actors.kit.hand_off import KindHandOff
+from actors.routing.candidates import Choice, Policy, WorkerCandidates, hands_over
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.pools.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
@@ -49,7 +50,7 @@ class Routing:
     pool: Pool
     policy: Policy
     limits: FailoverLimits
-    new_room: Callable[[], int]
+    new_number: Callable[[], int]  # of a hand-off
     new_id: Callable[[], str]
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both legs, if there is one
     ends: frozenset[int]  # the token ids that end an answer of the model
@@ -58,6 +59,7 @@ class Routing:
     levels: ServiceLevels = field(factory=ServiceLevels)
     ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same, of some workers
     clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
+    hand_offs: Mapping[str, KindHandOff] = field(factory=dict)  # by the kinds of engines
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
     waiting: WaitingLines = field(init=False, factory=WaitingLines)  # for another route
@@ -125,7 +127,7 @@ class Routing:
         now = trio.current_time() if self.outliers else 0.0
         return any(
             worker.full_name not in gone
-            and (leg is not Leg.PREFILL or worker.bootstrap is not None)
+            and (leg is not Leg.PREFILL or hands_over(worker))
             and not (self.outliers and self.outliers.avoided(worker.full_name, now))
             for worker in self._workers(leg, names)
         )
@@ -295,7 +297,7 @@ class Routing:
         legs = [self._workers(leg, scope.get(leg)) for leg in (Leg.PREFILL, Leg.DECODE)]
         workers = [worker for leg in legs for worker in leg if worker.full_name not in excluded]
         eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
-        prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and worker.bootstrap is not None]
+        prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and hands_over(worker)]
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
         return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
 

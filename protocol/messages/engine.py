@@ -21,9 +21,9 @@ class GetInfo(Message):
 class HandOff(StrEnum):
     """The way in which a prefill hands its KV cache to a decode."""
 
-    NONE = "none"
-    RENDEZVOUS = "rendezvous"
-    SEQUENTIAL = "sequential"
+    NONE = "none"  # the engine computes both legs
+    CONCURRENT = "concurrent"  # both legs are asked at once, and meet at a rendezvous
+    SEQUENTIAL = "sequential"  # the prefill returns a state, with which the decode is asked
 
 
 @frozen
@@ -45,7 +45,7 @@ class EngineInfo(Message):
     honours_seed: bool
     grammars: tuple[GrammarKind, ...] = ()  # the supported kinds
     hand_off: HandOff = HandOff.NONE
-    bootstrap: tuple[str, int] | None = None  # host and port of a prefill's bootstrap server
+    hand_off_address: bytes | None = None  # of a prefill, in bytes of its kind; None of any other engine
     ranks: int = 1
     digest: Digest = ()  # empty if its model's folder has not been read
     media: MediaInfo | None = None  # None: it takes neither images nor videos
@@ -59,8 +59,12 @@ class EngineInfo(Message):
         """The form of the items in its requests: only places for a decode, since the prefill computes with them."""
         if self.media is None:
             return None
-        is_decode = self.hand_off is HandOff.RENDEZVOUS and self.bootstrap is None
-        return MediaForm.PLACES if is_decode else self.media.form
+        return MediaForm.PLACES if self.is_decode else self.media.form
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes no prompts, which a prefill hands over to it."""
+        return self.hand_off is not HandOff.NONE and self.hand_off_address is None
 
 
 def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, digest: Digest = ()) -> EngineInfo:

@@ -81,37 +81,8 @@ class Sampling:
 # Requests to an engine ----------------------------------------------------------------
 
 
-ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
-
-NO_PARTNER = "2.2.2.2"
-"""The host of a rendezvous without a partner, as SGLang knows it; no prefill is there."""
-
-
-@frozen
-class Rendezvous:
-    """The meeting point of a prefill and a decode for a KV cache: a room of the prefill's bootstrap server."""
-
-    room: int  # from 0 to 2**63 - 1, of this request alone
-    host: str
-    port: int
-
-    @classmethod
-    def without_partner(cls, room: int) -> Rendezvous:
-        """Return one at which nobody is met: either leg does its part alone, and no KV cache is moved."""
-        return cls(room, NO_PARTNER, 1)
-
-    @staticmethod
-    def room_of_rank(drawn: int, rank: int, ranks: int) -> int:
-        """Return a room of one rank of a prefill: a decode finds the rank by the remainder.
-
-        Rooms that are drawn one after the other stay different ones.
-        """
-        return drawn % ((ROOM_MAX + 1) // ranks) * ranks + rank
-
-    @property
-    def has_partner(self) -> bool:
-        """Whether a prefill and a decode meet there."""
-        return self.host != NO_PARTNER
+HAND_OFF_BYTES_MAX = 2**18
+"""The most bytes of a hand-off, and of the address of a prefill."""
 
 
 @frozen
@@ -146,10 +117,12 @@ class Generate(Message):
 
     `logprobs` asks for the log probability of each token and those of that many of the likeliest; None asks for none.
     Requests with different `cache_salt` share no prefix cache. Of those that wait for a slot, the one with the highest
-    `priority` is first. With a `rendezvous`, a prefill and a decode get the same tokens, and each does its part of the
-    work. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has as many placeholders
-    among the `tokens` as it has tokens. Of an engine with several ranks the one of number `rank` computes it, which the
-    router has chosen.
+    `priority` is first. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has as many
+    placeholders among the `tokens` as it has tokens. Of an engine with several ranks the one of number `rank` computes
+    it, which the router has chosen.
+
+    A prefill and a decode get the same tokens, and each does its part of the work. `hand_off` has the bytes by which
+    the KV cache gets from one to the other, which their kind alone reads; an engine that computes both gets none.
     """
 
     id: str
@@ -158,7 +131,7 @@ class Generate(Message):
     logprobs: int | None = None
     cache_salt: str | None = None
     priority: int = 0
-    rendezvous: Rendezvous | None = None
+    hand_off: bytes = b""
     said: int = 0  # how many of the last tokens are part of the answer, computed by a worker that was lost
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key

@@ -133,11 +133,6 @@ class ClusterWorker(ABC):
         return self.stated.leg
 
     @property
-    def bootstrap(self) -> tuple[str, int] | None:
-        """Host and port of its rendezvous, if it is a prefill."""
-        return None if (info := self.info) is None else info.bootstrap
-
-    @property
     def load(self) -> Load:
         """Its load: the requests of this node, and those of others as far as this node knows them."""
         return self.in_flight.load(self.full_name, self.stated, self.info, self.directory.routers)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from protocol.errors import PeerViolation
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
 from protocol.messages.engine import EngineInfo
-from protocol.messages.generation import NO_PARTNER, GrammarKind
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
 
-PORT_MAX = 65535
-HOST_LENGTH_MAX = 253  # of a name in the DNS
 ENGINE_NAME_LENGTH_MAX = 128  # of the kind and the version of an engine, which clients are shown
 
 
@@ -24,10 +22,8 @@ def check_engine(offer: Offer) -> None:
         raise PeerViolation(f"offer {name} is a rank of an engine with {engine.data_parallel}")
     if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
-    if engine.bootstrap is not None and (engine.bootstrap[0] == NO_PARTNER or not 0 < engine.bootstrap[1] <= PORT_MAX):
-        raise PeerViolation(f"offer {name} has a rendezvous that cannot be")
-    if engine.bootstrap is not None and len(engine.bootstrap[0]) > HOST_LENGTH_MAX:
-        raise PeerViolation(f"offer {name} has a rendezvous at a host of {len(engine.bootstrap[0])} characters")
+    if (length := len(engine.hand_off_address or b"")) > HAND_OFF_BYTES_MAX:
+        raise PeerViolation(f"offer {name} has an address for hand-offs of {length} bytes")
     if not _is_possible_media(engine.media, required=offer.leg is Leg.ENCODE):
         raise PeerViolation(f"offer {name} has an engine that takes images or videos which cannot be")
 

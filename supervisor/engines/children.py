@@ -27,6 +27,7 @@ from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.engines.slots.slots import SlotObserver, Slots
 from actors.kit.calls import Function
+from actors.kit.hand_off import KindHandOff
 from actors.prefill import prefill
 from actors.text.model import TextModel
 from protocol.errors import StartFailed
@@ -204,7 +205,7 @@ def _canary(context: NodeContext, local: LocalEngine, rank: int) -> Child:
     return Child(
         name="canary" if has_one else f"canary-{rank}",
         run=run_canary,
-        args=(local, rank, runtime.new_id, runtime.new_room, observer),
+        args=(local, rank, runtime.new_id, runtime.new_number, KINDS[section.kind].hand_off, observer),
         stop_within_s=RELEASE_S + 1.0,
         about=f"asks {'the idle engine' if has_one else f'rank {rank}, while idle,'} for a token",
         limits=(("after s", section.canary.after_s), ("within s", section.canary.within_s)),
@@ -261,14 +262,16 @@ async def run_canary(  # noqa: ASYNC128  # canary calls started()
     local: LocalEngine,
     rank: int,
     new_id: Callable[[], str],
-    new_room: Callable[[], int],
+    new_number: Callable[[], int],
+    hand_off: KindHandOff | None,
     observer: CanaryObserver,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Run `canary` with the slots of one rank of an engine, from when it has them."""
     ranks = await local.slots.wait()
-    await canary(ranks[rank], local.section.canary, new_id, new_room, observer, task_status=task_status)
+    limits = local.section.canary
+    await canary(ranks[rank], limits, new_id, new_number, hand_off, observer, task_status=task_status)
 
 
 @asynccontextmanager

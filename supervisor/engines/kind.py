@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
+from actors.kit.hand_off import KindHandOff
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.work import LocalEncoder, LocalEngine
@@ -97,3 +98,4 @@ class EngineKind:
     children: MakeChildren
     check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs
     metrics_prefix: str = ""  # of the names of its engines' own metrics; empty: they keep none
+    hand_off: KindHandOff | None = None  # None: it has no engines that compute one leg

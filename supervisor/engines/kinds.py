@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.engines.sglang import hand_off as sglang_hand_off
 from actors.engines.sglang.spec import METRICS_PREFIX
+from actors.engines.simulated import hand_off as simulated_hand_off
+from actors.kit.hand_off import KindHandOff
 from supervisor.config import load
 from supervisor.config.load import Examine, Loaded
 from supervisor.config.schema import Cluster
@@ -17,10 +20,17 @@ from supervisor.engines.simulated.children import simulated_children
 from supervisor.engines.simulated.section import SimulatedSection
 
 KINDS: Mapping[str, EngineKind] = {
-    "sglang": EngineKind(SglangSection, sglang_children, check_libraries, METRICS_PREFIX),
-    "simulated": EngineKind(SimulatedSection, simulated_children),
+    "sglang": EngineKind(
+        SglangSection, sglang_children, check_libraries, METRICS_PREFIX, hand_off=sglang_hand_off.HAND_OFF
+    ),
+    "simulated": EngineKind(SimulatedSection, simulated_children, hand_off=simulated_hand_off.HAND_OFF),
 }
-"""By the word that stands in `[engine.NAME]` as `kind`."""
+"""By the word that stands in `[engine.NAME]` as `kind`, which is also the `kind` in the info of its engines."""
+
+
+def hand_offs() -> Mapping[str, KindHandOff]:
+    """Return the hand-offs of the kinds that have one, for routers."""
+    return {word: kind.hand_off for word, kind in KINDS.items() if kind.hand_off is not None}
 
 
 def metrics_prefixes() -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.config.schema import Cluster, ModelSection
 from supervisor.engines.grammar_checks import check_grammar
+from supervisor.engines.kinds import hand_offs
 from supervisor.engines.work import request_inbox
 from supervisor.gateway.requests import ServedModel
 from supervisor.node import router_child
@@ -122,7 +123,7 @@ def _routing(
         pool=WorkerPool(directory, name),
         policy=POLICIES[section.policy](context),
         limits=router_child.limits(section),
-        new_room=runtime.new_room,
+        new_number=runtime.new_number,
         new_id=runtime.new_id,
         prefill_tokens_min=section.prefill_tokens_min,
         ends=text.eos_token_ids,
@@ -131,11 +132,12 @@ def _routing(
         levels=levels,
         ranked_among=partial(directory.ranked, name),
         clock=trio.current_time,
+        hand_offs=hand_offs(),
     )
 
 
 def _policy_context(section: ModelSection, runtime: Runtime) -> PolicyContext:
-    chance = runtime.chance(runtime.new_room())  # routers of two nodes must not draw the same
+    chance = runtime.chance(runtime.new_number())  # routers of two nodes must not draw the same
     return PolicyContext(chance.random, trio.current_time, section.kv, PrefixIndex(section.kv.blocks_max))
 
 

@@ -56,7 +56,7 @@ from supervisor.threads.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
-ROOM_BITS = 63  # of a rendezvous room, as SGLang has them
+NUMBER_BITS = 63  # of the numbers of hand-offs, such as SGLang's rooms
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
@@ -117,7 +117,7 @@ async def run(
             metrics=Metrics(),
             chance=Random,
             new_nonce=new_nonce,
-            new_room=partial(next, _rooms(secrets.randbits(ROOM_BITS))),
+            new_number=partial(next, _numbers(secrets.randbits(NUMBER_BITS))),
         )
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials)
@@ -371,9 +371,9 @@ def new_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def _rooms(first: int) -> Iterator[int]:
-    """Yield numbers of rendezvous rooms from `first`, each once; nodes begin at random numbers, far from each other."""
-    return (room % 2**ROOM_BITS for room in count(first))
+def _numbers(first: int) -> Iterator[int]:
+    """Yield the numbers from `first` on, each once; nodes begin at random numbers, far from each other."""
+    return (number % 2**NUMBER_BITS for number in count(first))
 
 
 def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:

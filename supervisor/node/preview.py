@@ -43,7 +43,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
         metrics=Metrics(),
         chance=lambda _: _NoRandomSource(),
         new_nonce=bytes,
-        new_room=int,
+        new_number=int,
     )
     if placement.is_local_host(cluster.node[name].host):
         check_host(cluster, name)

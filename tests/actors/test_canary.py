@@ -28,6 +28,7 @@ from actors.canary import (
 from actors.decode import decode
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import BatchUpdate
+from actors.engines.simulated.hand_off import HAND_OFF
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.slots import Slots
@@ -43,7 +44,7 @@ from protocol.errors import (
 )
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import NO_PARTNER, Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
 from tests.rig.scheduler import sweep
@@ -102,7 +103,9 @@ async def watched(
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(decode, inbox, [system.slots])
                     new_id = lambda: f"c{next(numbers)}"  # noqa: E731
-                    nursery.start_soon(canary, system.slots, limits, new_id, numbers.__next__, system.observer)
+                    nursery.start_soon(
+                        canary, system.slots, limits, new_id, numbers.__next__, HAND_OFF, system.observer
+                    )
         except* (EngineStuck, EngineDied) as group:
             system.raised += group.exceptions
         finally:
@@ -149,9 +152,8 @@ async def test_a_leg_of_a_pair_answers_its_canary_without_the_other(
     leg: Leg, tokens: int, autojump_clock: MockClock
 ) -> None:
     async with watched(FakeEngine(Costs(leg=leg, slots=2))) as system:
-        request = canary_request(system.engine.info, "a", "b", 7)
-        assert request.rendezvous is not None
-        assert (request.rendezvous.host, request.rendezvous.room) == (NO_PARTNER, 7)
+        request = canary_request(system.engine.info, "a", "b", b"alone")
+        assert request.hand_off == b"alone"
         assert request.sampling.tokens_max == tokens, "the first token of a decode is computed elsewhere"
         await trio.sleep(30)
         assert [outcome for _, outcome in system.observer.outcomes] == [ANSWERED] * 2

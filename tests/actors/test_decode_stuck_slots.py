@@ -26,7 +26,7 @@ from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
 from tests.rig.fake_engine import generate as wanted_of
-from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, routed
+from tests.rig.router import ActorWorker, Fake, Play, Received, RouterRig, prefill_info, routed
 from tests.rig.router import ask as route
 from tests.rig.tasks import append_result, call_later
 
@@ -179,7 +179,7 @@ async def test_the_neighbours_of_a_request_that_hangs_an_engine_go_on_elsewhere(
 
 async def test_a_leg_that_does_not_let_go_of_a_request_counts_as_one_that_died(autojump_clock: MockClock) -> None:
     """The prefills hang, and the decodes say that the hand-off failed: each try costs another pair."""
-    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, bootstrap=("h", n), release_s=1e6) for n in range(4)]
+    prefills = [Fake(f"p{n}", [Play(None, 0)], Leg.PREFILL, info=prefill_info(), release_s=1e6) for n in range(4)]
     decodes = [Fake(f"d{n}", [Play(HandOffFailed("late"), 0)], Leg.DECODE) for n in range(4)]
     async with routed(*prefills, *decodes, limits=FailoverLimits(resumes_max=20, pause_s=0.01)) as rig:
         with pytest.raises(HandOffFailed):

@@ -13,15 +13,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import BOOTSTRAP, Costs
+from actors.engines.simulated.spec import ADDRESS, Costs
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.slots import Slots
 from actors.prefill import prefill
 from protocol.errors import EngineDied, EngineLost
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import FinishReason, Generate, Rendezvous, Started, Usage
+from protocol.messages.generation import FinishReason, Generate, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
 from tests.rig.tasks import expect_error
@@ -57,7 +58,7 @@ async def pair(*, slots: int = 2, decode_memory: int = 4096) -> AsyncIterator[Pa
 def met(name: str, room: int, *, prompt: int = 16, tokens_max: int = 8, priority: int = 0) -> Generate:
     """A request whose legs meet in a room."""
     request = generate(name, prompt, tokens_max)
-    return evolve(request, rendezvous=Rendezvous(room, *BOOTSTRAP), priority=priority)
+    return evolve(request, hand_off=Rendezvous(room, 0, ADDRESS).encode(), priority=priority)
 
 
 async def ask(address: AnyAddress, request: Generate) -> tuple[list[Any], Any]:

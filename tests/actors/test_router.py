@@ -14,17 +14,7 @@ from protocol.errors import BadRequest, EngineLost, EngineRefused, HandOffFailed
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Logprob, Tokens, Usage
 from tests.rig.calls import AnyAnswer
-from tests.rig.router import (
-    LOSSES,
-    Fake,
-    Play,
-    ask,
-    check_whole,
-    generate,
-    pair,
-    routed,
-    text,
-)
+from tests.rig.router import LOSSES, Fake, Play, ask, check_whole, generate, met_at, pair, prefill_info, routed, text
 from tests.system.simulator import simulate
 
 # One worker -------------------------------------------------------------------------------
@@ -114,8 +104,8 @@ async def test_every_request_has_a_room_of_its_own(autojump_clock: MockClock) ->
     async with routed(*pair()) as rig:
         for _ in range(30):
             await ask(rig, generate(tokens_max=1))
-        rooms = [each.rendezvous.room for each in rig.worker("p").asked]
-        assert rooms == [each.rendezvous.room for each in rig.worker("d").asked]
+        rooms = [met_at(each).room for each in rig.worker("p").asked]
+        assert rooms == [met_at(each).room for each in rig.worker("d").asked]
         assert len(set(rooms)) == 30
         assert all(0 <= room < 2**63 for room in rooms)
         assert max(rooms) > 2**60
@@ -189,7 +179,7 @@ class Late(Fake):
 
 async def test_a_prefill_that_fails_in_the_middle_of_the_stream_ends_the_decode(autojump_clock: MockClock) -> None:
     _, decoder = pair()
-    async with routed(Late("p", leg=Leg.PREFILL, bootstrap=("h", 1)), decoder) as rig:
+    async with routed(Late("p", leg=Leg.PREFILL, info=prefill_info()), decoder) as rig:
         got: list[Any] = []
         with pytest.raises(EngineRefused, match="late"):
             await ask(rig, generate(tokens_max=60), got)
@@ -226,20 +216,20 @@ async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place
     failing: str, autojump_clock: MockClock
 ) -> None:
     legs = pair(**{failing: [Play(EngineLost("gone"), 0)]})
-    others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
+    others = Fake("p2", leg=Leg.PREFILL, info=prefill_info(), more=2), Fake("d2", leg=Leg.DECODE, more=2)
     async with routed(*legs, *others) as rig:
         wanted = generate()
         check_whole(await ask(rig, wanted), wanted)
         kept, lost = ("d", "p") if failing == "prefill" else ("p", "d")
         assert [len(rig.worker(name).asked) for name in (kept, lost, f"{kept}2", f"{lost}2")] == [2, 1, 0, 1]
         first, second = rig.worker(kept).asked
-        assert first.rendezvous.room != second.rendezvous.room
+        assert met_at(first).room != met_at(second).room
         assert (second.id, second.said) == ("new 1", 0)
 
 
 async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock: MockClock) -> None:
     legs = pair(decode=[Play(HandOffFailed("x"), 0)])
-    others = Fake("p2", leg=Leg.PREFILL, bootstrap=("h", 2), more=2), Fake("d2", leg=Leg.DECODE, more=2)
+    others = Fake("p2", leg=Leg.PREFILL, info=prefill_info(), more=2), Fake("d2", leg=Leg.DECODE, more=2)
     async with routed(*legs, *others) as rig:
         await ask(rig, generate())
         assert [len(each.asked) for each in rig.pool.all] == [1, 1, 1, 1]
@@ -252,33 +242,31 @@ async def test_the_same_pair_is_asked_again_where_there_is_no_other(autojump_clo
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-async def test_a_pair_meets_in_a_room_of_the_rank_of_its_prefill_and_no_two_requests_in_one(
+async def test_a_pair_meets_at_the_rank_of_its_prefill_and_no_two_requests_in_one_room(
     rank: int, autojump_clock: MockClock
 ) -> None:
-    prefill = Fake(f"p#{rank}", leg=Leg.PREFILL, bootstrap=("h", 1), ranks=3, slots=64)
-    decode = Fake("d#1", leg=Leg.DECODE, ranks=2, slots=64)
+    prefill = Fake(f"p#{rank}", leg=Leg.PREFILL, info=prefill_info(ranks=3), slots=64)
+    decode = Fake("d#1", leg=Leg.DECODE, slots=64)
     async with routed(prefill, decode) as rig:
-        first = rig.routing.new_room()
-        rooms = iter(range(first, first + 40))
-        rig.routing.new_room = rooms.__next__
+        first = rig.routing.new_number()
+        rig.routing.new_number = iter(range(first, first + 40)).__next__
         async with trio.open_nursery() as clients:
             for number in range(40):
                 clients.start_soon(ask, rig, generate(f"{number}"))
-        met = [request.rendezvous.room for request in rig.worker(f"p#{rank}").asked]
-        assert sorted(met) == sorted(request.rendezvous.room for request in rig.worker("d#1").asked)
-        assert {room % 3 for room in met} == {rank}
-        assert len(set(met)) == 40
-        assert 0 <= min(met) <= max(met) < 2**63
+        met = [met_at(request) for request in rig.worker(f"p#{rank}").asked]
+        assert {*met} == {met_at(request) for request in rig.worker("d#1").asked}
+        assert {each.rank for each in met} == {rank}
+        assert len({each.room for each in met}) == 40
 
 
 async def test_an_engine_that_crashes_takes_all_of_its_ranks_from_the_request(autojump_clock: MockClock) -> None:
     crash = [Play(EngineLost("gone"), 0)]
-    ranks = Fake("e#0", crash, ranks=2), Fake("e#1", ranks=2)
+    ranks = Fake("e#0", crash), Fake("e#1")
     async with routed(*ranks) as rig:
         with pytest.raises(EngineLost):
             await ask(rig, generate())
         assert rig.worker("e#1").asked == []
-    async with routed(Fake("e#0", [*crash], ranks=2), Fake("e#1", ranks=2), Fake("f", more=3)) as rig:
+    async with routed(Fake("e#0", [*crash]), Fake("e#1"), Fake("f", more=3)) as rig:
         rig.worker("e#0").plays = [Play(EngineLost("gone"), 0)]
         wanted = generate()
         check_whole(await ask(rig, wanted), wanted)
@@ -296,7 +284,7 @@ def test_whatever_is_lost_the_answer_is_whole_or_ends_in_an_error(seed: int) -> 
             return [rng.choice(chances) for _ in range(12)]
 
         wholes = [Fake(f"w{n}", plays(), slots=2) for n in range(rng.randrange(3))]
-        pairs = [Fake(f"p{n}", plays(), Leg.PREFILL, 2, bootstrap=("h", n)) for n in range(2)]
+        pairs = [Fake(f"p{n}", plays(), Leg.PREFILL, 2, info=prefill_info()) for n in range(2)]
         pairs += [Fake(f"d{n}", plays(), Leg.DECODE, 2) for n in range(2)]
         async with routed(*wholes, *pairs, prefill_tokens_min=3) as rig:
 

@@ -60,9 +60,7 @@ async def over_engines(*legs: Leg, levels: ServiceLevels | None = None) -> Async
 
         for number, leg in enumerate(legs):
             engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
-            worker = Real(
-                f"{leg}{number}", rig.pool, engine.info.running_max, leg, engine.info.bootstrap, engine=engine
-            )
+            worker = Real(f"{leg}{number}", rig.pool, engine.info.running_max, leg, engine.info, engine=engine)
             worker.address, inbox = priority_inbox(1, lambda _: 0)
             rig.pool.all.append(worker)
             engines.start_soon(compute, engine)

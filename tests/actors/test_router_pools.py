@@ -15,7 +15,7 @@ from protocol.errors import InternalError, LinkLost
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import RoutingHints
 from tests.rig.routed_pools import THREE, aimed, asked, pair_levels, pair_workers, three, whole_levels
-from tests.rig.router import Fake, Play, ask, check_whole, generate, routed
+from tests.rig.router import Fake, Play, ask, check_whole, generate, prefill_info, routed
 
 # The grid -------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ async def test_pools_of_decodes_have_equal_shares_of_a_prefill_however_many_deco
     grid = Grid(Axis(0, 100, 1), Axis(0, 100, 2), (("quick", "slow"),))
     levels = ServiceLevels({Leg.DECODE: LegPools(grid, names, {"quick": 9, "slow": 0})})
     decodes = [Fake(f"d{number}", leg=Leg.DECODE, slots=16) for number in range(8)]
-    async with routed(Fake("p", leg=Leg.PREFILL, slots=8, bootstrap=("h", 7)), *decodes, levels=levels) as rig:
+    async with routed(Fake("p", leg=Leg.PREFILL, slots=8, info=prefill_info()), *decodes, levels=levels) as rig:
         async with trio.open_nursery() as nursery:
             for number in range(6):
                 wanted = evolve(generate(f"q{number}"), hints=RoutingHints(itl_target_ms=0))

@@ -44,5 +44,5 @@ def built_runtime() -> Runtime:
         metrics=Metrics(),
         chance=Random,
         new_nonce=lambda: bytes(32),
-        new_room=partial(next, numbers),
+        new_number=partial(next, numbers),
     )

@@ -10,7 +10,7 @@ from actors.routing.pools.grid import Axis, Grid
 from actors.routing.pools.service_levels import LegPools, Names, ServiceLevels
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, RoutingHints
-from tests.rig.router import Fake, Play, RouterRig, generate
+from tests.rig.router import Fake, Play, RouterRig, generate, prefill_info
 
 PREFILLS: dict[str, Names] = {
     "p-quick": frozenset({"pq"}),
@@ -35,7 +35,7 @@ def pair_levels(ttft_ms: float | None = None, itl_ms: float | None = None) -> Se
 
 def pair_workers() -> list[Fake]:
     """Return a worker of every name in those pools."""
-    prefills = [Fake(name, leg=Leg.PREFILL, bootstrap=("h", 7)) for name in ("pq", "p1", "p2", "p3")]
+    prefills = [Fake(name, leg=Leg.PREFILL, info=prefill_info()) for name in ("pq", "p1", "p2", "p3")]
     return [*prefills, *(Fake(name, leg=Leg.DECODE) for name in ("d0", "d1", "d2"))]
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
+from actors.engines.simulated.hand_off import HAND_OFF, Rendezvous
+from actors.engines.simulated.spec import SimulatedSpec
 from actors.kit.fast_path import put_token
 from actors.router import router
 from actors.routing.load import Load
@@ -70,9 +72,7 @@ class Fake:
     leg: Leg = Leg.BOTH
     slots: int = 4
     otherwise: Play = Play()
-    bootstrap: tuple[str, int] | None = None
     info: EngineInfo | None = None
-    ranks: int = 1
     busy: int = 0
     more: int = 0  # requests of others
     release_s: float = 0.0  # of a request that was left
@@ -172,9 +172,7 @@ class ActorWorker:
     pool: FakePool
     slots: int
     leg: Leg = Leg.BOTH
-    bootstrap: tuple[str, int] | None = None
     info: EngineInfo | None = None
-    ranks: int = 1
     busy: int = 0
     asked: list[str] = Factory(list)
     address: AnyAddress = field(init=False)
@@ -276,11 +274,12 @@ async def routed(
             pool=pool,
             policy=least_loaded,
             limits=limits or FailoverLimits(),
-            new_room=lambda: rng.getrandbits(63),
+            new_number=lambda: rng.getrandbits(63),
             new_id=lambda: f"new {next(ids)}",
             prefill_tokens_min=prefill_tokens_min,
             ends=frozenset({EOS}),
             levels=levels,
+            hand_offs={"simulated": HAND_OFF},
         )
         rig = RouterRig(address, pool, routing, inbox)
         for request in early:
@@ -341,7 +340,17 @@ async def check_ends(rig: RouterRig, failure: Exception | None) -> None:
     assert caught.value is failure
 
 
+def prefill_info(address: bytes = b"p", ranks: int = 1) -> EngineInfo:
+    """Return the info of a simulated prefill with this address."""
+    return evolve(SimulatedSpec(leg=Leg.PREFILL, ranks=ranks).info, hand_off_address=address)
+
+
+def met_at(request: Generate) -> Rendezvous:
+    """Return the rendezvous of a leg's request."""
+    return Rendezvous.decode(request.hand_off)
+
+
 def pair(**decode_or_prefill: list[Play]) -> tuple[Fake, Fake]:
     """Return a prefill and a decode, each with its script."""
-    prefill = Fake("p", leg=Leg.PREFILL, bootstrap=("host", 7), plays=decode_or_prefill.get("prefill", []))
+    prefill = Fake("p", leg=Leg.PREFILL, info=prefill_info(), plays=decode_or_prefill.get("prefill", []))
     return prefill, Fake("d", leg=Leg.DECODE, plays=decode_or_prefill.get("decode", []))

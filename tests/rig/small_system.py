@@ -17,6 +17,7 @@ from actors.canary import CanaryLimits, CanaryObserver, canary
 from actors.decode import decode
 from actors.engines.port import Engine
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.simulated.hand_off import HAND_OFF
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.engines.slots.slots import Slots
@@ -181,8 +182,8 @@ class SmallSystem:
 
     async def _canary(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         slots, limits = await self.slots[number].wait(), cast("CanaryLimits", self.canary)
-        new_id, new_room = (lambda: f"{CANARY}-{next(self._canaries)}"), partial(next, self._canaries)
-        await canary(slots, limits, new_id, new_room, CanaryObserver(), task_status=task_status)
+        new_id, new_number = (lambda: f"{CANARY}-{next(self._canaries)}"), partial(next, self._canaries)
+        await canary(slots, limits, new_id, new_number, HAND_OFF, CanaryObserver(), task_status=task_status)
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         engine = await self.engines[number].wait()

@@ -136,10 +136,7 @@ class View:
     number: int
     full_name: str
     leg: Leg = Leg.BOTH
-    bootstrap: None = None
     info: None = None
-
-    ranks: int = 1
 
     @property
     def load(self) -> Load:

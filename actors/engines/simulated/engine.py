@@ -13,12 +13,14 @@ from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.batch import Batch, BatchUpdate
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import BadRequest, EngineDied, EngineLost, Overloaded
+from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
+from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
 from protocol.messages.generation import Generate, Started, Tokens
 from protocol.messages.kind import Message
@@ -78,7 +80,7 @@ class SimulatedEngine:
         return self._info
 
     def submit(self, request: Generate) -> Generation:
-        """Start a request; raises `BadRequest`, `Overloaded` with all places taken, `EngineLost` after the end."""
+        """Start a request; raises as the port does: `Overloaded` with all places taken, `EngineLost` after the end."""
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
         check_request(request, self.info)
@@ -206,14 +208,16 @@ class SimulatedEngine:
             self._load_changed.unpark_all()
 
     def _check_leg(self, request: Generate) -> None:
-        """Raise `BadRequest` for a rendezvous at another prefill, or in a room of another rank of this one."""
-        where, own = request.rendezvous, self.info.bootstrap
-        if where is None or own is None:
+        """Raise `HandOffFailed` for a rendezvous that is none, at another prefill, or at another rank of this one."""
+        if self.spec.leg is Leg.BOTH:
             return
-        if where.has_partner and (where.host, where.port) != own:
-            raise BadRequest("the rendezvous is at another prefill", param="rendezvous")
-        if where.room % self.spec.ranks != request.rank:
-            raise BadRequest("the room of the rendezvous is that of another rank", param="rendezvous")
+        where, own = Rendezvous.decode(request.hand_off), self.info.hand_off_address
+        if own is None:
+            return
+        if where.has_partner and where.address != own:
+            raise HandOffFailed("the rendezvous is at another prefill")
+        if where.rank != request.rank:
+            raise HandOffFailed("the rendezvous is at another rank")
 
     def _wake_if_due(self, batch: Batch) -> None:
         """Wake the actor if a rank has something to do now, not only at the end of its step."""

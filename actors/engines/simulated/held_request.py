@@ -6,6 +6,7 @@ from math import inf
 
 from attrs import Factory, define
 
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
@@ -34,8 +35,7 @@ class HeldRequest:
     @property
     def room(self) -> int:
         """The room of its rendezvous, which a prefill and a decode share."""
-        assert self.request.rendezvous is not None
-        return self.request.rendezvous.room
+        return Rendezvous.decode(self.request.hand_off).room
 
     @property
     def kv_tokens(self) -> int:

@@ -16,8 +16,8 @@ from protocol.messages.media import MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 
-BOOTSTRAP = ("simulated", 1)
-"""The bootstrap address of every simulated prefill: nothing listens there."""
+ADDRESS = b"simulated"
+"""The address of every simulated prefill: nothing listens there."""
 
 Count = Annotated[int, Within(at_least=1, at_most=2**31 - 1)]
 Price = Annotated[float, Within(at_least=0)]
@@ -122,8 +122,8 @@ class SimulatedSpec:
             running_max=self.slots,
             page_size=self.page_size,
             honours_seed=True,
-            hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.RENDEZVOUS,
-            bootstrap=BOOTSTRAP if self.leg is Leg.PREFILL else None,
+            hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.CONCURRENT,
+            hand_off_address=ADDRESS if self.leg is Leg.PREFILL else None,
             ranks=self.ranks,
             data_parallel=self.ranks,
             media=self.media,

@@ -16,8 +16,8 @@ from protocol.tensors import NO_TENSOR, Dtype, Tensor
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, VIDEO_TOKEN, embeddings, image, video
 
 INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, media=MEDIA)
-DECODE = evolve(INFO, hand_off=HandOff.RENDEZVOUS)
-PREFILL = evolve(DECODE, bootstrap=("x", 1))
+DECODE = evolve(INFO, hand_off=HandOff.CONCURRENT)
+PREFILL = evolve(DECODE, hand_off_address=b"x")
 ALL = evolve(INFO, media=evolve(MEDIA, form=MediaForm.PIXELS))
 TEXT = evolve(INFO, media=None)
 MOVIE = evolve(video(), form=MediaForm.EMBEDDINGS, data=Tensor(Dtype.BFLOAT16, (8, 8), memoryview(bytes(128))))

@@ -24,7 +24,20 @@ from protocol.errors import (
 )
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
-from tests.rig.router import LOSSES, PROMPT, Fake, Play, ask, check_ends, check_whole, generate, pair, routed, text
+from tests.rig.router import (
+    LOSSES,
+    PROMPT,
+    Fake,
+    Play,
+    ask,
+    check_ends,
+    check_whole,
+    generate,
+    pair,
+    prefill_info,
+    routed,
+    text,
+)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -161,7 +174,7 @@ async def test_a_pair_whose_prefill_died_waits_for_another_or_for_a_worker_of_bo
     leg: Leg, waits: bool, autojump_clock: MockClock
 ) -> None:
     prefill, decode_ = pair(prefill=[Play(EngineLost("p"), 0)])
-    async with routed(prefill, decode_, Fake("down", leg=leg, bootstrap=("h", 1))) as rig:
+    async with routed(prefill, decode_, Fake("down", leg=leg, info=prefill_info())) as rig:
         rig.pool.gone = {"down"}
         with pytest.raises(EngineLost, match="p"):
             await ask(rig, generate())

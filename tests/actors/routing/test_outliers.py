@@ -24,7 +24,7 @@ from protocol.messages.generation import Generate
 from supervisor.node import router_child
 from supervisor.telemetry.registry import Registry
 from tests.rig.calls import AnyAnswer
-from tests.rig.router import Fake, FakePool, Play, RouterRig, ask, check_whole, generate, routed
+from tests.rig.router import Fake, FakePool, Play, RouterRig, ask, check_whole, generate, met_at, prefill_info, routed
 from tests.system.simulator import simulate
 
 LIMITS = Ejection(failures_max=3, window=10, rate_max=0.5, ejected_s=10, ejected_max_s=60, share_max=0.5)
@@ -188,8 +188,7 @@ class Cut(Fake):
     late_s: float = 0.0  # until it fails
 
     async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
-        assert request.rendezvous is not None
-        if request.rendezvous.host in self.cut:
+        if met_at(request).address.decode() in self.cut:
             await trio.sleep(self.late_s)
             play = Play(HandOffFailed("cut"), 0)
         await super()._play(request, play, answer, scope)
@@ -198,7 +197,7 @@ class Cut(Fake):
 def pairs(prefills: int, decodes: int, **fields: Any) -> list[Fake]:
     """Return prefills p0, p1, ... and decodes d0, d1, ..., which have these fields."""
     return [
-        *(Fake(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(prefills)),
+        *(Fake(f"p{n}", leg=Leg.PREFILL, slots=64, info=prefill_info(f"p{n}".encode())) for n in range(prefills)),
         *(Cut(f"d{n}", leg=Leg.DECODE, slots=64, **fields) for n in range(decodes)),
     ]
 
@@ -255,7 +254,7 @@ async def test_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(a
     workers[3].cut = ()  # type: ignore[attr-defined]
     async with routed(*workers) as rig:
         assert await many(rig, 200) == []
-        met = [each.rendezvous.host for each in rig.worker("d0").asked]
+        met = [met_at(each).address.decode() for each in rig.worker("d0").asked]
         assert met.count("p0") <= 5 + 10, "and those of the half second before the fifth had failed"
         assert met.count("p1") > 50
         assert ejected(rig) == ["p0+d0"]
@@ -264,7 +263,7 @@ async def test_a_pair_that_cannot_hand_over_is_avoided_and_its_workers_are_not(a
 async def test_an_ejected_pair_is_not_asked_while_the_others_are_only_busy(autojump_clock: MockClock) -> None:
     """One slot each: a request that finds the good decode busy waits for it, and does not fail on the bad one."""
 
-    prefill = Fake("p", leg=Leg.PREFILL, slots=64, bootstrap=("p", 1))
+    prefill = Fake("p", leg=Leg.PREFILL, slots=64, info=prefill_info(b"p"))
     bad, good = Cut("d0", leg=Leg.DECODE, slots=1, cut=("p",)), Fake("d1", leg=Leg.DECODE, slots=1)
     limits = FailoverLimits(resumes_max=20, ejection=Ejection(failures_max=1, ejected_s=3600, ejected_max_s=3600))
     async with routed(prefill, bad, good, limits=limits) as rig:
@@ -287,7 +286,9 @@ async def one_by_one(rig: RouterRig, number: int) -> list[str]:
 
 
 def met(rig: RouterRig, prefill: str) -> int:
-    return sum(request.rendezvous.host == prefill for number in range(8) for request in rig.worker(f"d{number}").asked)
+    return sum(
+        met_at(request).address == prefill.encode() for number in range(8) for request in rig.worker(f"d{number}").asked
+    )
 
 
 @pytest.mark.parametrize("late_s", [0, 2])
@@ -314,15 +315,14 @@ async def test_a_leg_that_lets_the_other_wait_is_ejected_whichever_reports_it(
         """A leg that waits for the other one, for 60 seconds at the longest."""
 
         async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
-            met = request.rendezvous
-            assert met is not None
-            if self.name in bad_ones or met.host in bad_ones or met.room in rooms:
+            met = met_at(request)
+            if self.name in bad_ones or met.address.decode() in bad_ones or met.room in rooms:
                 rooms.add(met.room)
                 play = Play(DeadlineExceeded("late"), 0) if self.leg is told_by else Play(tokens=0)
             await super()._play(request, play, answer, scope)
 
     bad_ones, rooms = {bad}, set[int]()
-    prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, bootstrap=(f"p{n}", 1)) for n in range(3)]
+    prefills = [Waits(f"p{n}", leg=Leg.PREFILL, slots=64, info=prefill_info(f"p{n}".encode())) for n in range(3)]
     decodes = [Waits(f"d{n}", leg=Leg.DECODE, slots=64) for n in range(3)]
     async with routed(*decodes, *prefills, limits=FOR_LONG) as rig:
         await many(rig, 100)
@@ -387,7 +387,7 @@ async def test_the_same_worker_or_pair_is_chosen_from_ranked_workers_and_others(
     legs = rng.choice([[Leg.BOTH] * 5, [Leg.PREFILL] * 3 + [Leg.DECODE] * 4, [Leg.PREFILL, Leg.DECODE, Leg.BOTH] * 3])
     workers = [Fake(f"w{number}", leg=leg, slots=4, more=rng.randrange(5)) for number, leg in enumerate(legs)]
     for worker in workers:
-        worker.bootstrap = (worker.name, 1) if worker.leg is Leg.PREFILL and rng.random() < 0.9 else None
+        worker.info = prefill_info() if worker.leg is Leg.PREFILL and rng.random() < 0.9 else None
     names = [worker.name for worker in workers]
     pairs = [
         f"{prefill.name}+{decode.name}"
@@ -442,7 +442,7 @@ def test_random_failures_leave_no_reservation_and_no_request_unanswered(seed: in
             return [rng.choice((Play(), Play(rng.choice(errors)("x"), rng.randrange(3)))) for _ in range(40)]
 
         legs = [Fake(f"w{n}", plays(), slots=3) for n in range(2)]
-        legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, bootstrap=("h", n)) for n in range(3)]
+        legs += [Fake(f"p{n}", plays(), Leg.PREFILL, 3, info=prefill_info()) for n in range(3)]
         legs += [Fake(f"d{n}", plays(), Leg.DECODE, 3) for n in range(3)]
         async with routed(*legs, prefill_tokens_min=5, limits=FailoverLimits(ejection=LIMITS)) as rig:
             await many(rig, 60, prompt=range(rng.randrange(1, 9)))

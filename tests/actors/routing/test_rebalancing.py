@@ -15,7 +15,7 @@ from actors.routing.routing import Routing
 from protocol.errors import HandOffFailed, InternalError, Preempted
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
-from tests.rig.router import Fake, Play, Received, RouterRig, ask, check_whole, generate, routed
+from tests.rig.router import Fake, Play, Received, RouterRig, ask, check_whole, generate, prefill_info, routed
 from tests.rig.tasks import append_result
 
 SILENT = Play(None, 0)
@@ -100,7 +100,7 @@ async def test_a_request_that_finds_no_memory_holds_up_no_smaller_one(
 
 
 async def test_a_request_leaves_an_overcommitted_decode_and_keeps_the_only_prefill(autojump_clock: MockClock) -> None:
-    p = Memory("p", leg=Leg.PREFILL, bootstrap=("p", 1), kv=10)
+    p = Memory("p", leg=Leg.PREFILL, info=prefill_info(b"p"), kv=10)
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     e.more, e.plays = 1, []
     async with routed(p, d, e) as rig, trio.open_nursery() as nursery:
@@ -167,7 +167,7 @@ async def test_the_end_of_a_probe_wakes_a_request_that_waits(autojump_clock: Moc
 async def test_a_request_moves_though_a_leg_fails_in_the_turns_in_which_it_is_taken_back(
     _: int, autojump_clock: MockClock
 ) -> None:
-    p, q = (Memory(name, leg=Leg.PREFILL, bootstrap=(name, 1), kv=50) for name in "pq")
+    p, q = (Memory(name, leg=Leg.PREFILL, info=prefill_info(name.encode()), kv=50) for name in "pq")
     d, e = (Memory(name, [SILENT], leg=Leg.DECODE, kv=50) for name in "de")
     p.plays, q.more, e.more, e.plays = [Play(HandOffFailed("cut"), 0)], 1, 1, []
     async with routed(p, q, d, e, limits=FailoverLimits(move_after_s=0.5)) as rig, trio.open_nursery() as nursery:

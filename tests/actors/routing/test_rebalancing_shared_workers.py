@@ -14,16 +14,18 @@ import trio
 from attrs import Factory, define, field
 from trio.testing import MockClock
 
+from actors.engines.simulated.hand_off import HAND_OFF
 from actors.router import router
 from actors.routing.load import Load
 from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg
+from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
-from tests.rig.router import FakePool, generate
+from tests.rig.router import FakePool, generate, met_at, prefill_info
 
 TELL_S = 0.1
 ANSWER_S = 1.0
@@ -50,8 +52,8 @@ class Engine:
         await self.free.acquire()
         try:
             self.most = max(self.most, self.slots - self.free.value)
-            if request.rendezvous is not None:
-                both = self.met[request.rendezvous.room]
+            if request.hand_off:
+                both = self.met[met_at(request).room]
                 both[self.leg].set()
                 await both[Leg.DECODE if self.leg is Leg.PREFILL else Leg.PREFILL].wait()
             answer.put(Started(0), 0)
@@ -82,12 +84,9 @@ class View:
     def leg(self) -> Leg:
         return self.engine.leg
 
-    ranks = 1
-    info = None
-
     @property
-    def bootstrap(self) -> tuple[str, int] | None:
-        return ("host", 1) if self.leg is Leg.PREFILL else None
+    def info(self) -> EngineInfo | None:
+        return prefill_info() if self.leg is Leg.PREFILL else None
 
     @property
     def full_name(self) -> str:
@@ -172,6 +171,7 @@ async def shared(*engines: Engine, move_after_s: float = 2.0) -> AsyncIterator[S
             limits = FailoverLimits(move_after_s=move_after_s)
             new_id = partial(lambda name: f"{name} {next(ids)}", name)
             routing = Routing(pool, least_loaded, limits, partial(next, ids), new_id, 0, frozenset())
+            routing.hand_offs = {"simulated": HAND_OFF}
             await nursery.start(router, inbox, routing)
         nursery.start_soon(announce)
         yield rig

@@ -57,7 +57,7 @@ async def test_a_pair_without_a_rendezvous_leaves_no_reservation(autojump_clock:
 
         def forgetful(request: Generate, candidates: Candidates) -> Choice | None:
             if [load.name for load in candidates] == ["d"]:  # the prefill has just been chosen
-                prefill.bootstrap = None
+                prefill.info = None
             return least_loaded(request, candidates)
 
         rig.routing.policy = forgetful

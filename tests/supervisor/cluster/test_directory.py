@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from protocol.errors import LinkLost, PeerLost, PeerViolation
 from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from protocol.messages.engine import EngineInfo, encoder_info
+from protocol.messages.generation import HAND_OFF_BYTES_MAX
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
 from supervisor.cluster.workers import RemoteWorker
@@ -134,7 +135,7 @@ IMPOSSIBLE = [
     NodeState(neighbours=(Neighbour("x", "nowhere"),)),
     NodeState((evolve(ONE, leg=Leg.ENCODE, engine=encoder_info("x", "1", evolve(MEDIA, width=0), 8)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, request_tokens_max=0)),)),
-    NodeState((evolve(ONE, engine=evolve(INFO, bootstrap=("h", 70000))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, hand_off_address=bytes(HAND_OFF_BYTES_MAX + 1))),)),
 ]
 
 

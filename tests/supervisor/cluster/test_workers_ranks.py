@@ -32,7 +32,7 @@ from tests.rig.gateway import INFO
 from tests.rig.links import idle_link, serve
 from tests.system.simulator import sim_pair
 
-TWO = evolve(INFO, ranks=2, data_parallel=2, bootstrap=("h", 1))
+TWO = evolve(INFO, ranks=2, data_parallel=2, hand_off_address=b"h")
 
 
 class Engine:

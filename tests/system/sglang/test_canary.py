@@ -16,12 +16,13 @@ from attrs import evolve
 
 from actors.canary import ANSWERED, CanaryLimits, CanaryObserver, canary, canary_request
 from actors.engines.port import Engine
+from actors.engines.sglang.hand_off import HAND_OFF, NO_PARTNER
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.slots import Slots
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import NO_PARTNER
+from protocol.messages.engine import HandOff
 from tests.contracts.engine import at_rest, new_id, read, request, serves_on, slot
 from tests.rig.host_parts import HEAD, parts_process
 from tests.system.sglang.conftest import MakeEngine
@@ -75,7 +76,7 @@ async def test_each_leg_answers_its_canaries_alone_and_keeps_nothing_of_them(leg
     changes: dict[str, Any] = {"bootstrap_port": free_port()} if leg is Leg.PREFILL else {}
     async with make_engine(leg=leg, slots=2, **changes) as engine:
         for _ in range(2):  # the second finds nothing of the first
-            wanted = canary_request(engine.info, new_id(), new_id(), 2**62 + int(new_id(), 16))
+            wanted = canary_request(engine.info, new_id(), new_id(), alone(engine))
             async with slot(engine, wanted) as generation:
                 ids, finished = await read(generation)
             assert (len(ids), finished.usage.cached_tokens) == (wanted.sampling.tokens_max, 0)
@@ -85,7 +86,7 @@ async def test_each_leg_answers_its_canaries_alone_and_keeps_nothing_of_them(leg
         numbers = count(1)
         slots, limits = Slots(engine, 2, Deadlines()), CanaryLimits(after_s=0.2, within_s=30.0)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(canary, slots, limits, new_id, numbers.__next__, observer)
+            nursery.start_soon(canary, slots, limits, new_id, numbers.__next__, HAND_OFF, observer)
             with trio.fail_after(60):
                 await observer.done.wait()
             nursery.cancel_scope.cancel()
@@ -95,10 +96,17 @@ async def test_each_leg_answers_its_canaries_alone_and_keeps_nothing_of_them(leg
             await serves_on(engine)
 
 
+def alone(engine: Engine) -> bytes:
+    """Return the hand-off of a request to an engine without a partner, empty if it computes both legs."""
+    if engine.info.hand_off is HandOff.NONE:
+        return b""
+    return HAND_OFF.without_partner(engine.info, rank=0, number=int(new_id(), 16) % 2**63)
+
+
 async def left_at_once(engine: Engine) -> None:
     """Leave canaries after ever longer, and check that the engine keeps none."""
     for pause_s in (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01):
-        async with slot(engine, canary_request(engine.info, new_id(), new_id(), 2**61 + int(new_id(), 16))):
+        async with slot(engine, canary_request(engine.info, new_id(), new_id(), alone(engine))):
             await trio.sleep(pause_s)
     await at_rest(engine)
 
@@ -106,10 +114,10 @@ async def left_at_once(engine: Engine) -> None:
 @pytest.mark.nightly
 async def test_a_canary_touches_no_cached_prefix_of_others(make_engine: MakeEngine) -> None:
     async with make_engine(slots=2, page_size=1) as engine:
-        [token] = canary_request(engine.info, new_id(), new_id(), 1).tokens
+        [token] = canary_request(engine.info, new_id(), new_id()).tokens
         cached: list[int] = []
         for _ in range(2):
-            async with slot(engine, canary_request(engine.info, new_id(), new_id(), 1)) as generation:
+            async with slot(engine, canary_request(engine.info, new_id(), new_id())) as generation:
                 await read(generation)
             async with slot(engine, evolve(request(engine, 1), tokens=[token] * 4)) as generation:
                 _, finished = await read(generation)

@@ -9,6 +9,7 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from actors.engines.simulated.batch import BatchUpdate
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from protocol.errors import RequestError
@@ -33,7 +34,7 @@ class LegCosts(Costs):
     @property
     def info(self) -> EngineInfo:
         info = self.spec.info
-        return evolve(info, bootstrap=(self.node, 1)) if self.leg is Leg.PREFILL else info
+        return evolve(info, hand_off_address=self.node.encode()) if self.leg is Leg.PREFILL else info
 
 
 @define(eq=False)
@@ -80,8 +81,7 @@ class Rooms(RendezvousRooms):
 
     def enter(self, engine: LegScheduler, leg: Leg, request: Generate) -> None:
         """Note that an engine was asked for one leg of a request."""
-        assert request.rendezvous is not None, "one leg was asked for all of a request"
-        room = self.rooms.setdefault(request.rendezvous.room, Room(request))
+        room = self.rooms.setdefault(Rendezvous.decode(request.hand_off).room, Room(request))
         assert leg not in room.legs, "a room was used twice"
         assert _asked(request) == _asked(room.request), "the legs were asked otherwise"
         assert leg is Leg.PREFILL or all(item.form is MediaForm.PLACES for item in request.media)
@@ -120,10 +120,10 @@ class Rooms(RendezvousRooms):
 
     def fails(self, request: Generate) -> bool:
         """Whether the hand-off of a request fails: both legs are there, and one of them fails."""
-        assert request.rendezvous is not None
-        if not request.rendezvous.has_partner:
+        meeting = Rendezvous.decode(request.hand_off)
+        if not meeting.has_partner:
             return False
-        engines = self.rooms[request.rendezvous.room].legs.values()
+        engines = self.rooms[meeting.room].legs.values()
         return self.failing is not None and len(engines) == len(OTHER) and self.failing[0] in engines
 
     def held(self) -> list[tuple[Leg, LegScheduler]]:
@@ -146,7 +146,7 @@ class Rooms(RendezvousRooms):
 
 def _asked(request: Generate) -> tuple[object, ...]:
     places = tuple(item.place for item in request.media)
-    return request.tokens, request.rendezvous, request.said, places
+    return request.tokens, request.hand_off, request.said, places
 
 
 @define(eq=False)
@@ -157,10 +157,10 @@ class LegScheduler(SeeingScheduler):
 
     def prompt_of(self, request: Generate) -> tuple[int, ...]:
         if self.spec.leg is Leg.DECODE:
-            assert request.rendezvous is not None
-            if not request.rendezvous.has_partner:
+            meeting = Rendezvous.decode(request.hand_off)
+            if not meeting.has_partner:
                 return super().prompt_of(request)
-            request = self.rooms.rooms[request.rendezvous.room].requests[Leg.PREFILL]
+            request = self.rooms.rooms[meeting.room].requests[Leg.PREFILL]
         return super().prompt_of(request)
 
     @property
@@ -169,8 +169,8 @@ class LegScheduler(SeeingScheduler):
         return self.rendezvous_rooms
 
     def submit(self, request: Generate, now: float) -> None:
-        assert (request.rendezvous is None) == (self.spec.leg is Leg.BOTH), "an engine was asked for another's leg"
-        if request.rendezvous is not None and request.rendezvous.has_partner:
+        assert bool(request.hand_off) is (self.spec.leg is not Leg.BOTH), "an engine was asked for another's leg"
+        if request.hand_off and Rendezvous.decode(request.hand_off).has_partner:
             self.rooms.enter(self, self.spec.leg, request)
         super().submit(request, now)
 
@@ -183,8 +183,7 @@ class LegScheduler(SeeingScheduler):
     def _admit(self, now: float) -> None:
         super()._admit(now)
         for held in self._transferring.values():
-            assert held.request.rendezvous is not None
-            if not held.request.rendezvous.has_partner:
+            if not Rendezvous.decode(held.request.hand_off).has_partner:
                 held.ready_at = now
 
     def close(self) -> None:

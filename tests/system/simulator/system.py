@@ -11,6 +11,7 @@ from typing import cast
 import trio
 from attrs import Factory, define, evolve, field
 
+from actors.engines.simulated.hand_off import HAND_OFF
 from actors.kit.calls import Call, mailbox
 from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.offload import run_inline
@@ -120,6 +121,7 @@ class System(PrefixSystem):
             new_id,
             0,
             NEVER_ENDS,
+            hand_offs={"simulated": HAND_OFF, "fake": HAND_OFF},
         )
         self.routed_direct = DirectCalls(self.routed.pass_by)
         self.decode = FaultyDecode(DirectAddress(address.inbox, self.routed_direct) if self.direct else address)

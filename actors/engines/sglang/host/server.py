@@ -184,7 +184,7 @@ class Host:
             sglang_request = translation.sglang_request(request, self.info, output, traced=traced)
             async for out in self.manager.generate_request(sglang_request, None):
                 last = out
-        except RequestError as error:  # of the images and videos, which are checked here
+        except RequestError as error:  # of the images and videos, and of the hand-off, which are checked here
             self._fail(running, error)
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))

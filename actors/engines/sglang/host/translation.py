@@ -10,12 +10,13 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.version import __version__
 
+from actors.engines.sglang import hand_off
 from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.outputs import Likeliest
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages.engine import EngineInfo, HandOff
-from protocol.messages.generation import Generate, GrammarKind, Logprob, Rendezvous, Sampling
+from protocol.messages.generation import Generate, GrammarKind, Logprob, Sampling
 from protocol.messages.media import MediaInfo
 from protocol.trace import as_headers
 
@@ -33,7 +34,7 @@ def sglang_request(
     the first for the wrong one.
     """
     trace = request.trace if traced else None
-    is_rank_of_prefill = info.bootstrap is not None and info.data_parallel > 1
+    is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
     return GenerateReqInput(
         input_ids=request.tokens,
         sampling_params=_sampling(request.sampling, request.said, honours_seed=info.honours_seed),
@@ -46,7 +47,7 @@ def sglang_request(
         routed_dp_rank=request.rank,
         disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,
         external_trace_header=None if trace is None else as_headers(trace),
-        **_bootstrap(request.rendezvous),
+        **_bootstrap(request.hand_off),
     )
 
 
@@ -72,10 +73,11 @@ def _sampling(wanted: Sampling, resumed: int, *, honours_seed: bool) -> dict[str
     }
 
 
-def _bootstrap(rendezvous: Rendezvous | None) -> dict[str, object]:
-    """Return the arguments by which a decode finds its prefill."""
-    if rendezvous is None:
+def _bootstrap(data: bytes) -> dict[str, object]:
+    """Return the arguments by which a decode finds its prefill; raises `HandOffFailed` for bytes that name none."""
+    if not data:
         return {}
+    rendezvous = hand_off.Rendezvous.decode(data)
     host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
     return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
 
@@ -143,8 +145,10 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         page_size=arguments.page_size,
         honours_seed=honours_seed(engine),
         grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
-        hand_off=HandOff.NONE if mode == "null" else HandOff.RENDEZVOUS,
-        bootstrap=(arguments.host, arguments.disaggregation_bootstrap_port) if mode == "prefill" else None,
+        hand_off=HandOff.NONE if mode == "null" else HandOff.CONCURRENT,
+        hand_off_address=hand_off.address(arguments.host, arguments.disaggregation_bootstrap_port)
+        if mode == "prefill"
+        else None,
         ranks=arguments.tp_size * arguments.pp_size * arguments.dp_size,
         digest=digest,
         media=media,

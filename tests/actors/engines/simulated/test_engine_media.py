@@ -10,11 +10,12 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import BOOTSTRAP
+from actors.engines.simulated.spec import ADDRESS
 from protocol.errors import BadRequest
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import Generate, Rendezvous
+from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm, MediaItem
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, embeddings
 from tests.rig.simulated_engines import generate, read, running, spec
@@ -67,7 +68,7 @@ async def test_the_decode_of_a_pair_gets_places_alone_and_continues_what_its_pre
     autojump_clock: MockClock,
 ) -> None:
     rooms, wanted = RendezvousRooms(), about("1", embeddings("a"), tokens_max=12)
-    met = evolve(wanted, rendezvous=Rendezvous(1, *BOOTSTRAP))
+    met = evolve(wanted, hand_off=Rendezvous(1, 0, ADDRESS).encode())
     places = evolve(met, media=tuple(item.place for item in met.media))
     async with (
         running(spec(media=MEDIA)) as whole,

@@ -14,22 +14,23 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
-from actors.engines.simulated.spec import BOOTSTRAP, Costs, Faults, SimulatedSpec
-from protocol.errors import AskerLeft, BadRequest
+from actors.engines.simulated.spec import ADDRESS, Costs, Faults, SimulatedSpec
+from protocol.errors import AskerLeft, HandOffFailed
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import FinishReason, Generate, Rendezvous, Usage
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, FinishReason, Generate, Usage
 from tests.rig.simulated_engines import finished, generate, read, running, spec, timed
 from tests.rig.tasks import call_later
 from tests.system.simulator import simulate
 
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.125, per_kv_token_s=0.0078125)
-MEETING = Rendezvous(1, *BOOTSTRAP)
+MEETING = Rendezvous(1, 0, ADDRESS)
 
 
 def met(request: Generate, meeting: Rendezvous | None = MEETING) -> Generate:
-    return evolve(request, rendezvous=meeting)
+    return evolve(request, hand_off=b"" if meeting is None else meeting.encode())
 
 
 def leg_of(leg: Leg, **changes: int | Costs | Faults) -> SimulatedSpec:
@@ -174,20 +175,21 @@ async def test_a_decode_can_be_aborted_at_any_time(after_s: float, autojump_cloc
 
 
 @pytest.mark.parametrize(
-    ("leg", "meeting", "why"),
+    ("leg", "hand_off", "why"),
     [
-        (Leg.BOTH, MEETING, "wants a rendezvous"),
-        (Leg.PREFILL, None, "wants a rendezvous"),
-        (Leg.DECODE, None, "wants a rendezvous"),
-        (Leg.PREFILL, Rendezvous(1, "elsewhere", 1), "another prefill"),
-        (Leg.DECODE, Rendezvous(-1, *BOOTSTRAP), "a room"),
-        (Leg.PREFILL, Rendezvous(2**63, *BOOTSTRAP), "a room"),
+        (Leg.BOTH, MEETING.encode(), "wants a hand-off"),
+        (Leg.PREFILL, b"", "wants a hand-off"),
+        (Leg.DECODE, b"", "wants a hand-off"),
+        (Leg.PREFILL, Rendezvous(1, 0, b"elsewhere").encode(), "another prefill"),
+        (Leg.PREFILL, evolve(MEETING, rank=1).encode(), "another rank"),
+        (Leg.DECODE, b"room", "of 4 bytes"),
+        (Leg.DECODE, bytes(HAND_OFF_BYTES_MAX + 1), "at most"),
     ],
 )
 async def test_what_is_for_another_leg_is_refused_by_name(
-    leg: Leg, meeting: Rendezvous | None, why: str, autojump_clock: MockClock
+    leg: Leg, hand_off: bytes, why: str, autojump_clock: MockClock
 ) -> None:
     async with running(leg_of(leg)) as engine:
-        with pytest.raises(BadRequest, match=why):
-            engine.submit(met(generate("a"), meeting))
+        with pytest.raises(HandOffFailed, match=why):
+            engine.submit(evolve(generate("a"), hand_off=hand_off))
         assert await engine.load() == EngineLoad(0, 0, 0)

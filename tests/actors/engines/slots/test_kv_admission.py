@@ -15,14 +15,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
-from actors.engines.simulated.spec import Costs, SimulatedSpec
+from actors.engines.simulated.hand_off import Rendezvous
+from actors.engines.simulated.spec import ADDRESS, Costs, SimulatedSpec
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.kv_admission import KvAdmission, kv_tokens_needed
 from actors.engines.slots.slots import Slots
 from actors.prefill import prefill
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.messages.cluster import Leg
-from protocol.messages.generation import Generate, Rendezvous, Sampling
+from protocol.messages.generation import Generate, Sampling
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress
 
@@ -160,7 +161,7 @@ async def test_the_prompts_of_a_prefill_are_bounded_by_themselves(autojump_clock
     async with system(leg=Leg.PREFILL) as one, trio.open_nursery() as clients:
         one.engine.stall(5.0)
         for room in range(0, 12, 2):
-            limited = evolve(wanted(200, 100), rendezvous=Rendezvous(room, "simulated", 1))
+            limited = evolve(wanted(200, 100), hand_off=Rendezvous(room, 0, ADDRESS).encode())
             clients.start_soon(one.ask, limited)
         await trio.sleep(0.1)
         assert one.ranks[0].memory.held.tokens == 2 * 208

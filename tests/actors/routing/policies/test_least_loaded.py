@@ -18,7 +18,7 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
-from tests.rig.router import Fake, FakePool, Loads, generate
+from tests.rig.router import Fake, FakePool, Loads, generate, prefill_info
 
 names, tokens_held = st.text("abc", max_size=3), st.integers(0, 99)
 every_load = st.lists(st.builds(Load, names, st.integers(0, 12), st.integers(0, 8), tokens_held), max_size=9)
@@ -89,7 +89,7 @@ async def test_a_request_waits_at_a_full_worker_only_while_no_other_could_begin_
         return names
 
     idle, full = SharedWorker("idle", more=3), SharedWorker("full", more=4)
-    pair = [SharedWorker("p", leg=Leg.PREFILL, bootstrap=("h", 1)), SharedWorker("d", leg=Leg.DECODE)]
+    pair = [SharedWorker("p", leg=Leg.PREFILL, info=prefill_info()), SharedWorker("d", leg=Leg.DECODE)]
     assert chosen(idle, full) == ["idle", "idle"], "whatever the policy prefers"
     assert chosen(full) == [None, "full"]
     assert chosen(full, *pair) == ["p+d", "p+d"], "although the prompt is short"

@@ -87,7 +87,7 @@ class Manager:
 async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
-    info = SimpleNamespace(honours_seed=False, media=None, data_parallel=1, bootstrap=None)
+    info = SimpleNamespace(honours_seed=False, media=None, data_parallel=1, hand_off_address=None)
     serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
@@ -257,7 +257,7 @@ async def turns_a_step_into_a_frame():
                               _release_lora_once=lambda state: None)
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, data_parallel=1, bootstrap=None), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, data_parallel=1, hand_off_address=None), Peer("e", serves_max=20), theirs, None)
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)

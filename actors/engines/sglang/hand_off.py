@@ -1,0 +1,88 @@
+"""SGLang's hand-off: a prefill and a decode meet in a room of the prefill's bootstrap server.
+
+A room is a number, of which the prefill's rank is the remainder by its number of ranks: a decode finds the rank by it.
+SGLang moves the KV cache itself, while both legs run.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from attrs import frozen
+
+from actors.kit.hand_off import KindHandOff
+from protocol.errors import HandOffFailed
+from protocol.messages.engine import EngineInfo
+
+ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
+HOST_LENGTH_MAX = 253  # of a name in the DNS
+
+NO_PARTNER = "2.2.2.2"
+"""The host of a rendezvous without a partner, by which SGLang chooses a transfer that moves nothing."""
+
+_ROOM, _PORT = struct.Struct("!Q"), struct.Struct("!H")
+
+
+@frozen
+class Rendezvous:
+    """A room of the bootstrap server of a prefill; `room` is of one request alone."""
+
+    room: int
+    host: str
+    port: int
+
+    @property
+    def has_partner(self) -> bool:
+        """Whether a prefill and a decode meet there."""
+        return self.host != NO_PARTNER
+
+    def encode(self) -> bytes:
+        """Return it as the `hand_off` of a request."""
+        return _ROOM.pack(self.room) + address(self.host, self.port)
+
+    @classmethod
+    def decode(cls, hand_off: bytes) -> Rendezvous:
+        """Return that of a request; raises `HandOffFailed` for bytes that are none."""
+        if len(hand_off) < _ROOM.size:
+            raise HandOffFailed(f"a hand-off of {len(hand_off)} bytes names no room of a prefill")
+        (room,) = _ROOM.unpack_from(hand_off)
+        if room > ROOM_MAX:
+            raise HandOffFailed(f"the room of a hand-off must be from 0 to {ROOM_MAX}, got {room}")
+        return cls(room, *_host_and_port(hand_off[_ROOM.size :]))
+
+
+def address(host: str, port: int) -> bytes:
+    """Return the address of a prefill: the port and the host of its bootstrap server."""
+    return _PORT.pack(port) + host.encode()
+
+
+def _host_and_port(address: bytes) -> tuple[str, int]:
+    """Return the host and the port of an address; raises `HandOffFailed` for bytes that are none."""
+    try:
+        (port,), host = _PORT.unpack_from(address), address[_PORT.size :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise HandOffFailed("the address of a prefill cannot be read") from error
+    if not port or not 0 < len(host) <= HOST_LENGTH_MAX or not host.isprintable():
+        raise HandOffFailed(f"a prefill has no bootstrap server at port {port} of {host[:HOST_LENGTH_MAX]!r}")
+    return host, port
+
+
+def _room(info: EngineInfo, rank: int, number: int) -> int:
+    """Return a room of one rank; those of numbers that are drawn one after the other are different."""
+    return number % ((ROOM_MAX + 1) // info.data_parallel) * info.data_parallel + rank
+
+
+def rendezvous(info: EngineInfo, *, rank: int, number: int) -> bytes:
+    """Return a rendezvous at a rank of a prefill; raises `HandOffFailed` if its address is none."""
+    host, port = _host_and_port(info.hand_off_address or b"")
+    if host == NO_PARTNER:
+        raise HandOffFailed(f"a prefill has the address {NO_PARTNER}, where SGLang moves nothing")
+    return Rendezvous(_room(info, rank, number), host, port).encode()
+
+
+def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
+    """Return a rendezvous at which neither leg waits for the other, and no KV cache is moved."""
+    return Rendezvous(_room(info, rank, number), NO_PARTNER, 1).encode()
+
+
+HAND_OFF = KindHandOff(without_partner, rendezvous)

@@ -1,0 +1,35 @@
+"""The hand-off of a kind of engines: the bytes with which a prefill and a decode are asked, as routers make them.
+
+No router reads these bytes: a kind makes them, and its engines read them. An engine reports the way of its hand-off
+(`HandOff`) and, if it is a prefill, an address, which is opaque as well.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import frozen
+
+from protocol.messages.engine import EngineInfo
+
+
+class MakeHandOff(Protocol):
+    """Make the `hand_off` of a request to an engine."""
+
+    def __call__(self, info: EngineInfo, *, rank: int, number: int) -> bytes:
+        """Return the bytes for one rank of the engine with that info; no other request has the `number` of 63 bits.
+
+        Raises `HandOffFailed` if the engine's address cannot be read.
+        """
+
+
+@frozen
+class KindHandOff:
+    """The hand-off of one kind.
+
+    `without_partner` is for a leg that is asked alone, such as by a canary: it does its part, and no KV cache is moved.
+    `rendezvous` is for both legs of a concurrent pair, from the info of the prefill.
+    """
+
+    without_partner: MakeHandOff
+    rendezvous: MakeHandOff

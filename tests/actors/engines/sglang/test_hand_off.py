@@ -1,0 +1,68 @@
+"""SGLang's hand-off: rooms, hosts and ports as bytes, and bytes that are none of these."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.engines.sglang.hand_off import HAND_OFF, HOST_LENGTH_MAX, NO_PARTNER, ROOM_MAX, Rendezvous, address
+from protocol.errors import HandOffFailed
+from protocol.messages.engine import EngineInfo, HandOff
+
+INFO = EngineInfo("sglang", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, hand_off=HandOff.CONCURRENT)
+PREFILL = evolve(INFO, hand_off_address=address("::1", 8998), data_parallel=3)
+
+
+@given(st.integers(0, ROOM_MAX), st.integers(1, 65535), st.sampled_from(["10.0.0.1", "::1", "p.example", NO_PARTNER]))
+def test_a_rendezvous_is_read_as_it_was_written(room: int, port: int, host: str) -> None:
+    meeting = Rendezvous(room, host, port)
+    assert Rendezvous.decode(meeting.encode()) == meeting
+
+
+@given(st.integers(0, ROOM_MAX - 40), st.integers(0, 2))
+def test_the_remainder_of_a_room_is_the_rank_and_rooms_drawn_together_differ(first: int, rank: int) -> None:
+    made = [HAND_OFF.rendezvous(PREFILL, rank=rank, number=number) for number in range(first, first + 40)]
+    meetings = [Rendezvous.decode(each) for each in made]
+    assert {(each.host, each.port, each.room % 3) for each in meetings} == {("::1", 8998, rank)}
+    assert len({each.room for each in meetings}) == 40
+
+
+def test_a_leg_without_a_partner_meets_nobody_in_a_room_of_its_rank() -> None:
+    alone = Rendezvous.decode(HAND_OFF.without_partner(PREFILL, rank=2, number=7))
+    assert (alone.has_partner, alone.host, alone.room % 3) == (False, NO_PARTNER, 2)
+
+
+@pytest.mark.parametrize(
+    ("hand_off", "why"),
+    [
+        (b"", "of 0 bytes"),
+        (b"7 bytes", "of 7 bytes"),
+        (bytes(8), "cannot be read"),
+        (b"\xff" * 8 + address("h", 1), "from 0 to"),
+        (Rendezvous(1, "h", 0).encode(), "at port 0"),
+        (Rendezvous(1, "", 1).encode(), "port 1 of ''"),
+        (Rendezvous(1, "h\n", 1).encode(), "no bootstrap server"),
+        (Rendezvous(1, "h" * (HOST_LENGTH_MAX + 1), 1).encode(), "no bootstrap server"),
+        (bytes(9) + b"\x01\xff", "cannot be read"),
+    ],
+)
+def test_bytes_that_are_no_rendezvous_are_refused_by_name(hand_off: bytes, why: str) -> None:
+    with pytest.raises(HandOffFailed, match=why):
+        Rendezvous.decode(hand_off)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_rendezvous_or_refused(hand_off: bytes) -> None:
+    try:
+        meeting = Rendezvous.decode(hand_off)
+    except HandOffFailed:
+        return
+    assert meeting.encode() == hand_off
+
+
+@pytest.mark.parametrize("announced", [None, b"", b"\x00", address(NO_PARTNER, 1)])
+def test_a_prefill_with_another_address_than_a_bootstrap_server_is_not_met(announced: bytes | None) -> None:
+    with pytest.raises(HandOffFailed):
+        HAND_OFF.rendezvous(evolve(PREFILL, hand_off_address=announced), rank=0, number=1)
