@@ -30,7 +30,8 @@ from supervisor.cli.output import CommandConsole, print_sentence
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
 from supervisor.config import load
-from supervisor.config.schema import Cluster, NodeSection
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import NodeSection
 from supervisor.control import unix_socket
 from supervisor.engines.kinds import read_cluster
 from supervisor.telemetry import logs

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from protocol.link.greeting import names_node, shown_names
 from supervisor.config.load import Misconfigured
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.files import permissions, reading
 from supervisor.links.tls import LinkTls, load_link_tls
 

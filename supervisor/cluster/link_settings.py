@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from protocol.link.frames import ATTACHED_BYTES_MAX
-from supervisor.config.schema import ClusterSection
+from supervisor.config.sections import ClusterSection
 from supervisor.links.websocket import HANDSHAKE_S
 
 HANDSHAKES_MAX = 32

@@ -28,7 +28,7 @@ from supervisor.cluster.carried_links import CarriedLinks
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.node_records import FORGET_S
-from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS
+from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from protocol.strict.mistakes import Mistake
-from supervisor.config.schema import Cluster, NodeSection, machine_of
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import NodeSection, machine_of
 from supervisor.links.endpoint import Endpoint
 
 NAME_LENGTH_MAX = 32

@@ -20,7 +20,8 @@ from protocol.strict.mistakes import Mistake
 from supervisor.config import gateway_nodes, toml_file
 from supervisor.config.checks.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, Kinds, Tables
+from supervisor.config.schema import Cluster, Kinds, Tables
+from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.config.toml_lines import line_of, lines_of
 
 FILE_BYTES_MAX = 4 * 1024 * 1024

@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 
 from protocol.errors import StartFailed
-from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS
 
 
 def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:

@@ -1,157 +1,33 @@
-"""The schema of `cluster.toml`: each section as an immutable value, with its defaults.
+"""The schema of `cluster.toml`: the sections of engines, and the whole file as one immutable value.
 
-A field is a key of the file, its type says what is valid, and its unit stands in its name. This file describes and does
-nothing: it may import the value types of other rooms (limits of slots, of ejections, of processes), and none of those
-who act by them. What is wrong between keys is in `cross_checks.py`; what belongs to one kind of engine is in that
-kind's section.
+This file and `sections.py` describe and do nothing: they may import the value types of other rooms (limits of slots, of
+ejections, of processes), but no code that acts by them. Checks between keys are in `checks/`; the keys of one kind of
+engine are in that kind's section.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar, get_args
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, frozen
 
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
 from actors.engines.slots.deadlines import RequestDeadlines
-from actors.routing.policies.kv.policy import KvSettings
-from actors.routing.policies.table import POLICIES
-from protocol.dialects.targets import TargetMs
-from protocol.strict.checks import Holds, Matches, OneOf, Within
+from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
-from supervisor.config.keyfile import GrammarName
-from supervisor.config.limits import Bytes, ClientLimits, Count, Seconds
-from supervisor.config.media import MediaSection
-from supervisor.config.pools import POOLS_MAX, GridSections, PoolName, PoolSection
+from supervisor.config.limits import Count, Seconds
+from supervisor.config.pools import POOLS_MAX, PoolName, PoolSection
+from supervisor.config.sections import ClusterSection, GatewaySection, ModelSection, NodeName, NodeSection, machine_of
 from supervisor.links.endpoint import Endpoint
 
 DATA_PARALLEL_MAX = 128
-NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
-LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 DEFAULT_KIND = "sglang"
 """The kind of an engine whose section has no `kind`."""
-PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
-WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
-
-
-def machine_of(host: str) -> str:
-    """Return the name by which a node's machine is compared with those of others."""
-    return "localhost" if host in LOOPBACK_HOSTS else host.lower()
-
-
-@frozen(kw_only=True)
-class NodeSection:
-    """`[node.NAME]`: one process with one supervision tree."""
-
-    host: str = "localhost"  # the machine on which the node runs, by its name or address
-    # address for other nodes; at a wildcard such as `0.0.0.0` they dial `host`. Without it the node dials all others
-    listen: Endpoint | None = None
-    # address of the node's own probes and `/metrics`, over plain HTTP; beyond loopback `/metrics` needs an admin key
-    metrics: Endpoint | None = None
-    # time for running streams to finish after SIGTERM or `drain`; then they continue on other nodes, or are cut
-    drain_s: Seconds = 30.0
-    # folder for the output of the node's engines; without it the output is deleted when the node ends
-    logs: str | None = None
-    # memory for tensors of images and videos that the node shares with its engines' processes; further tensors wait
-    shared_bytes_max: Bytes = 512 * 1024 * 1024
-    # longest time without a turn of the event loop; then the launcher kills the node and starts it again
-    watchdog_s: Seconds = 30.0
-
-    @property
-    def dial_address(self) -> Endpoint | None:
-        """Its address for other nodes: at its host, if it listens at a wildcard. None if it does not listen."""
-        if self.listen is not None and self.listen.host in WILDCARD_HOSTS:
-            return evolve(self.listen, host=self.host)
-        return self.listen
-
-
-@frozen(kw_only=True)
-class ClusterSection:
-    """`[cluster]`: how nodes authenticate each other, and the times and limits of their links."""
-
-    name: NodeName = "espalier"  # the cluster, also in certificates as `NODE.NAME`; nodes of another one are refused
-    # file with the secret that all nodes share, unless `ESPALIER_CLUSTER_SECRET` is set; needed beyond loopback
-    secret: str | None = None
-    # file with the certificate that the nodes of this machine show to others; links use TLS if it is given
-    tls_certificate: str | None = None
-    tls_key: str | None = None  # file with the key of that certificate
-    tls_authority: str | None = None  # file with the authority that must have signed the certificates of other nodes
-    # what a certificate must name: the host that is dialed, or also the node that shows it
-    tls_names: Literal["hosts", "nodes"] = "hosts"
-    # addresses of nodes of a running cluster that this file does not describe, as `--join HOST:PORT`
-    join: tuple[Endpoint, ...] = ()
-    streams_max: Count = 1024  # streams that one node may have open at another; further requests wait
-    heartbeat_s: Seconds = 1.0  # time between two heartbeats on an idle link
-    # time without a frame after which a node gets no new request, and is lost if its kernel does not answer either
-    silent_s: Seconds = 3.0
-    stalled_s: Seconds = 15.0  # time without a frame after which a node is lost although its kernel answers
-
-    @property
-    def verifies_node_names(self) -> bool:
-        """Whether nodes must present certificates that name them."""
-        return self.tls_names == "nodes"
-
-
-@frozen(kw_only=True)
-class GatewaySection:
-    """`[gateway]`: the server for clients and its admission."""
-
-    node: NodeName | None = None  # the node that has the gateway; by default `main`
-    # nodes that have a gateway each, in place of `node`; those of one machine share the port
-    nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()
-    # processes as which each of these nodes runs, behind one port
-    processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1
-    host: str = "127.0.0.1"  # address for clients; any but loopback needs client keys
-    port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # port for clients; 0 takes a free one
-    # names of the server that clients may send in `Host`; by default those of loopback, and `host`
-    allowed_hosts: tuple[str, ...] = ()
-    # origins of web pages that may use the server besides pages of its own, such as `http://localhost:3000`; `*` is any
-    allowed_origins: tuple[str, ...] = ()
-    # kinds of grammars that a request may use if its key lists none
-    grammars: tuple[GrammarName, ...] = get_args(GrammarName)
-    keys: str | None = None  # file of client keys
-    tls_certificate: str | None = None  # file with the certificate for clients; it turns TLS on
-    tls_key: str | None = None  # file with the key of that certificate
-    requests_max: Count = 256  # generations at a time; a request takes one for each prompt, times its `n` or `best_of`
-    # requests that wait for admission; when it is full, the key with the most of them loses its last one (`overloaded`)
-    waiting_max: Count = 256
-    admit_s: Seconds = 5.0  # longest wait for admission; then the request gets `overloaded`
-    # longest time from a request's arrival to its first token, all waits included; then `deadline_exceeded`
-    first_token_s: Seconds = 120.0
-    total_s: Seconds = 900.0  # longest time from a request's arrival to the end of its answer; then `deadline_exceeded`
-    # most prompt tokens of a request, whatever its model could hold; longer prompts are refused
-    prompt_tokens_max: Count = 262_144
-    limits: ClientLimits = ClientLimits()
-    media: MediaSection = MediaSection()
-
-
-@frozen(kw_only=True)
-class ModelSection:
-    """`[model.NAME]`: a model that clients ask for by this name."""
-
-    path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
-    template: str | None = None  # file with a chat template in place of the model's own
-    queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
-    # how a worker is chosen: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
-    # `session`, the worker of the session's last request while it has room; `kv`, by what prefix caches have and what
-    # is queued
-    policy: PolicyName = "least_loaded"
-    # prompts with fewer tokens skip a remote prefill
-    prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0
-    # how often a request may continue on another worker after the loss of one
-    resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3
-    resume_s: Seconds = 10.0  # longest time to find another worker for a request that lost its own
-    kv: KvSettings = KvSettings()
-    # target of the first token of requests whose body, headers and key name none; by default the middle of the grid
-    ttft_target_ms: TargetMs | None = None
-    itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
-    grid: GridSections = GridSections()
 
 
 @frozen(kw_only=True)

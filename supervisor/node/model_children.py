@@ -23,7 +23,8 @@ from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
-from supervisor.config.schema import Cluster, ModelSection
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import ModelSection
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.kinds import hand_offs
 from supervisor.engines.work import request_inbox

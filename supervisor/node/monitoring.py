@@ -18,7 +18,8 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_metrics
 from supervisor.cluster.operations import Engines
 from supervisor.config.limits import WILDCARD
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.engines.kinds import metrics_prefixes
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway

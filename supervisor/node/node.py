@@ -33,7 +33,8 @@ from protocol.errors import ActorError, NotReady, StartFailed
 from protocol.link.greeting import NONCE_BYTES
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster, NodeSection
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import LOOPBACK_HOSTS, NodeSection
 from supervisor.control import unix_socket
 from supervisor.gateway.keys.keys import SECRET_VARIABLES
 from supervisor.links.heartbeat import Heartbeat

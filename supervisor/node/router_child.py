@@ -14,7 +14,7 @@ from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import EjectionState
 from protocol.messages.generation import Finished, Generate, Started, Tokens
-from supervisor.config.schema import ModelSection
+from supervisor.config.sections import ModelSection
 from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Backoff, Child, Tree
 from supervisor.telemetry.registry import Registry

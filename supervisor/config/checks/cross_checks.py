@@ -23,7 +23,8 @@ from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, media
 from supervisor.config.checks import listener_checks, pool_checks, time_checks
 from supervisor.config.limits import WILDCARD
-from supervisor.config.schema import WILDCARD_HOSTS, Cluster, ClusterSection, EngineSection, Kinds
+from supervisor.config.schema import Cluster, EngineSection, Kinds
+from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
 
 TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
 TREE_PREFIXES = ("prefixes-", "processor-", "router-")

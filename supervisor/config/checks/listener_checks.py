@@ -9,7 +9,8 @@ from typing import TypeAlias
 from attrs import frozen
 
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor.config.schema import Cluster, machine_of
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import machine_of
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
 ALIASES = {  # the addresses for which a host stands

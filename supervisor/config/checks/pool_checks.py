@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.pools import AxisKeys, GridSection
-from supervisor.config.schema import Cluster, EngineSection, ModelSection
+from supervisor.config.schema import Cluster, EngineSection
+from supervisor.config.sections import ModelSection
 
 TARGETS = {"ttft_target_ms": ("prefill", "both"), "itl_target_ms": ("decode",)}
 """The grids that read a model's own targets."""

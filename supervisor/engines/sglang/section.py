@@ -14,7 +14,8 @@ from actors.engines.sglang.spec import Setting
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
-from supervisor.config.schema import LOOPBACK_HOSTS, WILDCARD_HOSTS, Cluster, EngineSection, EventsSection, NodeName
+from supervisor.config.schema import Cluster, EngineSection, EventsSection
+from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
 from supervisor.links.endpoint import Endpoint
 
 BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; decodes forget the port of a life 15 s after it

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from protocol.errors import StartFailed
 from supervisor.config.limits import WILDCARD
 from supervisor.config.load import Misconfigured
-from supervisor.config.schema import LOOPBACK_HOSTS, Cluster
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.gateway.keys.keys import ADMIN, KEYS, Keys, KeySources
 
 

@@ -20,7 +20,8 @@ from protocol.errors import InternalError, StartFailed
 from protocol.messages.cluster import Reloaded
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
-from supervisor.config.schema import Cluster, EngineSection, GatewaySection, NodeSection
+from supervisor.config.schema import Cluster, EngineSection
+from supervisor.config.sections import GatewaySection, NodeSection
 from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway

@@ -37,7 +37,7 @@ from supervisor.cli import client, commands, drain
 from supervisor.cli.commands import NEW_NODE_WAIT_S
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster import link_credentials
-from supervisor.config import schema
+from supervisor.config import schema, sections
 
 
 def status(
@@ -58,7 +58,7 @@ class Cluster(client.ClusterClient):
 
     def __init__(self, at: Mapping[str, float], answers: Mapping[str, Reloaded | Exception] | None = None) -> None:
         super().__init__(
-            schema.Cluster(model={}, engine={}, cluster=schema.ClusterSection(name="oak")), b"", None, bytes
+            schema.Cluster(model={}, engine={}, cluster=sections.ClusterSection(name="oak")), b"", None, bytes
         )
         self.at, self.answers = at, answers or {}
         self.asked: list[Message] = []

@@ -20,7 +20,8 @@ from protocol.messages.cluster import Drain, GetStatus, NodeState, Status
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor.cli.client import ClusterClient
-from supervisor.config.schema import Cluster, NodeSection
+from supervisor.config.schema import Cluster
+from supervisor.config.sections import NodeSection
 from supervisor.control import unix_socket
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.serving import Services

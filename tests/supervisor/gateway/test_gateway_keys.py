@@ -18,7 +18,7 @@ from trio.testing import MockClock
 from protocol.messages.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
-from supervisor.config.schema import NodeSection
+from supervisor.config.sections import NodeSection
 from supervisor.gateway.keys.keys import Keys, KeySources, KeyStatistics
 from supervisor.node import node
 from supervisor.node.reload.reload import Reloader
