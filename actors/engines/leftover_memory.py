@@ -3,8 +3,7 @@
 SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each in a
 list in its folder as early as it knows the name; the node, or the next node that starts, reads the list and removes
 both. A host could write anything into its list, so only names that SGLang's libraries make and files of this user are
-removed. Of the tensors of requests, which come and go, the list has a pattern: what all names of this host begin with,
-and no other's.
+removed. For the tensors of requests, which come and go, the list has a pattern: the prefix of this host's names alone.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # the kernel's own place, not a 
 LIST = "shared-memory"
 LIST_CHARACTERS_MAX = 1024 * 1024
 AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-TENSORS = "sgl_shm_mm_"  # what SGLang calls a tensor of a request, too
+TENSORS = "sgl_shm_mm_"  # SGLang's own prefix of a request's tensors, too
 PATTERN = re.compile(rf"({TENSORS}[0-9a-f]{{32}}_)\*")
 MADE_BY_HOSTS = ("sglang", "sgl_", "psm_", "sem.", "torch_", "nccl-", "gloo", "mooncake", "nvshmem", "cuda.shm.")
 
@@ -34,7 +33,7 @@ def record(folder: Path, names: set[str]) -> None:
 
 
 def record_tensors(folder: Path) -> str:
-    """Return what the names of the tensors of the host of `folder` begin with, once it is in its list."""
+    """Return the prefix of the tensors of the host of `folder`, once it is in the host's list."""
     prefix = f"{TENSORS}{secrets.token_hex(16)}_"
     record(folder, {f"{prefix}*"})
     return prefix
@@ -59,7 +58,7 @@ def _shared(maps: str) -> set[str]:
 
 
 def remove(folder: Path | str, within: int | None = None) -> None:
-    """Remove a host's folder and the shared memory that it lists; idempotent. `within` is an open folder that it is in.
+    """Remove a host's folder and its listed shared memory; idempotent. `within` is the open folder around it.
 
     No link is followed, and neither a folder nor shared memory of another user is removed.
     """
@@ -84,16 +83,16 @@ def _listed(folder: int) -> list[str]:
 
 
 def _remove_shared(names: list[str]) -> None:
-    place = os.open(SHARED_MEMORY, AS_FOLDER)
+    folder = os.open(SHARED_MEMORY, AS_FOLDER)
     try:
         prefixes = tuple(match[1] for name in names if (match := PATTERN.fullmatch(name)))
-        names_there = os.listdir(place) if prefixes else []  # noqa: PTH208  # of the open folder
+        names_there = os.listdir(folder) if prefixes else []  # noqa: PTH208  # an open folder
         tensors = [name for name in names_there if name.startswith(prefixes)]
         for name in (*names, *tensors):
             with suppress(OSError):
-                status = os.stat(name, dir_fd=place, follow_symlinks=False)
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
                 if ours and "/" not in name and name.startswith(MADE_BY_HOSTS):
-                    os.unlink(name, dir_fd=place)
+                    os.unlink(name, dir_fd=folder)
     finally:
-        os.close(place)
+        os.close(folder)

@@ -1,7 +1,7 @@
-"""The checks of images and videos at the door of every engine, of whatever kind.
+"""The checks of images and videos before submission, for engines of every kind.
 
-An engine that gets more or fewer embeddings than placeholders dies of it, hangs, or answers about another picture. So
-each number that two parts of a request state is compared here, before the engine sees any; the error has both.
+With more or fewer embeddings than placeholders an engine crashes, hangs, or answers about another picture. So each
+number that two parts of a request state is compared here, before submission; the error has both.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def check_media(request: Generate, info: EngineInfo) -> None:
 def item_places(request: Generate, media: MediaInfo) -> tuple[range, ...]:
     """Return the places of the placeholders of each item in a prompt, in the order of the items.
 
-    Raises `BadRequest` unless there are as many as the items have tokens, those of one item in one piece behind the
-    token that begins an item. What the answer before a resume has of such tokens is text.
+    Raises `BadRequest` unless there are as many as the items have tokens, one run for each item behind the token that
+    begins an item. Such tokens in the answer before a resume are text.
     """
     tokens = request.tokens[: len(request.tokens) - request.said] if request.said else request.tokens
     places = [range(0)] * len(request.media)
     for modality in Modality:
         placeholder = media.placeholder(modality)
         if placeholder is not None:
-            items = [(place, item) for place, item in enumerate(request.media) if item.modality is modality]
+            items = [(index, item) for index, item in enumerate(request.media) if item.modality is modality]
             count, needed = tokens.count(placeholder), sum(item.tokens for _, item in items)
             if count != needed:
                 raise BadRequest(
@@ -62,9 +62,9 @@ def item_places(request: Generate, media: MediaInfo) -> tuple[range, ...]:
                     f" {modality}s have {needed} tokens"
                 )
             begin = 0
-            for number, (place, item) in enumerate(items, start=1):
-                places[place] = _places(tokens, item, placeholder, begin, f"{modality} {number}", media)
-                begin = places[place].stop
+            for number, (index, item) in enumerate(items, start=1):
+                places[index] = _places(tokens, item, placeholder, begin, f"{modality} {number}", media)
+                begin = places[index].stop
     return tuple(places)
 
 
@@ -74,7 +74,7 @@ def _places(tokens: list[int], item: MediaItem, placeholder: int, begin: int, na
     last, start = first + item.tokens, media.start_token
     is_whole = tokens[first:last].count(placeholder) == item.tokens
     if not is_whole or (start is not None and tokens[last : last + 1] == [placeholder]):
-        found = next((place for place in range(first, len(tokens)) if tokens[place] != placeholder), len(tokens))
+        found = next((index for index in range(first, len(tokens)) if tokens[index] != placeholder), len(tokens))
         raise BadRequest(f"{name} has {item.tokens} tokens, and {found - first} of its placeholders stand together")
     if start is not None and tokens[first - 1 : first] != [start]:
         raise BadRequest(f"the placeholders of {name} do not stand behind {start}, the token that begins one")
@@ -82,7 +82,7 @@ def _places(tokens: list[int], item: MediaItem, placeholder: int, begin: int, na
 
 
 def check_pixels(item: MediaItem, media: MediaInfo) -> None:
-    """Raise `BadRequest` for an item that an encoder cannot encode, or whose embeddings would not be its `tokens`."""
+    """Raise `BadRequest` for an item that no encoder can encode, or with a wrong number of `tokens`."""
     if media.placeholder(item.modality) is None:
         raise Unsupported(f"this engine takes no {item.modality}")
     if item.form is not MediaForm.PIXELS:
@@ -91,7 +91,7 @@ def check_pixels(item: MediaItem, media: MediaInfo) -> None:
 
 
 def check_item(item: MediaItem, media: MediaInfo) -> None:
-    """Raise `BadRequest` for an item that contradicts itself or what an engine can compute with."""
+    """Raise `BadRequest` for an item that contradicts itself or the engine's media."""
     if len(item.digest) != DIGEST_LENGTH or not set(item.digest) <= DIGEST_DIGITS:
         raise BadRequest(f"the digest of an item has {DIGEST_LENGTH} hexadecimal digits")
     tokens = grid_tokens(item.grid, media.merge)

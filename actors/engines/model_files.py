@@ -1,4 +1,4 @@
-"""The files of a model's folder, and its digest; of the weights, which may be hundreds of GB, samples are read."""
+"""The files of a model's folder, and its digest; only samples of the weights are read, which may be hundreds of GB."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _sampled(file: Path) -> bytes:
     """Return a line for a file: its name, its size, and a digest of its beginning, its middle and its end."""
     size, read = file.stat().st_size, blake2b()
     with file.open("rb") as opened:
-        for place in (0, size // 2, max(0, size - SAMPLE_BYTES)):
-            opened.seek(place)
+        for offset in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+            opened.seek(offset)
             read.update(opened.read(SAMPLE_BYTES))
     return f"{file.name} {size} {read.hexdigest()}\n".encode()

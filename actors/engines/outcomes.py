@@ -1,4 +1,4 @@
-"""The outcomes of calls to an engine's actor, for its metrics and its log: the asker's node sees nothing of them."""
+"""The outcomes of calls to an engine's actor, for the metrics and the log of the engine's node."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report_outcome(call: EngineCall, report: Callable[[str, float], None]) -> It
 
 
 def log_outcome(call: EngineCall, event: str, outcome: str, seconds: float) -> None:
-    """Log how a call was answered whose trace is sampled."""
+    """Log the outcome of a call with a sampled trace."""
     trace = call.request.trace
     if trace is not None and trace.followed:
         extra = {"request_id": call.request.id, **log_fields(trace), "outcome": outcome}

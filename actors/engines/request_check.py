@@ -1,4 +1,4 @@
-"""The check of a request by every engine, of whatever kind: what would kill the engine, or be changed by it."""
+"""The check of a request before any kind of engine gets it: refuses what would crash an engine, or be changed by it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from protocol.messages.operations import OPERATION_OF
 
 
 def check_request(request: Generate, info: EngineInfo) -> None:
-    """Raise `BadRequest` for what an engine would die of or change in silence, `ContextTooLong` for a long request.
+    """Raise `BadRequest` for a request that an engine would crash on or change, `ContextTooLong` for a long one.
 
-    Raises `HandOffFailed` for a leg of a pair that is asked as if it computed both, and the reverse.
+    Raises `HandOffFailed` for a leg of a pair asked like an engine of both legs, and the reverse.
     """
     _check_tokens(request, info.vocabulary_size)
     check_rank(request, info.data_parallel)

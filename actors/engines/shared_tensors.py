@@ -1,13 +1,13 @@
 """Tensors in memory that the processes of one machine share: sealed files without a path, made and opened here.
 
 A node and the processes of its engines import this file, each with an event loop of its own. A *region* is such a file
-(`memfd_create`). Its owner writes it, seals it, and describes it in a message; whoever gets the message opens it as
-`/proc/PROCESS/fd/DESCRIPTOR`. Nothing is left behind by whoever dies: the kernel frees a region with the last process
-that has it open or mapped.
+(`memfd_create`). Its owner writes it, seals it, and describes it in a message; the recipient opens it as
+`/proc/PROCESS/fd/DESCRIPTOR`. A process that dies leaves nothing behind: the kernel frees a region with the last
+process that has it open or mapped.
 
-Whoever opens a region trusts nothing of its description. The number of a descriptor may belong to another file by now,
-so the file must have the name and the inode that were described. It must be sealed before it is mapped: a file that
-shrinks kills whoever reads it, and one that changes makes the checks of its content worthless.
+A description is not trusted. The number of a descriptor may belong to another file by now, so the file must have the
+described name and inode. It must be sealed before it is mapped: a shrinking file kills its reader, and a changing one
+makes the checks of its content worthless.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from attrs import define, evolve
 from protocol.errors import DeadlineExceeded, InternalError, Overloaded, RequestError
 from protocol.tensors import Dtype, SharedRegion, Tensor
 
-SHARED_BYTES_MIN = 64 * 1024  # of a tensor: a smaller one costs less as an attachment
-PIECE_BYTES = 1024 * 1024  # that are written at once, in less than a millisecond
-ALIGNMENT = 64  # of a tensor within its region
+SHARED_BYTES_MIN = 64 * 1024  # the smallest shared tensor; a smaller one costs less as an attachment
+PIECE_BYTES = 1024 * 1024  # the bytes of one write, which takes less than a millisecond
+ALIGNMENT = 64  # a tensor's, within its region
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 NAME_PREFIX = "espalier-"
-PATH_PREFIX, PATH_SUFFIX = "/memfd:", " (deleted)"  # of the path of a file in memory, as /proc has it
+PATH_PREFIX, PATH_SUFFIX = "/memfd:", " (deleted)"  # around the name of a file in memory, in /proc
 MFD_NOEXEC_SEAL = 0x8  # not in Python's os yet; kernels before 6.3 refuse it
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 
@@ -44,7 +44,7 @@ class SealedMapping(mmap.mmap):
 
     @classmethod
     def of(cls, descriptor: int, size: int) -> SealedMapping:
-        """Map the first `size` bytes of a sealed file; whoever calls it closes the descriptor later."""
+        """Map the first `size` bytes of a sealed file; the caller closes the descriptor later."""
         mapping = cls(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         mapping.descriptor, mapping.inode = descriptor, os.fstat(descriptor).st_ino
         mapping.name = _name(f"/proc/self/fd/{descriptor}")
@@ -82,12 +82,12 @@ class Region:
             raise _failure(error, "no memory can be shared") from error
 
     def describe(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors that have been written, without their bytes and with where these are."""
+        """Return the written tensors, with their location in place of their bytes."""
         described, offset = [], 0
         for tensor in tensors:
             offset, size = _aligned(offset), len(tensor.data)
-            place = SharedRegion(os.getpid(), self.descriptor, self.name, self.inode, offset, size)
-            described.append(evolve(tensor, data=memoryview(b""), shared=place))
+            shared = SharedRegion(os.getpid(), self.descriptor, self.name, self.inode, offset, size)
+            described.append(evolve(tensor, data=memoryview(b""), shared=shared))
             offset += size
         return described
 
@@ -97,7 +97,7 @@ class Region:
         return descriptor
 
     def close(self) -> None:
-        """Let nobody open it any more; idempotent."""
+        """End the sharing: no process can open it any more; idempotent."""
         if (descriptor := self.release()) >= 0:
             os.close(descriptor)
 
@@ -148,34 +148,34 @@ def sharing_works() -> bool:
 
 def passed_on(tensor: Tensor) -> Tensor | None:
     """Return a tensor that lies in a sealed region of this process, as others may open it; None for any other."""
-    mapping, place = tensor.data.obj, tensor.shared
+    mapping, shared = tensor.data.obj, tensor.shared
     if not isinstance(mapping, SealedMapping) or mapping.descriptor < 0:
         return None
-    if place is None or (place.process, place.descriptor) != (os.getpid(), mapping.descriptor):
-        if len(tensor.data) != len(mapping):  # it is a part, and nobody knows which
+    if shared is None or (shared.process, shared.descriptor) != (os.getpid(), mapping.descriptor):
+        if len(tensor.data) != len(mapping):  # a part of it, at an unknown offset
             return None
-        place = SharedRegion(os.getpid(), mapping.descriptor, mapping.name, mapping.inode, 0, len(mapping))
-    return evolve(tensor, data=memoryview(b""), shared=place)
+        shared = SharedRegion(os.getpid(), mapping.descriptor, mapping.name, mapping.inode, 0, len(mapping))
+    return evolve(tensor, data=memoryview(b""), shared=shared)
 
 
 def open_tensors(tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[SealedMapping]]:
-    """Return the tensors with the bytes of those in shared regions, and the mappings of these, one for each file.
+    """Return the tensors with the bytes from their regions, and the mappings of the regions, one for each file.
 
-    The caller closes the descriptors of the mappings. Raises `DeadlineExceeded` for a region that is not there any
-    more, `Overloaded` without descriptors or memory, and `InternalError` for one that is not what was described.
+    The caller closes the descriptors of the mappings. Raises `DeadlineExceeded` for a region that is gone, `Overloaded`
+    without descriptors or memory, and `InternalError` for a region unlike its description.
     """
     tensors = list(tensors)
-    places = [tensor.shared for tensor in tensors if tensor.shared is not None]
+    regions = [tensor.shared for tensor in tensors if tensor.shared is not None]
     ends: dict[_File, int] = {}
-    for place in places:
-        if place.offset < 0 or place.size < 1:
-            raise InternalError(f"the tensors of a message are {place.size} bytes from {place.offset}")
-        ends[_file(place)] = max(place.offset + place.size, ends.get(_file(place), 0))
+    for region in regions:
+        if region.offset < 0 or region.size < 1:
+            raise InternalError(f"the tensors of a message are {region.size} bytes from {region.offset}")
+        ends[_file(region)] = max(region.offset + region.size, ends.get(_file(region), 0))
     mappings: dict[_File, SealedMapping] = {}
     try:
-        for place in places:
-            if _file(place) not in mappings:
-                mappings[_file(place)] = _open(place, ends[_file(place)])
+        for region in regions:
+            if _file(region) not in mappings:
+                mappings[_file(region)] = _open(region, ends[_file(region)])
     except RequestError:
         for mapping in mappings.values():
             os.close(mapping.descriptor)
@@ -190,26 +190,27 @@ def open_tensors(tensors: Iterable[Tensor]) -> tuple[list[Tensor], list[SealedMa
 _File: TypeAlias = tuple[int, int, str, int]
 
 
-def _file(place: SharedRegion) -> _File:
-    return place.process, place.descriptor, place.name, place.inode
+def _file(region: SharedRegion) -> _File:
+    return region.process, region.descriptor, region.name, region.inode
 
 
-def _view(tensor: Tensor, place: SharedRegion, mapping: SealedMapping) -> Tensor:
-    own = evolve(place, process=os.getpid(), descriptor=mapping.descriptor)
-    return evolve(tensor, data=memoryview(mapping)[place.offset : place.offset + place.size], shared=own)
+def _view(tensor: Tensor, region: SharedRegion, mapping: SealedMapping) -> Tensor:
+    own = evolve(region, process=os.getpid(), descriptor=mapping.descriptor)
+    return evolve(tensor, data=memoryview(mapping)[region.offset : region.offset + region.size], shared=own)
 
 
-def _open(place: SharedRegion, end: int) -> SealedMapping:
+def _open(region: SharedRegion, end: int) -> SealedMapping:
     """Open and map the file of a region up to its byte `end`, after all checks; raises as `open_tensors` does."""
-    path = f"/proc/{place.process}/fd/{place.descriptor}"
+    path = f"/proc/{region.process}/fd/{region.descriptor}"
     try:
-        if _name(path) != place.name:  # before it is opened: opening a device could do something
+        # The name is compared before the file is opened: opening a device could have an effect.
+        if _name(path) != region.name:
             raise FileNotFoundError(errno.ENOENT, "another file has its number")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise _failure(error, "the tensors of a message are not there any more") from error
     try:
-        _check(descriptor, place, end)
+        _check(descriptor, region, end)
         return SealedMapping.of(descriptor, end)
     except BaseException as error:
         os.close(descriptor)
@@ -218,9 +219,9 @@ def _open(place: SharedRegion, end: int) -> SealedMapping:
         raise
 
 
-def _check(descriptor: int, place: SharedRegion, end: int) -> None:
+def _check(descriptor: int, region: SharedRegion, end: int) -> None:
     status = os.fstat(descriptor)
-    if _name(f"/proc/self/fd/{descriptor}") != place.name or status.st_ino != place.inode:
+    if _name(f"/proc/self/fd/{descriptor}") != region.name or status.st_ino != region.inode:
         raise DeadlineExceeded("the tensors of a message are not there any more: another file has their number")
     if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:
         raise InternalError("the tensors of a message are in a file that is not sealed")

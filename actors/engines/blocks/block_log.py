@@ -1,8 +1,8 @@
-"""The log of an engine's blocks: all that are there, and the latest changes, for readers at any place.
+"""The log of an engine's blocks: the present ones and the latest changes, for any number of readers.
 
-A reader that is not too far behind gets the changes that it has missed; any other gets all blocks, in parts. So the log
+A reader that is not too far behind gets the missed changes; any other gets all blocks, in parts (a resync). So the log
 never grows with the slowness of a reader: it keeps one entry a block, and a limited number of changes. There is no
-clock and no waiting here: node and engine host, which have different event loops, use the same log.
+clock and no waiting here: node and engine host, with different event loops, use the same log.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from attrs import define, evolve, field
 
 from protocol.messages.kv_events import GPU, REPLY_HASHES_MAX, BlockChange, BlockEvent, BlockEvents
 
-HASH_BYTES = 9  # as it is sent: the name of an adapter counts as so many
+HASH_BYTES = 9  # the size of a sent hash, by which the name of an adapter is counted
 TAIL_EVENTS_MAX = 8192
-TAIL_HASHES_MAX = 262_144  # of those events together, some 15 MB, or as many as there are blocks
+TAIL_HASHES_MAX = 262_144  # hashes of these events together, some 15 MB; or as many as there are blocks
 
-_Place: TypeAlias = tuple[int, str, str | None]
+_Location: TypeAlias = tuple[int, str, str | None]
 """Blocks of one rank, one medium and one LoRA adapter."""
 
 
 @define(eq=False)
 class BlockLog:
-    """The blocks of one engine in one life of the log; `life` tells it from all others."""
+    """The blocks of one engine in one life of the log; `life` is its name."""
 
     life: str
-    number: int = 1  # of the latest event, 1 before the first
+    number: int = 1  # the latest event's, 1 before the first
     listeners: set[Callable[[], None]] = field(factory=set)  # called after each change
-    _blocks: dict[_Place, dict[int, None]] = field(factory=dict)
+    _blocks: dict[_Location, dict[int, None]] = field(factory=dict)
     _tail: deque[BlockEvent] = field(factory=deque)
     _tail_hashes: int = 0
 
@@ -57,13 +57,13 @@ class BlockLog:
             listener()
 
     def merge(self, message: BlockEvents) -> None:
-        """Apply what a reader of another log has read."""
+        """Apply a message from a reader of another log."""
         if message.reset:
             self.clear()
         self.apply(message.events)
 
     def clear(self) -> None:
-        """Forget all blocks: the engine has lost its cache, or what happened in it is not known."""
+        """Forget all blocks: the engine has lost its cache, or its changes are unknown."""
         self.apply([BlockEvent(BlockChange.CLEARED, rank) for rank in {rank for rank, *_ in self._blocks}])
 
     def changes(self, since: int) -> Iterator[BlockEvent] | None:
@@ -74,14 +74,14 @@ class BlockLog:
         latest = [*islice(reversed(self._tail), missed)]  # from its end: most readers have missed little
         return reversed(latest)
 
-    def blocks(self) -> list[tuple[_Place, list[int]]]:
-        """Return all blocks, those of one prefix in its order."""
-        return [(place, list(blocks)) for place, blocks in self._blocks.items() if blocks]
+    def blocks(self) -> list[tuple[_Location, list[int]]]:
+        """Return all blocks by location, a prefix's blocks in its order."""
+        return [(location, list(blocks)) for location, blocks in self._blocks.items() if blocks]
 
     def _keep(self, event: BlockEvent) -> None:
         """Add an event to the tail, and drop the oldest ones beyond its limits.
 
-        A reader of all blocks goes on with what has changed meanwhile: in that time as many may have come anew.
+        After a resync a reader goes on with the changes made meanwhile, which may be as many as there are blocks.
         """
         tail = self._tail
         tail.append(event)
@@ -92,7 +92,8 @@ class BlockLog:
 
     def _apply(self, event: BlockEvent) -> None:
         if event.change is BlockChange.CLEARED:
-            self._blocks = {place: blocks for place, blocks in self._blocks.items() if place[0] != event.rank}
+            kept = {location: blocks for location, blocks in self._blocks.items() if location[0] != event.rank}
+            self._blocks = kept
             return
         blocks = self._blocks.setdefault((event.rank, event.medium, event.lora), {})
         if event.change is BlockChange.STORED:
@@ -100,15 +101,15 @@ class BlockLog:
         elif event.lora is not None:
             for number in event.hashes:
                 blocks.pop(number, None)
-        else:  # SGLang does not say of which adapter the blocks were
-            for place, others in self._blocks.items():
-                if place[:2] == (event.rank, event.medium):
+        else:  # SGLang's event lacks the adapter of the blocks
+            for location, others in self._blocks.items():
+                if location[:2] == (event.rank, event.medium):
                     for number in event.hashes:
                         others.pop(number, None)
 
 
 def _parts(event: BlockEvent) -> Iterator[BlockEvent]:
-    """Yield an event as several of which each fits a reply."""
+    """Yield an event in parts, each of which fits a reply."""
     if len(event.hashes) <= REPLY_HASHES_MAX:
         yield event
         return
@@ -126,18 +127,18 @@ class BlockReader:
     log: BlockLog
     life: str = ""
     since: int = 0
-    _parts: Iterator[BlockEvents] | None = None  # of all blocks, while they are read
+    _parts: Iterator[BlockEvents] | None = None  # the rest of a resync, while it is read
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all has been read; False while it is not certain that a list of all blocks was."""
+        """Whether all has been read; False while a resync may be incomplete."""
         return self._parts is None and self.since == self.log.number
 
     def read(self, replies_max: int | None = None) -> BlockEvents | None:
         """Return the next events, None if there are none now.
 
-        A list of all blocks that begins now has at most `replies_max` parts. Of a larger log the rest is left out: a
-        reader that had to begin again would never have all.
+        A resync that begins now has at most `replies_max` parts. The rest of a larger log is left out: a reader that
+        had to begin again would never have all.
         """
         if self._parts is not None:
             if (part := next(self._parts, None)) is not None:
@@ -162,7 +163,7 @@ class BlockReader:
 
 
 def _snapshot(log: BlockLog, replies_max: int | None) -> Iterator[BlockEvents]:
-    """Yield all blocks as they are now, in parts; what changes meanwhile is read afterwards."""
+    """Yield all blocks as they are now, in parts; changes made meanwhile are read afterwards."""
     number = log.number
     blocks = sorted(log.blocks(), key=_is_special)  # copied at once, and cut as the parts are asked for
     total = max(1, sum(-(-len(hashes) // REPLY_HASHES_MAX) for _, hashes in blocks))
@@ -172,11 +173,12 @@ def _snapshot(log: BlockLog, replies_max: int | None) -> Iterator[BlockEvents]:
         for (rank, medium, lora), hashes in blocks
         for start in range(0, len(hashes), REPLY_HASHES_MAX)
     )
-    for place, part in enumerate(islice(chain(parts, [()]), last + 1)):  # without a block one part of none
-        yield BlockEvents(log.life, number if place == last else 0, part, reset=place == 0)
+    # Without a block there is one part, of none.
+    for index, part in enumerate(islice(chain(parts, [()]), last + 1)):
+        yield BlockEvents(log.life, number if index == last else 0, part, reset=index == 0)
 
 
-def _is_special(blocks: tuple[_Place, list[int]]) -> bool:
+def _is_special(blocks: tuple[_Location, list[int]]) -> bool:
     """Whether blocks are of an adapter or a slower medium: routers need the others first."""
     (_, medium, lora), _ = blocks
     return medium != GPU or lora is not None
