@@ -1,4 +1,4 @@
-"""The arguments of SGLang 0.5.23 and what each may be, for a node, which never imports SGLang.
+"""The arguments of SGLang 0.5.23 and their types, for nodes, which never import SGLang.
 
 Made from SGLang's own `ServerArgs` by `tests/actors/engines/sglang/test_arguments.py`; not for editing by hand.
 """

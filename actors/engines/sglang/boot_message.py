@@ -1,7 +1,7 @@
 """The boot message of a host: SGLang's arguments, its environment, its folder.
 
-A node never imports SGLang, so everything that SGLang must be given is decided here, from the engine's description and
-the table of what every host needs. An operator's own `settings` come last, and only those that `setting_rules` allow.
+A node never imports SGLang, so all of SGLang's arguments are decided here, from the engine's description and the table
+of every host's arguments. An operator's own `settings` come last, as far as `setting_rules` allows them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ START_FAILED = "start_failed"
 """The code of the Bye of a host whose engine could not start."""
 
 GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
-"""The variables by which an engine's scheduler knows its limits for grammars."""
+"""The variables of an engine's scheduler with its limits for grammars."""
 
 GRAMMAR_FAILED = "Grammar accept_token failed"
-"""How SGLang's error begins that ends a request whose grammar refuses a token, or allows none."""
+"""The beginning of SGLang's error for a request whose grammar refuses a token, or allows none."""
 
 GRAMMAR_TOO_SLOW = "the grammar takes too long for a token"
-"""How the reason in that error begins where the grammar was too slow."""
+"""The beginning of the reason in that error where the grammar was too slow."""
 
 VISION_PART, EMBEDDINGS_ONLY = "ESPALIER_VISION_PART", "embeddings"
-"""The variable, and its value, by which a scheduler knows that it needs no vision tower."""
+"""The variable, and its value, for a scheduler without a vision tower."""
 
 EVENTS_TOPIC = "kv-events"
 """The topic of KV events on their ZMQ sockets."""
@@ -40,7 +40,7 @@ METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which the processes of a host write their metrics."""
 
 BATCHES_MAX = 4
-"""The batches in the process of an encoder: the one that is computed, and those that wait."""
+"""The batches in the process of an encoder, the running one and the waiting ones."""
 
 # The arguments of every host, each with the reason for it.
 DEFAULT_ARGUMENTS: dict[str, Setting] = {
@@ -86,14 +86,14 @@ class EventEndpoints:
 
 @frozen
 class BootMessage:
-    """Everything that a host is given at its start: to run an engine, or to check grammars for one."""
+    """The configuration of a host at its start: to run an engine, or to check grammars for one."""
 
     name: str
     folder: str  # its own, as TMPDIR; removed when it has ended
     arguments: dict[str, Setting]
     environment: dict[str, str]
     checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
-    batch_max: int | None = None  # items of a batch of an encoder; None: it is none
+    batch_max: int | None = None  # items of an encoder's batch; None: it is no encoder
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
     events: tuple[EventEndpoints, ...] = ()  # where its host receives KV events, by rank; empty: nowhere
 
@@ -150,7 +150,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
 
 
 def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> tuple[EventEndpoints, ...]:
-    """Add the sockets of KV events to an engine's arguments, and return how its host finds those of each rank.
+    """Add the sockets of KV events to an engine's arguments, and return each rank's sockets for its host.
 
     They are Unix sockets in its folder, unless others than this node may listen, too.
     """
@@ -185,7 +185,7 @@ def _of_rank(endpoint: str, rank: int) -> str:
 
 
 def _connectable(endpoint: str) -> str:
-    """Return an endpoint at which this host finds what is bound to all of its addresses."""
+    """Return a local endpoint for a socket that is bound to all addresses."""
     return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 

@@ -24,18 +24,18 @@ class SglangEncoder:
     _streams: dict[str, tuple[int, BatchAnswer]] = field(factory=dict)
 
     def submit(self, batch: EncodeBatch) -> BatchAnswer:
-        """Start a batch; raises as the port says."""
+        """Start a batch; raises as the port does."""
         if not 1 <= len(batch.items) <= self.info.running_max:
             raise BadRequest(f"a batch has 1 to {self.info.running_max} items, and this one {len(batch.items)}")
         if sum(not answer.over.is_set() for _, answer in self._streams.values()) >= BATCHES_MAX:
             raise Overloaded(f"{BATCHES_MAX} batches wait in the encoder or are computed")
         stream, answer = self.link.open(batch, 0)
-        encoding = cast("BatchAnswer", answer)  # the host answers a batch with nothing else
-        self._streams[batch.id] = stream, encoding
-        return encoding
+        batch_answer = cast("BatchAnswer", answer)  # the host answers a batch with nothing else
+        self._streams[batch.id] = stream, batch_answer
+        return batch_answer
 
     def abort(self, batch_id: str) -> None:
-        """Stop a batch at whatever point it has reached."""
+        """Stop a batch at any point of its life."""
         if (running := self._streams.get(batch_id)) is not None:
             self.link.cancel(running[0])
 
@@ -53,7 +53,7 @@ class SglangEncoder:
     async def wait_silent(self, silent_s: float) -> None:
         """Wait until the thread that computes has neither answered nor computed for `silent_s`.
 
-        Raises `EngineLost` at the end of the host. How long a batch may take is the actor's to know.
+        Raises `EngineLost` at the end of the host. The actor limits the duration of a batch.
         """
         await wait_silent(self.link, silent_s)
 

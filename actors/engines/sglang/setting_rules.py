@@ -1,7 +1,7 @@
-"""Rules for SGLang's own arguments: an operator may set those that change how it computes, not what the host relies on.
+"""Rules for SGLang's own arguments: an operator may set how it computes, and nothing that the host relies on.
 
-An argument that a key of ours decides, or that the host sets for itself, would win in silence and break something
-later: an engine of embeddings dies at its first request, one whose ranks are not known here is asked on only one.
+An argument set by a key of ours, or by the host, would win in silence and break something later: an embedding engine
+crashes at its first request, and an engine with more ranks than configured gets requests on only one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ REFUSED: dict[str, str] = {
 }
 """What cannot be set, by its name, with the reason."""
 
-_GRAMMAR_BACKENDS = ("xgrammar", "none")  # those whose grammars can be checked ahead; `none` has no grammars
+_GRAMMAR_BACKENDS = ("xgrammar", "none")  # backends whose grammars can be checked ahead; `none` has no grammars
 _KINDS: dict[str, tuple[type, ...]] = {
     "boolean": (bool,),
     "integer": (int,),

@@ -1,4 +1,4 @@
-"""The description of an SGLang engine, and of what a grammar may cost it."""
+"""The description of an SGLang engine, and its limits for grammars."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Setting: TypeAlias = str | int | float | bool | list[str | int] | None
 
 @frozen(kw_only=True)
 class GrammarLimits:
-    """The limits on what a request's grammar costs an engine, and on how many are checked at a time.
+    """The limits on the cost of a request's grammar in an engine, and on the grammars checked at a time.
 
     Times are processor times, not elapsed times.
     """
 
     compile_s: float = 2.0
-    walk_s: float = 0.5  # of trying tokens: the longer, the more of a grammar is tried
-    step_ms: float = 10.0  # to accept a token and compute the next mask
-    bytes_max: int = 2**28  # to compile one, or of all that are kept
+    walk_s: float = 0.5  # time for trying tokens: the longer, the more of a grammar is tried
+    step_ms: float = 10.0  # time to accept a token and compute the next mask
+    bytes_max: int = 2**28  # memory to compile one grammar, or of all compiled ones that are kept
     checks_max: int = 2  # each in a process of its own
     waiting_max: int = 64
-    verdicts_max: int = 1024  # that are kept
+    verdicts_max: int = 1024  # verdicts that are kept
 
 
 @frozen
@@ -42,23 +42,23 @@ class SglangSpec:
     context_max: int | None = None
     page_size: int = 16
     tensor_parallel: int = 1
-    memory_fraction: float | None = None  # of the device, for weights and KV together
+    memory_fraction: float | None = None  # share of the device's memory for weights and KV together
     prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
     leg: Leg = Leg.BOTH
     host: str = "127.0.0.1"  # where other engines reach this one
-    bootstrap_port: int | None = None  # of a prefill
+    bootstrap_port: int | None = None  # a prefill's
     transfer: str | None = None  # how KV caches move from a prefill to a decode
-    nodes: int = 1  # that the engine spans, each with one host of it
-    rank: int = 0  # of this node among them
+    nodes: int = 1  # the number of nodes with a host of the engine
+    rank: int = 0  # this node's, among them
     dist_init_address: str | None = None  # host:port of rank 0, which the other ranks join
-    settings: dict[str, Setting] = Factory(dict)  # SGLang's own, as they are
+    settings: dict[str, Setting] = Factory(dict)  # SGLang's own arguments, unchanged
     environment: dict[str, str] = Factory(dict)
     grammars: GrammarLimits = GrammarLimits()
     checks_grammars: bool = False  # it runs no engine, but checks grammars for engines like it
-    has_tower: bool = True  # where the model has one; without it the engine computes with embeddings
-    batch_max: int = 0  # items of a batch of an encoder
-    publishes: bool = False  # the events of its KV memory
-    events_address: str | None = None  # host:port, where others than its node may listen for them
-    events_replay_address: str | None = None  # host:port, where they ask for events that they have missed
-    metrics: bool = False  # whether it reports SGLang's own
+    has_tower: bool = True  # whether a vision model's tower is loaded; without it the engine computes with embeddings
+    batch_max: int = 0  # items of an encoder's batch
+    publishes: bool = False  # whether it publishes the events of its KV memory
+    events_address: str | None = None  # host:port, where others than its node may listen for the events
+    events_replay_address: str | None = None  # host:port, where they ask for missed events
+    metrics: bool = False  # whether it reports SGLang's own metrics
     data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory

@@ -1,4 +1,4 @@
-"""The host of a rank other than 0, which receives no requests, and the core that each rank on a CPU is pinned to."""
+"""The host of a rank other than 0, which receives no requests, and the pinning of ranks to CPU cores."""
 
 from __future__ import annotations
 

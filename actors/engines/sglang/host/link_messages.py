@@ -2,8 +2,8 @@
 
 A request that cannot be read fails alone: the frames around it were legal, so the link and the engine go on. The memory
 of a request's tensors is mapped, and belongs to its stream: it is unmapped when the stream ends. Large tensors of a
-result are left in a region until the node has taken them, which it says by a `Cancel` of the stream that has ended; a
-node that never comes costs a lease.
+result are left in a region until the node has taken them. The node reports that by a `Cancel` of the ended stream;
+without it a lease ends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from protocol.messages.kind import Message
 from protocol.tensors import Tensor
 
 BODY_BYTES_MAX = FRAME_BYTES_MAX - 4096  # the rest of a frame is short
-SHARED_BYTES_MAX = 512 * 1024 * 1024  # of results that the node has not taken; what finds no room is attached
-LEASE_S = 30.0  # for which a result waits for its node
+SHARED_BYTES_MAX = 512 * 1024 * 1024  # the most bytes of results in regions; further ones are attached
+LEASE_S = 30.0  # how long a result waits for its node
 
 
 class CallLater(Protocol):
@@ -45,7 +45,7 @@ class CallLater(Protocol):
 
 @frozen
 class HostStatistics:
-    """The mappings of requests, and the regions of results that the node has not taken, with their bytes."""
+    """The mappings of requests, and the regions of results not yet taken by the node, with their bytes."""
 
     mappings: int = 0
     mapped_bytes: int = 0
@@ -55,26 +55,26 @@ class HostStatistics:
 
 @define(eq=False)
 class LinkMessages:
-    """The messages of one link's streams; what is sent is queued in the `peer`, and written by whoever owns both.
+    """The messages of one link's streams; sent ones are queued in the `peer`, and written by the owner of both.
 
-    Without `call_later` nothing that is sent is shared, since no lease could end.
+    Without `call_later` no result is shared, since no lease could end.
     """
 
     peer: Peer
     call_later: CallLater | None = None
     shared_bytes_max: int = SHARED_BYTES_MAX
     lease_s: float = LEASE_S
-    _views: dict[int, list[Tensor]] = field(factory=dict, init=False)  # of requests, by stream
+    _views: dict[int, list[Tensor]] = field(factory=dict, init=False)  # requests' tensors, by stream
     _mappings: dict[int, list[SealedMapping]] = field(factory=dict, init=False)
-    _regions: dict[int, tuple[Region, ByteShare]] = field(factory=dict, init=False)  # of results, by stream
+    _regions: dict[int, tuple[Region, ByteShare]] = field(factory=dict, init=False)  # results' regions, by stream
     _budget: ByteBudget = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._budget = ByteBudget(self.shared_bytes_max)
 
     def statistics(self) -> HostStatistics:
-        """Return what exists at this moment."""
-        mappings = [mapping for each in self._mappings.values() for mapping in each]
+        """Return the counts of this moment."""
+        mappings = [mapping for of_stream in self._mappings.values() for mapping in of_stream]
         regions = [region for region, _ in self._regions.values()]
         return HostStatistics(
             len(mappings), sum(map(len, mappings)), len(regions), sum(region.size for region in regions)
@@ -95,7 +95,7 @@ class LinkMessages:
             return request
         tensors, mappings = open_tensors(request.tensors)
         for mapping in mappings:
-            os.close(mapping.descriptor)  # nobody opens it from here
+            os.close(mapping.descriptor)  # no other process opens it from here
             mapping.descriptor = -1
         self._mappings[frame.stream] = mappings
         self._views[frame.stream] = [tensor for tensor in tensors if tensor.shared is not None]
@@ -104,8 +104,8 @@ class LinkMessages:
     def ended(self, stream: int) -> None:
         """Unmap the memory of a request that has ended in a `Step`; idempotent.
 
-        Its views are released, whoever still refers to them: the mapping ends with the last one. A buffer that somebody
-        computes with cannot be released, and is there until that is done.
+        Its views are released, even with references to them left: the mapping ends with the last view. A buffer in a
+        computation cannot be released, and is there until the computation is done.
         """
         self._mappings.pop(stream, None)
         for tensor in self._views.pop(stream, ()):
@@ -141,16 +141,16 @@ class LinkMessages:
     def _shared(self, stream: int, result: Message) -> Message:
         """Return a result with its large tensors in a region of the stream, if there is room for it."""
         tensors = list(result.tensors)
-        places = [place for place, tensor in enumerate(tensors) if len(tensor.data) >= SHARED_BYTES_MIN]
-        large = [tensors[place] for place in places]
-        if self.call_later is None or not places or not self._budget.fits(region_bytes(large)):
+        indices = [index for index, tensor in enumerate(tensors) if len(tensor.data) >= SHARED_BYTES_MIN]
+        large = [tensors[index] for index in indices]
+        if self.call_later is None or not indices or not self._budget.fits(region_bytes(large)):
             return result
         region, share = new_region(), self._budget.share(region_bytes(large), _ignore)
         self._regions[stream] = region, share
         for _ in region.write(large):
             pass
-        for place, tensor in zip(places, region.describe(large), strict=True):
-            tensors[place] = tensor
+        for index, tensor in zip(indices, region.describe(large), strict=True):
+            tensors[index] = tensor
         self.call_later(self.lease_s, self.taken, stream)
         return result.with_tensors(tensors)
 

@@ -1,9 +1,8 @@
-"""The liveness of what computes, as it shows it itself: a sign in shared memory would stay when a scheduler has ended.
+"""The liveness of schedulers and vision towers, by questions: a sign in shared memory would outlive its scheduler.
 
-The probe is a question that is answered between two steps, by the loop of the scheduler or by the thread of a vision
-tower. While requests run, a step may take longer than the probe should: one whose threads compute meanwhile counts as
-alive, and how long a request may take is left to the request's own deadlines. What neither answers nor computes is
-stopped, or waits for ever.
+The loop of a scheduler, or the thread of a vision tower, answers between two steps. While requests run, a step may take
+longer than a probe should: an engine whose threads compute meanwhile counts as alive, and a request's duration is left
+to the request's own deadlines. One that neither answers nor computes is stopped, or waits for ever.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ POLL_S = 0.5
 
 
 class LivenessProbe:
-    """Probes what computes, one question at a time; `threads` are those that compute, one a rank, by their `stat`."""
+    """Probes an engine, one question at a time; `threads` are its computing threads, one a rank, by their `stat`."""
 
     def __init__(
         self, ask: Callable[[], Coroutine[None, None, None]], threads: Sequence[Path], *, independent: bool = False
@@ -28,7 +27,7 @@ class LivenessProbe:
         self._ask = ask
         self._threads = threads
         self._suffices = any if independent else all
-        self._outputs = 0  # that have come of it
+        self._outputs = 0  # the number of outputs so far
         self._question: asyncio.Task[None] | None = None
 
     def on_output(self) -> None:
@@ -38,7 +37,7 @@ class LivenessProbe:
     async def probe(self, *, running: bool) -> None:
         """Wait until anything comes from now on, or all threads have computed while requests run.
 
-        Of `independent` ones, some of which may have no request, one that has computed is enough.
+        Of `independent` threads, some perhaps without a request, one that has computed is enough.
         """
         outputs, computed = self._outputs, self._computed()
         if self._question is None or self._question.done():

@@ -2,9 +2,8 @@
 
 Its scheduler and its tokenizer manager write them into files of the host's folder, which hold nothing of an earlier
 life: the folder ends with the host. `prometheus_client` decides when it is imported whether it writes to files, so
-nothing may import it before the environment of this host is set; the zygote, which is many hosts' beginning, never may.
-Reading and writing the text takes longer than a step of the engine, so it is done in a thread, once for all who ask
-meanwhile.
+nothing may import it before the environment of this host is set; the zygote, which forks many hosts, never may. Reading
+and writing the text takes longer than a step of the engine, so it is done in a thread, once for all who ask meanwhile.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class MetricsReader:
         self._reading: asyncio.Task[EngineMetrics] | None = None
 
     async def metrics(self) -> EngineMetrics:
-        """Return the metrics as they are now or were when others asked; raises `NotReady` if they cannot be read."""
+        """Return the metrics of now or of a read in flight; raises `NotReady` if they cannot be read."""
         if self._reading is None or self._reading.done():
             self._reading = asyncio.get_running_loop().create_task(asyncio.to_thread(self._read))
         try:
             return await asyncio.shield(self._reading)
-        except Exception as error:  # whoever looks on must not end an engine
+        except Exception as error:  # a reader of metrics must not end an engine
             traceback.print_exception(error, file=sys.stderr)
             raise NotReady(f"its metrics cannot be read: {type(error).__name__}") from error
 
@@ -59,7 +58,7 @@ def read_files() -> EngineMetrics:
 
 
 def bounded(families: Iterable[str], bytes_max: int = METRICS_BYTES_MAX) -> EngineMetrics:
-    """Return the texts of families one behind the other, without those that find no room."""
+    """Return the texts of families one behind the other, without the families beyond `bytes_max`."""
     texts: list[str] = []
     size, left_out = 0, 0
     for text in families:

@@ -1,11 +1,11 @@
-"""The tokens of SGLang's scheduler on their way to the host, with nothing beside them that the host does not read.
+"""The tokens of SGLang's scheduler on their way to the host, without fields that the host does not read.
 
 SGLang sends its detokenizer some forty lists a step, and in one of them an object a request, with the times of its
-stages: to pickle and unpickle it takes longer than all else that the host does for a token. Its server in Rust does
-without, and SGLang has a place for that server's own sender: here a sender of ours stands in it. A step arrives as flat
+stages: to pickle and unpickle it takes longer than all other work of the host for a token. Its server in Rust does
+without, and SGLang has an attribute for that server's own sender: here it is a sender of ours. A step arrives as flat
 lists over a Unix socket in the host's folder, is read by one system call in one callback of the event loop, and is
 handed on in the same turn. Over ZeroMQ the same bytes wake a thread at either end, and with zmq.asyncio they pass three
-futures. What SGLang answers besides (aborts, loads, flushed caches) goes its own way. Written for SGLang 0.5.23.
+futures. SGLang's other answers (aborts, loads, flushed caches) go their own way. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HEAD = struct.Struct("<I")  # the length of a step's pickle, before it
 
 
 class Likeliest(NamedTuple):
-    """The log probabilities of a request's tokens in a step, and ids and log probabilities of the likeliest of each."""
+    """The log probabilities of a request's tokens in a step, and the likeliest ids at each with theirs."""
 
     values: list[float]
     top_ids: list[list[int]]
@@ -40,7 +40,7 @@ class Likeliest(NamedTuple):
 
 
 class EngineFinishReason(TypedDict, total=False):
-    """A finish reason of SGLang's; `status_code` and `message` are those of an abort."""
+    """A finish reason of SGLang's; `status_code` and `message` belong to an abort."""
 
     type: Required[str]
     matched: str | int | None
@@ -58,7 +58,7 @@ class Finish(NamedTuple):
 class StepOutput(NamedTuple):
     """The tokens of one step: request `ids[i]` gets the next `counts[i]` of `tokens`.
 
-    `finished` and `logprobs` are by the request's place in `ids`.
+    `finished` and `logprobs` are by the request's index in `ids`.
     """
 
     ids: list[str]
@@ -81,7 +81,7 @@ def send_steps() -> None:
 
 
 class StepSender:
-    """The receiver of each step's tokens in the scheduler, in the place of SGLang's server in Rust.
+    """The receiver of each step's tokens in the scheduler, instead of SGLang's server in Rust.
 
     Only the rank that has SGLang's own socket sends.
     """
@@ -100,7 +100,7 @@ class StepSender:
 
 
 def step_output(output: BatchTokenIDOutput) -> StepOutput:
-    """Return what the host reads of an output of SGLang's."""
+    """Return the fields of SGLang's output that the host reads."""
     reasons = output.finished_reasons
     return StepOutput(
         ids=output.rids,

@@ -1,11 +1,11 @@
-"""Penalties of resumed answers: the tokens that another engine has generated count as well.
+"""Penalties of resumed answers: the tokens from another engine count as well.
 
-SGLang counts the tokens that it generates, and of a resumed answer that is only the rest: the tokens from before stand
-at the end of the prompt, and are counted here. A scheduler that runs one step ahead of its results (SGLang's overlap)
-counts each token one step late, and at first the prompt's last token; here the same tokens are counted as it would have
-counted by then. When another prompt is computed between two of its steps, it counts one token twice and misses another,
-so that with penalties an answer depends on the other requests of its batch, resumed or not: `disable_overlap_schedule`
-(the default on a CPU) makes it exact. Written for SGLang 0.5.23; called in the scheduler's process.
+SGLang counts only its own generated tokens, the rest of a resumed answer: the earlier tokens stand at the end of the
+prompt, and are counted here. A scheduler that runs one step ahead of its results (SGLang's overlap) counts each token
+one step late, and at first the prompt's last token; here the same tokens are counted as it would have counted by then.
+When another prompt is computed between two of its steps, it counts one token twice and misses another, so that with
+penalties an answer depends on the other requests of its batch, resumed or not: `disable_overlap_schedule` (the default
+on a CPU) makes it exact. Written for SGLang 0.5.23; called in the scheduler's process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sglang.srt.sampling.penaltylib import (
 )
 
 RESUMED_TOKENS = "espalier_resumed_tokens"
-"""The key of a request's `custom_params` for how many of its prompt's last tokens are the answer's own."""
+"""The key of a request's `custom_params` for the number of answer tokens at the end of its prompt."""
 
 
 class _Batch(Protocol):

@@ -1,7 +1,7 @@
-"""The requests inside the engine, and the scheduler's steps as frames to those who wait for them.
+"""The requests inside the engine, and the scheduler's steps as frames for their askers.
 
-A token must stay cheap: a step is one pass over its requests, and its arrays go into the frame as they have come. What
-happens once in a request's life, or to few requests, stands in functions of its own.
+A token must stay cheap: a step is one pass over its requests, and its arrays go into the frame as they have come.
+Events that come once in a request's life, or to few requests, have functions of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Running:
     logprobs: int | None = None  # how many of the likeliest tokens are reported
     task: asyncio.Task[None] | None = None
     begun: bool = False
-    tokens: int = 0  # that it has got
+    tokens: int = 0  # the number of its tokens so far
 
 
 class Requests:
@@ -52,33 +52,33 @@ class Requests:
         streams: list[int] = []
         step = Step(streams, output.counts, output.tokens, [], [])
         failed: list[tuple[int, RequestError]] = []
-        foreign: list[int] = []  # places of the requests that get nothing in this frame
-        for place, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
+        foreign: list[int] = []  # indices of the requests that get nothing in this frame
+        for index, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
             running = self.by_id.get(request_id)
-            finish = output.finished.get(place)
+            finish = output.finished.get(index)
             if running is None:
-                foreign.append(place)
+                foreign.append(index)
             elif finish is not None and translation.is_failure(finish.reason):
-                foreign.append(place)  # its tokens are garbage where the scheduler found an error
+                foreign.append(index)  # its tokens are garbage where the scheduler found an error
                 failed.append((running.stream, translation.abort_error(finish.reason)))
                 self._forget(running, finish.reason)
             else:
                 streams.append(running.stream)
                 running.tokens += count
                 if not running.begun or finish is not None or running.logprobs is not None:
-                    self._add_rarities(step, running, output, place)
+                    self._add_rarities(step, running, output, index)
         if foreign:
             self._take_out(output, foreign)
         return step, failed
 
-    def _add_rarities(self, step: Step, running: Running, output: StepOutput, place: int) -> None:
-        """Add to a frame what most tokens come without: the beginning, log probabilities, the end."""
-        cached_tokens, finish = output.cached_tokens[place], output.finished.get(place)
+    def _add_rarities(self, step: Step, running: Running, output: StepOutput, index: int) -> None:
+        """Add to a frame the rare parts: the beginning, log probabilities, the end."""
+        cached_tokens, finish = output.cached_tokens[index], output.finished.get(index)
         if not running.begun:
             running.begun = True
             step.begun.append(Begun(running.stream, cached_tokens))
         if running.logprobs is not None:
-            step.logprobs[running.stream] = translation.logprobs(output.logprobs.get(place), running.logprobs)
+            step.logprobs[running.stream] = translation.logprobs(output.logprobs.get(index), running.logprobs)
         if finish is not None:
             reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
             step.ended.append(
@@ -86,14 +86,14 @@ class Requests:
             )
             self._forget(running, finish.reason)
 
-    def _take_out(self, output: StepOutput, places: list[int]) -> None:
+    def _take_out(self, output: StepOutput, indices: list[int]) -> None:
         """Take the tokens of some requests out of a step, and give those of the warm-up to SGLang's own records."""
         ends = list(accumulate(output.counts))
-        for place in reversed(places):
-            begin, end = ends[place] - output.counts[place], ends[place]
-            finish = output.finished.get(place)
-            self._give_sglang(output.ids[place], output.tokens[begin:end], None if finish is None else finish.reason)
-            del output.tokens[begin:end], output.counts[place]
+        for index in reversed(indices):
+            begin, end = ends[index] - output.counts[index], ends[index]
+            finish = output.finished.get(index)
+            self._give_sglang(output.ids[index], output.tokens[begin:end], None if finish is None else finish.reason)
+            del output.tokens[begin:end], output.counts[index]
 
     def _forget(self, running: Running, reason: EngineFinishReason) -> None:
         """End a request in our records and in SGLang's."""

@@ -1,12 +1,12 @@
 """The scheduler's process: SGLang's own scheduler, with aborts and KV events that do not wait.
 
-SGLang only marks a request that waits for a grammar as aborted. Its grammar must then be compiled, and the request must
-get KV memory and pass through a step of the model before the abort is reported, which with a full memory takes as long
-as the answers that fill it. Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
+SGLang only marks a request that waits for a grammar as aborted. The abort is reported only once its grammar is
+compiled, and the request has got KV memory and passed through a step of the model. With a full memory that takes as
+long as the answers in it. Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
-published after it. With `enable_metrics` it also sends counts of its memory to a socket that nobody reads, where they
+published after it. With `enable_metrics` it also sends counts of its memory to a socket without a reader, where they
 would wait for ever: here it sends none. Written for SGLang 0.5.23.
 """
 
@@ -74,7 +74,7 @@ def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:
 
 
 def _end(manager: GrammarManager, req: Req, abort: AbortReq) -> None:
-    """End one request as `Scheduler.abort_request` ends one that waits; its compiled grammar is dropped."""
+    """End one request as `Scheduler.abort_request` ends a waiting one; its compiled grammar is dropped."""
     if isinstance(req.grammar, Future):
         req.grammar.cancel()  # unless a thread compiles it already
     scheduler = manager.scheduler

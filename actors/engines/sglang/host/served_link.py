@@ -30,7 +30,7 @@ REASON_LENGTH_MAX = 300  # characters
 
 
 class FailureRate:
-    """The rate at which an engine fails requests that are neither aborted nor wrong.
+    """The rate of an engine's own failures: of requests neither aborted nor wrong.
 
     With over `FAILURES_MAX` in `WINDOW_S` the engine is at fault.
     """
@@ -52,7 +52,7 @@ class FailureRate:
 
 @define(eq=False)
 class ServedLink:
-    """The link of one host; `on_frame` gets each frame that the peer yields, at the moment at which it does."""
+    """The link of one host; `on_frame` gets each frame at the moment at which the peer yields it."""
 
     link: socket.socket
     peer: Peer

@@ -20,8 +20,8 @@ from protocol.messages.generation import Generate, GrammarKind, Logprob, Samplin
 from protocol.messages.media import MediaInfo
 from protocol.trace import as_headers
 
-NOT_A_NUMBER = "NaN happened"  # what SGLang says ended an answer whose token is none of the vocabulary
-HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # in SGLang's errors, where a hand-off failed
+NOT_A_NUMBER = "NaN happened"  # SGLang's reason for an end by a token outside the vocabulary
+HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # marks in SGLang's errors of failed hand-offs
 RESERVED_TOKENS = 6  # below either limit of a request; see SGLang's `max_req_input_len`
 
 

@@ -1,8 +1,8 @@
-"""The requests that an engine answers before it is ready, so that no client's request is the one that warms it up.
+"""The warm-up requests of an engine before it is ready, so that no client's request is slowed by it.
 
-The first request of each kind compiles kernels and allocates what later ones find: for a prompt, a decoded token, a
-sampled one, a prompt whose beginning is in the prefix cache, a grammar, and a picture. A prefill or a decode has no
-partner yet: for it SGLang has a transfer that moves nothing, which is chosen by an address.
+The first request of each kind compiles kernels and allocates memory for later ones: for a prompt, a decoded token, a
+sampled one, a prompt with a cached beginning, a grammar, and a picture. A prefill or a decode has no partner yet: for
+it SGLang has a transfer that moves nothing, chosen by an address.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def warm_up(
     # A decode without a KV cache from a prefill begins with an arbitrary token, which a grammar would refuse.
     kinds = [GREEDY, SAMPLED, *([GRAMMAR] if info.grammars and mode != "decode" else [])]
     half = max(1, info.request_tokens_max // 2)
-    prompt = [place % info.vocabulary_size for place in range(min(PROMPT_TOKENS, half))]
+    prompt = [index % info.vocabulary_size for index in range(min(PROMPT_TOKENS, half))]
     requests = [(rank, prompt, None, sampling) for sampling in kinds for rank in range(info.data_parallel)]
     if picture is not None:
         requests.append((0, picture.input_ids, picture, {**GREEDY, "max_new_tokens": 1}))

@@ -1,7 +1,7 @@
 """The watchdog of a host: ends the host with its node, with its link, and with any of its own children.
 
 It runs in a thread of its own, from before the engine is loaded, because loading blocks the main thread for seconds. It
-polls file descriptors (sockets and pidfds) and not a parent-death signal: that would be tied to the thread that forked,
+polls file descriptors (sockets and pidfds) and not a parent-death signal: such a signal is tied to the forking thread,
 and the host's parent is a zygote, which may die without consequence. It may never wait for the main thread, nor for
 SGLang: a host that hangs must end all the same, so its end is SIGKILL to the whole process group.
 """
@@ -32,7 +32,7 @@ class Watchdog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._poll = select.epoll()
-        self._reasons: dict[int, str] = {}  # by descriptor
+        self._reasons: dict[int, str] = {}  # reasons by descriptor
         self._children: list[int] = []  # pidfds
 
     def start(self) -> None:

@@ -24,7 +24,7 @@ from actors.engines.sglang.host.watchdog import start_watchdog
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024
-DESCRIPTORS = 4  # that a host inherits
+DESCRIPTORS = 4  # inherited by a host
 PR_SET_PDEATHSIG = 1
 
 
@@ -78,7 +78,7 @@ def _answer(control: socket.socket, message: bytes, fds: list[int]) -> None:
 def _import_everything() -> None:
     """Import what a host will need, and make SGLang start its own child processes by fork alone.
 
-    The garbage collector is off meanwhile and never visits what was imported, which saves a fifth of the time.
+    The garbage collector is off meanwhile and never visits the imported objects, which saves a fifth of the time.
     """
     gc.disable()
     import espalier_sglang_cpu

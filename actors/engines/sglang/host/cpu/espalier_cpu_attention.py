@@ -1,10 +1,9 @@
 """Attention of new tokens alone, for prompts whose beginning is in the prefix cache.
 
-SGLang's `torch_native` backend computes the attention of every position of a sequence, also of those that are cached or
-that an earlier piece of the prompt has computed, and drops all but the new ones. So a prompt that is found in the cache
-takes a good part of the time of one that is not, and each further piece of a prompt takes longer. Here the new
-positions alone are computed, against all keys, unless few are cached beside them; the results are the same but for
-rounding. Written for SGLang 0.5.23.
+SGLang's `torch_native` backend computes the attention of every position of a sequence, the cached ones and those of
+earlier chunks included, and drops all but the new ones. So a cached prompt takes a good part of the time of an uncached
+one, and each further chunk of a prompt takes longer. Here the new positions alone are computed, against all keys,
+unless few are cached beside them; the results are the same but for rounding. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 EXTEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend._run_sdpa_forward_extend"
-ROWS_MAX = 256  # positions at a time: each has a row of the mask, as long as what the last of them sees
-PREFIX_SHARE_MAX = 1 / 16  # of the new tokens: computing so short a prefix again costs less than masks in large pieces
+ROWS_MAX = 256  # positions at a time: each has a row of the mask, as long as the last of them sees
+# As a share of the new tokens: computing so short a prefix again costs less than masks in large pieces.
+PREFIX_SHARE_MAX = 1 / 16
 
 
 def attend_new(
@@ -40,9 +40,9 @@ def attend_new(
     """Fill `output` with the attention of the new tokens of all requests, and return it.
 
     `query` and `output` have the shape (new tokens of all requests, heads, head size), the caches (places, heads, head
-    size). A sliding window of w lets a position see itself and w positions before it, and only what a new position sees
-    is read. The lengths of the prefixes are `seq_lens` less `extend_seq_lens`. What is not causal, or has an encoder's
-    part, is left to `sglang_extend`, the function that this one stands in front of.
+    size). A sliding window of w lets a position see itself and w positions before it, and only the keys that a new
+    position sees are read. The lengths of the prefixes are `seq_lens` less `extend_seq_lens`. Attention that is not
+    causal, or has an encoder's part, is left to `sglang_extend`, the wrapped function.
     """
     if encoder_lens is not None or is_cross_attn or not causal:
         lengths = (req_pool_indices, seq_lens, extend_prefix_lens, extend_seq_lens, encoder_lens)

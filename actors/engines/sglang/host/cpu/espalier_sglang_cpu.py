@@ -41,7 +41,7 @@ def prepare() -> None:
 
 
 def activate() -> None:
-    """Give SGLang ordinary memory where it asks for pinned memory, and attention that leaves out what is cached.
+    """Give SGLang ordinary memory in place of pinned memory, and attention for the new tokens alone.
 
     It calls this in each of its processes.
     """

@@ -1,10 +1,9 @@
-"""The grammar checker: a process that compiles and walks each grammar in a fork of its own, which may be killed.
+"""The grammar checker: a process that compiles and walks each grammar in a fork of its own, to be killed at a limit.
 
 A grammar of a few bytes may take minutes to compile, or gigabytes, and a compiler cannot be interrupted: only a process
-can be ended. The checker builds SGLang's own grammar backend, from the arguments of the engine that it checks for, so
-that it compiles what the engine will compile. It answers its node over a link, as an engine's host does; a stream that
-is cancelled ends its fork. The checker may keep nothing of a grammar: the text is the client's, and is neither logged
-nor stored. Written for SGLang 0.5.23 and xgrammar 0.2.7.
+can be ended. The checker builds SGLang's own grammar backend from its engine's arguments, so both compile the same. It
+answers its node over a link, as an engine's host does; a cancelled stream ends its fork. The checker may keep nothing
+of a grammar: the text is the client's, and is neither logged nor stored. Written for SGLang 0.5.23 and xgrammar 0.2.7.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from protocol.messages.grammars import WORDS
 from protocol.messages.operations import CheckGrammar, GrammarChecked
 
 READ_BYTES = 256 * 1024
-STREAMS_BESIDE = 4  # of checks that were cancelled and are not over yet
+STREAMS_BESIDE = 4  # streams of cancelled checks that are not over yet
 SLOWDOWN_MAX = 20.0  # elapsed time over processor time of a check, on a busy machine
 SLOWDOWN_GRACE_S = 5.0
 NICE = 10  # the priority of checks: engines go first
 PR_SET_PDEATHSIG = 1
-SOURCE_LOCATION = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # in xgrammar's source; each of its errors begins so
-SGLANG_NAMES = {GrammarKind.JSON_SCHEMA: "json"}  # of kinds of grammars, where they differ
+SOURCE_LOCATION = re.compile(r"^\[[0-9:]+\] \S+?:\d+: ")  # the beginning of each error of xgrammar
+SGLANG_NAMES = {GrammarKind.JSON_SCHEMA: "json"}  # SGLang's names of kinds, where they differ
 
 Report: TypeAlias = dict[str, float | str]
 
@@ -92,7 +91,7 @@ class _State:
 
 @define(eq=False)
 class _Check:
-    """One check and its fork; `report` is what the fork has written, a JSON object a line."""
+    """One check and its fork; `report` is the fork's output, a JSON object a line."""
 
     stream: int
     kind: GrammarKind
@@ -110,7 +109,7 @@ class CheckServer:
     peer: Peer
     link: socket.socket
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
-    _checks: dict[int, _Check] = field(factory=dict)  # by stream
+    _checks: dict[int, _Check] = field(factory=dict)  # checks by stream
     _messages: LinkMessages = field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol, Self, TypeAlias
 
 from attrs import define, frozen
 
-STEPS = 512  # of one walk
-RESTARTS = 8  # of one walk, each when the grammar allows no further token
+STEPS = 512  # steps of one walk
+RESTARTS = 8  # restarts of one walk, each when the grammar allows no further token
 PROJECTED_TOKENS = 512  # the length of an answer to which a growing cost is extrapolated
 CANDIDATES = 4  # next tokens that are tried, to find the most expensive
 EXCESS_STEPS = 3.0  # steps' worth of time by which the steps of one answer may exceed their limit in total

@@ -1,9 +1,9 @@
 """The KV events of one rank's scheduler, as SGLang publishes them over ZMQ, brought into a log without gaps.
 
-A subscriber may miss events: the first ones, which come before it has joined, and any that exceed a queue. Each batch
-has a number, so a gap is seen at the next batch and filled from the scheduler's replay buffer; the end of a burst is
-asked for once more, since nothing may follow that would show a gap there. If the buffer has forgotten what was missed,
-it is not known which blocks there are, so all of the rank's are forgotten.
+A subscriber may miss events: the first ones, sent before it has joined, and any that exceed a queue. Each batch has a
+number, so a gap is seen at the next batch and filled from the scheduler's replay buffer; the end of a burst is
+requested once more, since no later batch may show a gap there. If the buffer lacks the missed events, all blocks of the
+rank are dropped from the log.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from actors.engines.blocks.block_log import BlockLog
 from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
-IDLE_MS = 1000  # after a batch, in which no other has come
+IDLE_MS = 1000  # the pause after a batch at which its burst is over
 REPLAY_S = 10.0
 RETRY_S = 1.0  # after a failure, twice as long each time
 RETRY_MAX_S = 30.0
@@ -92,7 +92,7 @@ class KvEventReceiver:
             number = self._next
             try:
                 await self._receive()
-            except Exception as error:  # noqa: BLE001  # of ZMQ, or of bytes that SGLang has changed: no request depends on it
+            except Exception as error:  # noqa: BLE001  # an error of ZMQ, or a changed format of SGLang's: no request depends on it
                 traceback.print_exception(error, file=sys.stderr)
             self._forget()
             retry_s = RETRY_S if self._next != number else min(2 * retry_s, RETRY_MAX_S)

@@ -1,6 +1,6 @@
-"""The flush of the prefix caches of all ranks: SGLang's own tells of the first rank alone.
+"""The flush of the prefix caches of all ranks: SGLang's own reports the first rank's alone.
 
-A scheduler tells of the end of a request before it has left the request's last step, so for a moment it is not idle
+A scheduler reports the end of a request before it has left the request's last step, so for a moment it is not idle
 though no request runs. Written for SGLang 0.5.23.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from sglang.srt.managers.io_struct import FlushCacheReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-IDLE_WITHIN_S = 1.0  # after the last request; far less than those who ask for a flush wait
+IDLE_WITHIN_S = 1.0  # the wait for idle schedulers after the last request; far less than the askers' own limit
 RETRY_S = 0.01
 
 

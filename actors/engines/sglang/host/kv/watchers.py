@@ -21,9 +21,9 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
 
-TOGETHER_S = 0.005  # after a change of blocks, in which others are sent together
+TOGETHER_S = 0.005  # the time after a change of blocks in which further ones are sent with it
 LOAD_EVERY_S = 0.1
-IDLE_LOAD_EVERY_S = 1.0  # while no step shows that something has changed
+IDLE_LOAD_EVERY_S = 1.0  # the period while no step shows a change
 
 
 @define(eq=False)

@@ -2,14 +2,13 @@
 
 The grammar checker refuses expensive grammars beforehand, but it cannot try every answer. Here each step of each
 grammar is timed in the scheduler itself, and a request whose steps exceed their budget is aborted, alone; so is one
-whose grammar allows no further token, of which there is nothing to draw. An engine may have several ranks, and a
-request must end on all of them in the same step, or they wait for each other for ever: it fails by what every rank
-knows of it, its tokens and its grammar, or by an abort that the first rank sends to all.
+whose grammar allows no further token. An engine may have several ranks, and a request must end on all of them in the
+same step, or they wait for each other for ever: it fails by state common to all ranks, its tokens and its grammar, or
+by an abort from the first rank to all.
 
 Compiled grammars are kept within a number of bytes, and compiling has two threads that let the scheduler go first. An
-engine with data-parallel ranks has one process more, which is to use no processor while there are no requests.
-SGLang finds this file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for
-SGLang 0.5.23.
+engine with data-parallel ranks has one process more, which must not poll while there are no requests. SGLang finds this
+file by its plugin entry point, because this folder is on the PYTHONPATH of hosts. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from actors.engines.sglang.host.grammars.grammar_walk import StepBudget
 
 COMPILERS = 2
 NICE = 10
-IDLE_MS = 1000  # in which a process shows SGLang's watchdog that it lives
+IDLE_MS = 1000  # the period in which an idle process feeds SGLang's watchdog
 KEPT_MAX = 512  # compiled grammars in the cache, refused ones included
 GRAMMAR_LOGGERS = tuple(
     f"sglang.srt.constrained.{module}" for module in ("base_grammar_backend", "grammar_manager", "xgrammar_backend")
@@ -38,10 +37,10 @@ ANSWER_LOGGERS = (
     "sglang.srt.speculative.spec_utils",
 )
 QUOTING = ("key_string", "grammar_key", "Grammar accept_token failed", "Failed to compile", "with grammar: ")
-"""What is in a message that quotes a client's grammar, or the token ids of an answer."""
+"""The marks of a message that quotes a client's grammar, or the token ids of an answer."""
 
 active = False
-"""Whether the limits hold in this process; its host looks, since SGLang serves without a plugin that it cannot load."""
+"""Whether the limits hold in this process; its host checks it: SGLang serves without a plugin that fails to load."""
 
 
 def activate():
@@ -49,7 +48,7 @@ def activate():
 
     SGLang would log any other exception, and serve without the limits.
     """
-    global active  # noqa: PLW0603  # of a process, as the patches are
+    global active  # noqa: PLW0603  # one a process, like the patches
     if GRAMMAR_STEP_MS not in os.environ:
         return
     try:
@@ -80,7 +79,7 @@ def _activate(step_s, bytes_max):
 
 
 def wait_for_requests(controller, receive):
-    """Make the process that passes requests on to data-parallel ranks wait for them: SGLang's asks all the time."""
+    """Make the controller of data-parallel ranks wait for requests: SGLang's polls all the time."""
 
     def event_loop(self):
         while True:
@@ -92,10 +91,10 @@ def wait_for_requests(controller, receive):
 
 
 def free_dead_ends(grammar):
-    """Make every token drawable where a grammar allows none; `fail_dead_ends` ends the answer, whatever is drawn.
+    """Make every token drawable where a grammar allows none; `fail_dead_ends` then ends the answer at any token.
 
     If none were, every score would be minus infinity, and to draw by such scores ends the whole scheduler. Rows are
-    opened on the way to the scores, not before: what traverses drafted tokens accepts those that a row allows.
+    opened on the way to the scores, not before: the check of drafted tokens accepts all that a row allows.
     """
     apply = grammar.apply_vocab_mask
 
@@ -107,11 +106,11 @@ def free_dead_ends(grammar):
 
 
 def fail_dead_ends(request, processor, abort):
-    """Make a request fail in the step that has drawn a token which its grammar does not allow.
+    """Make a request fail in the step that draws a token against its grammar.
 
-    SGLang asks the grammar of a drawn token only after it has looked whether that token ends the answer, so the end of
-    sequence, a stop, or the last of the tokens that were asked for would make the answer a whole one. Here the grammar
-    is asked first, and not again. Of drafted tokens SGLang itself asks it before.
+    SGLang checks whether a drawn token ends the answer before it asks the grammar, so a forbidden end of sequence,
+    stop, or last token would make the answer a whole one. Here the grammar is asked first, and not again. For drafted
+    tokens SGLang itself asks it first.
     """
     update = request.update_finish_state
     accept, accept_first = processor._accept_grammar_tokens, processor._apply_prefill_grammar
@@ -140,7 +139,7 @@ def fail_dead_ends(request, processor, abort):
 def _has_unasked_token(req):
     """Whether the grammar of a request, if it has one, has been asked of all tokens but the last.
 
-    What is no token comes of scores that are no numbers, for which SGLang has an error of its own.
+    An id outside the vocabulary comes of NaN scores, for which SGLang has an error of its own.
     """
     accepted = getattr(req.grammar, "accepted_tokens", None)
     if accepted is None or len(req.output_ids) != len(accepted) + 1 or req.grammar.is_terminated():
@@ -149,13 +148,13 @@ def _has_unasked_token(req):
 
 
 def _was_asked(req):
-    """Whether the grammar was asked of the last token ahead of SGLang; says so once, as drafted tokens may follow."""
+    """Whether the grammar was asked of the last token ahead of SGLang; true once, as drafted tokens may follow."""
     asked, req.asked_tokens = req.asked_tokens, 0
     return 0 < asked == len(req.output_ids)
 
 
 def hide_grammars(grammar):
-    """Keep what clients send, and what they get, out of the host's log: SGLang quotes both where a grammar fails."""
+    """Keep grammars and answers of clients out of the host's log: SGLang quotes both where a grammar fails."""
     accept = grammar.accept_token
 
     def accept_token(self, token):
@@ -171,7 +170,7 @@ def hide_grammars(grammar):
 
 def _without_quotation(record):
     fails = record.levelno >= logging.ERROR and record.name in GRAMMAR_LOGGERS
-    if fails or any(each in str(record.msg) for each in QUOTING):
+    if fails or any(mark in str(record.msg) for mark in QUOTING):
         record.msg, record.args, record.exc_info = "a grammar was refused", (), None
     return True
 
@@ -205,7 +204,7 @@ def limit_steps(grammar, step_s, slow, clock=thread_time):
 def abort_slow(scheduler, abort, slow):
     """Make the first rank abort the requests whose grammars are in `slow`, on all ranks, as it does after a timeout.
 
-    The clocks of ranks differ, so those of the others decide nothing. A prefill aborts none: it draws one token, and an
+    The clocks of ranks differ, so the other ranks' decide nothing. A prefill aborts none: it draws one token, and an
     abort would break off the hand-off of the cache.
     """
     poll = scheduler._poll_timeout_aborts
@@ -224,7 +223,7 @@ def abort_slow(scheduler, abort, slow):
 
 
 def limit_cache(backend, bytes_max):
-    """Keep compiled grammars within `bytes_max`; those that were used longest ago are dropped first."""
+    """Keep compiled grammars within `bytes_max`; the least recently used are dropped first."""
     get = backend.get_cached_or_future_value
 
     def get_cached_or_future_value(self, key, *args):

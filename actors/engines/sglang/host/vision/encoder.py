@@ -1,9 +1,8 @@
 """The encoder's host: the vision tower of one model in a process of its own, which answers its node over a link.
 
-One batch is computed at a time, in a thread, so that the link is answered meanwhile. A batch that nobody wants any more
-ends when the item that is being computed is done: nothing can interrupt it. An item that is wrong fails alone. The host
-may decide nothing about a request: which items make a batch, what is cached and how long anything may take is the
-node's. asyncio stays in this folder.
+One batch is computed at a time, in a thread, so that the link is answered meanwhile. An abandoned batch ends after its
+current item: nothing can interrupt an item. A wrong item fails alone. The host may decide nothing about a request:
+batches, caches and deadlines are the node's. asyncio stays in this folder.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetL
 from protocol.messages.kind import Message
 from protocol.messages.media import EmbeddingBatch, EncodeBatch, MediaItem
 
-STREAMS_BESIDE = 16  # of control operations
+STREAMS_BESIDE = 16  # streams of control operations
 
 
 @define(eq=False)
@@ -123,8 +122,8 @@ class EncoderHost:
             self._changed.set()
 
     def _left(self, stream: int) -> None:
-        """Drop a batch that waits, or let the one that is being computed end with the item that it is at."""
-        if (batch := next((each for each in self._waiting if each.stream == stream), None)) is not None:
+        """Drop a waiting batch, or let the running one end after its current item."""
+        if (batch := next((waiting for waiting in self._waiting if waiting.stream == stream), None)) is not None:
             self._waiting.remove(batch)
             self.served.fail(stream, AskerLeft("the asker left"))
         elif self._computing is not None and self._computing.stream == stream:

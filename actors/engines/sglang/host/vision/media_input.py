@@ -1,12 +1,11 @@
 """Images and videos of requests as SGLang's scheduler computes with them.
 
 SGLang's own processors are not asked. They would cut an item anew, name it by 64 bits of a hash of its tensor, and keep
-several embeddings of one request as one item; and what does not fit together they take in silence, or the scheduler
-ends of it. So each item is made here, with the identity that its digest gives it, at the places that its prompt has for
-it, and everything that two parts of a request state is compared before SGLang sees any of it.
+several embeddings of one request as one item; and they take contradicting parts in silence, or the scheduler crashes on
+them. So each item is made here, with its digest as its identity, at its places in the prompt, and every number that two
+parts of a request state is compared before SGLang sees either.
 
-The work runs in threads, of which there are few: they share the interpreter with the tokens of everybody. Written for
-SGLang 0.5.23.
+The work runs in few threads: they share the interpreter with the tokens of all requests. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
 
 THREADS = 2
-TIMED_FAMILIES = frozenset({"qwen2_5_vl"})  # in which positions depend on the time between two steps of a video
+TIMED_FAMILIES = frozenset({"qwen2_5_vl"})  # families whose positions depend on the time between two steps of a video
 GRID_KEYS = {Modality.IMAGE: "image_grid_thw", Modality.VIDEO: "video_grid_thw"}
 MODALITIES = {Modality.IMAGE: schedule_batch.Modality.IMAGE, Modality.VIDEO: schedule_batch.Modality.VIDEO}
 
 
 def media_info(manager: TokenizerManager, layout: VisionLayout | None, form: MediaForm) -> MediaInfo | None:
-    """Return the images and videos that an engine takes, None if it takes text alone; `form` is what it computes with.
+    """Return the images and videos that an engine takes, None if it takes text alone; `form` is its input.
 
     Raises `RuntimeError` if SGLang and the model's folder disagree about the placeholders.
     """
@@ -89,8 +88,8 @@ class MediaInput:
     async def output(self, request: Generate) -> MultimodalProcessorOutput:
         """Return the input of a request, to be given to SGLang as its `image_data`, and to `discard` when it has ended.
 
-        Raises `BadRequest` for items that the engine cannot compute with. What is made for a caller that was cancelled
-        is discarded; at most `THREADS` are being made.
+        Raises `BadRequest` for items that the engine cannot compute with. The input for a cancelled caller is
+        discarded; at most `THREADS` inputs are made at a time.
         """
         await self._free.acquire()
         made = asyncio.get_running_loop().run_in_executor(self._threads, self._output, request)
@@ -119,7 +118,7 @@ class MediaInput:
         return Generate("", tokens, Sampling(1), media=(item,)) if fits else None
 
     def _drop(self, made: asyncio.Future[MultimodalProcessorOutput]) -> None:
-        with suppress(Exception):  # its caller has left, whatever came of it
+        with suppress(Exception):  # its caller has left: no error has a reader
             self.discard(made.result())
 
     # In a thread ---------------------------------------------------------------------------
@@ -135,8 +134,8 @@ class MediaInput:
                 made.append(self._item(item, place))
             positions, delta = self._positions(request.tokens, pairs)
         except BaseException:
-            for each in made:
-                self.shared.discard((each.feature, each.precomputed_embeddings))
+            for done in made:
+                self.shared.discard((done.feature, done.precomputed_embeddings))
             raise
         processor = self.manager.mm_processor
         return MultimodalProcessorOutput(
@@ -198,19 +197,19 @@ class MediaInput:
         videos = [item.seconds_per_grid for item, _ in pairs if item.modality is Modality.VIDEO]
         if not videos or self.manager.mm_processor.model_type not in TIMED_FAMILIES:
             return None
-        known = [seconds for seconds in videos if seconds is not None]
-        if len(known) < len(videos):
-            raise BadRequest(f"{len(videos)} videos state the time between two steps of their grids {len(known)} times")
-        return known
+        given = [seconds for seconds in videos if seconds is not None]
+        if len(given) < len(videos):
+            raise BadRequest(f"{len(videos)} videos state the time between two steps of their grids {len(given)} times")
+        return given
 
 
 async def _given(image_data: Sequence[MultimodalProcessorOutput], **_: object) -> MultimodalProcessorOutput:
-    """Return the input that was made already, in the place of SGLang's own processor."""
+    """Return the input that was made already, instead of SGLang's own processor."""
     return image_data[0]
 
 
 def _finite(item: MediaItem) -> torch.Tensor:
-    """Return the embeddings of an item; raises `BadRequest` if some are no numbers, by which no token can be drawn."""
+    """Return the embeddings of an item; raises `BadRequest` for NaN or infinity, by which no token can be drawn."""
     embeddings = as_torch(item.data)
     if not bool(torch.isfinite(embeddings).all()):
         raise BadRequest(f"not all of the {embeddings.numel()} elements of an item's embeddings are finite numbers")

@@ -1,9 +1,9 @@
 """Tensors of requests on their way to the schedulers, in shared memory that never outlives its host.
 
-SGLang's tokenizer manager copies each tensor into shared memory in its event loop, and knows nothing of a request that
-left before it was sent. Here a thread makes the copy, in the form that SGLang's schedulers read, and who made it can
-discard it. The schedulers remove a name when they have received it; what a killed host leaves is removed by its prefix,
-which is in the list of `leftover_memory.py`. Written for SGLang 0.5.23.
+SGLang's tokenizer manager copies each tensor into shared memory in its event loop, and never frees the copy for a
+request that left before it was sent. Here a thread makes the copy, in the format of SGLang's schedulers, and its maker
+can discard it. The schedulers remove a name when they have received it; the names of a killed host are removed by their
+prefix, which is in the list of `leftover_memory.py`. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SchedulerTensors:
         self._numbers = count(1)
 
     def share(self, tensor: torch.Tensor) -> ShmPointerMMData | torch.Tensor:
-        """Return a copy of a tensor in shared memory; where that is full, the tensor itself, which is sent as it is."""
+        """Return a copy of a tensor in shared memory; where that is full, the tensor itself, to be sent as it is."""
         data, path = as_message(tensor).data, self._folder / f"{self._prefix}{next(self._numbers)}"
         try:
             _write(path, data)
@@ -41,7 +41,7 @@ class SchedulerTensors:
         return _pointer(path.name, tensor)
 
     def discard(self, tensors: Iterable[object]) -> None:
-        """Remove those of the tensors that no scheduler has received; idempotent."""
+        """Remove the tensors that no scheduler has received; idempotent."""
         for tensor in tensors:
             if isinstance(tensor, ShmPointerMMData):
                 with suppress(OSError):
@@ -52,14 +52,15 @@ def _write(path: Path, data: memoryview) -> None:
     opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         written = 0
-        while written < len(data):  # without a mapping: a full file system is an error here, and no signal
+        # By writes, not by a mapping: a full file system is an error here, and no signal.
+        while written < len(data):
             written += os.write(opened, data[written:])
     finally:
         os.close(opened)
 
 
 def _pointer(name: str, tensor: torch.Tensor) -> ShmPointerMMData:
-    """Return what SGLang sends in place of a tensor: its own class, whose constructor would make the copy."""
+    """Return SGLang's stand-in for a tensor, without its constructor, which would make the copy."""
     pointer = ShmPointerMMData.__new__(ShmPointerMMData)
     vars(pointer).update(
         shm_name=name,

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from attrs import frozen
 
-TOWER = "visual"  # in the name of each weight of a vision tower
+TOWER = "visual"  # a part of the name of each weight of a vision tower
 
 Weights: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 EncodePixels: TypeAlias = Callable[[object, Sequence[object]], torch.Tensor]

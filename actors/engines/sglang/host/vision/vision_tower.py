@@ -1,10 +1,10 @@
 """The vision tower of one model, without the language model: pixels to embeddings.
 
-It makes SGLang's own encoder and calls its tower directly: SGLang's door for requests fetches what URLs name, and takes
-no frames. On a CPU each item is computed by itself. A batch gains less than half of the time of small images there, and
+It makes SGLang's own encoder and calls its tower directly: SGLang's own entry for requests fetches URLs, and takes no
+frames. On a CPU each item is computed by itself. A batch gains less than half of the time of small images there, and
 nothing of large ones; and in a batch the same image has other embeddings, in their last bits, each time it has other
-neighbours, so that an answer would depend on who else asked. On a GPU, where small images leave most of it idle, those
-of a modality are computed together. Written for SGLang 0.5.23.
+neighbours, so that an answer would depend on other requests. On a GPU, which small images leave mostly idle, items of a
+modality are computed together. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VisionTower:
     together: bool  # whether items of one modality are computed at once
 
     def encode(self, items: Sequence[MediaItem], is_wanted: Callable[[], bool]) -> list[EmbeddingOutcome]:
-        """Return the outcome of each item, in their order; those of the first ones once nobody wants them any more."""
+        """Return the outcomes of the items, in their order; only the first ones' once `is_wanted` is false."""
         if not self.together:
             outcomes = []
             for item in items:
@@ -48,18 +48,19 @@ class VisionTower:
                     break
                 outcomes += self._encode([item])
             return outcomes
-        by_place: dict[int, EmbeddingOutcome] = {}
+        by_index: dict[int, EmbeddingOutcome] = {}
         for modality in Modality:
-            places = [place for place, item in enumerate(items) if item.modality is modality]
-            by_place |= zip(places, self._encode([items[place] for place in places]), strict=True)
-        return [by_place[place] for place in range(len(items))]
+            indices = [index for index, item in enumerate(items) if item.modality is modality]
+            by_index |= zip(indices, self._encode([items[index] for index in indices]), strict=True)
+        return [by_index[index] for index in range(len(items))]
 
     def _encode(self, items: Sequence[MediaItem]) -> list[EmbeddingOutcome]:
         """Return the outcomes of items of one modality, each with an error of its own if it is wrong."""
         outcomes: list[EmbeddingOutcome | torch.Tensor] = [self._patches(item) for item in items]
-        inputs = [(item, each) for item, each in zip(items, outcomes, strict=True) if isinstance(each, torch.Tensor)]
+        pairs = zip(items, outcomes, strict=True)
+        inputs = [(item, patches) for item, patches in pairs if isinstance(patches, torch.Tensor)]
         computed = iter(self._computed(inputs))
-        return [next(computed) if isinstance(each, torch.Tensor) else each for each in outcomes]
+        return [next(computed) if isinstance(outcome, torch.Tensor) else outcome for outcome in outcomes]
 
     def _patches(self, item: MediaItem) -> torch.Tensor | EmbeddingOutcome:
         try:
@@ -67,20 +68,20 @@ class VisionTower:
             return self.pixels.patches(item)
         except RequestError as error:
             return EmbeddingOutcome(code=error.code, detail=error.detail)
-        except Exception as error:  # noqa: BLE001  # of transformers or torchvision: about this item alone
+        except Exception as error:  # noqa: BLE001  # transformers or torchvision refuse this item alone
             traceback.print_exception(error, file=sys.stderr)
             detail = f"the {item.modality} could not be processed: {type(error).__name__}"
             return EmbeddingOutcome(code=EngineRefused.code, detail=detail)
 
     def _computed(self, inputs: Sequence[tuple[MediaItem, torch.Tensor]]) -> list[EmbeddingOutcome]:
-        """Return the outcomes of patches; what fails together is tried one by one, to find the one that fails."""
+        """Return the outcomes of patches; after a failure each is tried alone, to find the failing one."""
         if not inputs:
             return []
         try:
             return [_outcome(rows) for rows in self._rows(inputs)]
-        except Exception as error:  # noqa: BLE001  # of any kind: it is a fault of the tower
+        except Exception as error:  # noqa: BLE001  # any error here is a fault of the tower
             if len(inputs) > 1:
-                return [outcome for each in inputs for outcome in self._computed([each])]
+                return [outcome for one in inputs for outcome in self._computed([one])]
             traceback.print_exception(error, file=sys.stderr)
             return [_failed(f"the encoder failed: {type(error).__name__}")]
 
@@ -123,7 +124,8 @@ def make_tower(arguments: dict[str, Setting], folder: Path) -> VisionTower:
     towers.leave_out_language()
     server_args = ServerArgs(**arguments)
     publish(server_args, role="encoder")
-    encoder = MMEncoder(server_args, dist_init_method=f"file://{folder}/rendezvous")  # at no port, which could be taken
+    # The rendezvous is a file, since a port could be taken.
+    encoder = MMEncoder(server_args, dist_init_method=f"file://{folder}/rendezvous")
     own, config = encoder.preprocessor, encoder.model_config
     pixels = PixelProcessor(own.image_processor, own.video_processor, layout, config.dtype)
     media = MediaInfo(
@@ -140,7 +142,7 @@ def make_tower(arguments: dict[str, Setting], folder: Path) -> VisionTower:
 
 
 def _warm_up(tower: VisionTower) -> None:
-    """Encode one small item; raises `RuntimeError` unless its embeddings are what the encoder says that it makes."""
+    """Encode one small item; raises `RuntimeError` unless its embeddings have the form in the encoder's media."""
     item = smallest_item(tower.pixels.layout)
     (outcome,) = tower.encode([item], lambda: True)
     if outcome.code:
