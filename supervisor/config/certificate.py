@@ -1,7 +1,7 @@
-"""The certificate of the gateway: its files, the TLS context made from them, and when it expires.
+"""The certificate of the gateway: its files, their TLS context, and its date of expiry.
 
 Files are read again at each call, so that a reload takes a renewed certificate. The date is read from the DER encoding
-here, since Python's `ssl` parses a certificate only where a peer presents it.
+here, since Python's `ssl` parses only the certificates of peers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protocol.errors import StartFailed
 from supervisor.files import permissions, reading
 
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2, without CBC, which timing attacks can break; TLS 1.3 has no such suites."""
+"""The suites of TLS 1.2 without CBC, which timing attacks can break; TLS 1.3 has no such suites."""
 
 _VALIDITY = 4  # the position of a certificate's validity, its optional version not counted (RFC 5280, section 4.1)
 _VERSION_TAG, _UTC_TIME = 0xA0, 0x17
@@ -39,7 +39,7 @@ class Certificate:
             if (why := permissions.writable_by_others(self.key)) is not None:
                 raise StartFailed(why)
             reading.require_regular_files(self.certificate, self.key)
-            # Without a password here, OpenSSL would ask the terminal for that of an encrypted key, and block.
+            # Without a password here, OpenSSL would ask the terminal for the password of an encrypted key, and block.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:  # an SSLError is one
             why = getattr(error, "reason", None) or error.strerror
@@ -50,7 +50,7 @@ class Certificate:
 
 
 def expires_at(pem: str) -> float:
-    """Return when the first certificate of a PEM text expires, in seconds since 1970; raises `ValueError`."""
+    """Return the expiry of the first certificate of a PEM text, in seconds since 1970; raises `ValueError`."""
     begin = pem.index(ssl.PEM_HEADER)
     end = pem.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
     der = memoryview(ssl.PEM_cert_to_DER_cert(pem[begin:end]))

@@ -1,7 +1,7 @@
-"""The nodes that have a gateway: which the file names, and the processes as which it runs each of them.
+"""The nodes with a gateway, and their division into several processes.
 
-`processes = 4` turns node `front` into the nodes `front-0` to `front-3` of the same machine. Everything
-else knows nodes alone: only this file, and a command that is given the name `front`, knows how they came to be.
+`processes = 4` turns node `front` into the nodes `front-0` to `front-3` of the same machine. All other code handles
+nodes alone: only this file, and commands with the name `front`, depend on the division.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PORT_MAX = 65535
 
 
 def mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what is wrong in `gateway.node`, `nodes` and `processes`."""
+    """Yield the mistakes in `gateway.node`, `nodes` and `processes`."""
     gateway = cluster.gateway
     if gateway.node is not None and gateway.nodes:
         yield Mistake("gateway.nodes", "stands beside gateway.node: keep the one that names all gateways")
@@ -41,7 +41,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _process_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
-    """Yield what keeps one node from running as several processes."""
+    """Yield the obstacles to running a node as several processes."""
     key, number = "gateway.processes", cluster.gateway.processes
     for engine_name, engine in cluster.engine.items():
         if name in engine.nodes:
@@ -62,7 +62,7 @@ def _process_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
 
 
 def process_names(name: str, processes: int) -> tuple[str, ...]:
-    """Return the names of the nodes as which a node of the file runs."""
+    """Return the names of the nodes that replace a node of the file."""
     return tuple(f"{name}-{number}" for number in range(processes)) if processes > 1 else (name,)
 
 
@@ -72,7 +72,7 @@ def pure_gateways(cluster: Cluster) -> set[str]:
 
 
 def expand(cluster: Cluster) -> Cluster:
-    """Return the cluster with a node for each process of a gateway; `gateway.nodes` has the names of all gateways."""
+    """Return the cluster with a node for each process of a gateway; `gateway.nodes` then names them all."""
     number, gateways = cluster.gateway.processes, {*cluster.gateway_nodes}
     nodes: dict[str, NodeSection] = {}
     processes: dict[str, tuple[str, ...]] = {}

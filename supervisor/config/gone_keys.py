@@ -1,4 +1,4 @@
-"""The keys that `cluster.toml` had once, and what became of each: so that a file that has one gets more than "unknown".
+"""Former keys of `cluster.toml`, each with a sentence about its successor, in place of "unknown key".
 
 Their values are constants beside the code that uses them, since no deployment had a reason to set them. A row leaves
 this table once no file with its key can be around any more.
@@ -67,6 +67,6 @@ _SENTENCES = {
 
 
 def explained(mistake: Mistake) -> Mistake:
-    """Return a mistake about an unknown key; if the key was one once, with what became of it."""
+    """Return a mistake about an unknown key, with its own sentence if it is a former key."""
     sentence = _SENTENCES.get(_ENTRY.sub(r"\1.NAME", mistake.path))
     return mistake if sentence is None else evolve(mistake, message=f"is no longer a key: {sentence}")

@@ -26,10 +26,10 @@ NAME = Matches(
 
 @frozen
 class IsDigest:
-    """The rule that a string is a SHA-256 as `hash-key` prints it."""
+    """The rule for a SHA-256 as printed by `hash-key`."""
 
     def mistake(self, value: object) -> str | None:
-        """Return why a string is no digest, without quoting it: somebody may have written the secret itself."""
+        """Return the mistake in a digest, without quoting it: the file may have the secret itself."""
         assert isinstance(value, str)
         return (
             None if re.fullmatch("[0-9a-f]{64}", value) else "must be the 64 hexadecimal digits that `hash-key` prints"
@@ -53,22 +53,22 @@ class KeySection:
     burst: KeyLimit | None = None  # requests at once after an idle time; by default those of one second
     concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with `n = 4` has four
     connections_max: KeyLimit | None = None  # connections at a time; by default `gateway.limits.key_connections_max`
-    priority: Priority | None = 0  # default priority of its requests, and the highest that they may ask for
+    priority: Priority | None = 0  # default priority of its requests, and their highest allowed one
     # kinds of grammars that its requests may use; by default those of `[gateway]`, and `[]` is none
     grammars: tuple[GrammarName, ...] | None = None
-    # target of the first token of its requests that name none; by default that of the model
+    # target of the first token, unless a request has one; by default the model's
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
     admin: bool = False  # whether it also opens `/metrics`, `/pools` and `/flush_cache`
 
     @property
     def burst_max(self) -> int:
-        """The number of requests that may come at once; at least 1, since none could ever come otherwise."""
+        """The largest burst of requests; at least 1, else no request could ever come."""
         return self.burst if self.burst is not None else max(1, math.ceil(self.rate_per_s or 1))
 
     @property
     def targets(self) -> Targets:
-        """The targets of its requests that name none."""
+        """The targets of requests without their own."""
         return Targets(self.ttft_target_ms, self.itl_target_ms)
 
 
@@ -88,7 +88,7 @@ def read(data: object) -> dict[str, KeySection]:
 
 
 def disagreements(keys: Mapping[str, KeySection]) -> list[Mistake]:
-    """Return the contradictions between keys that are each valid by themselves."""
+    """Return the contradictions between individually valid keys."""
     names: dict[str, str] = {}
     mistakes = []
     for name, section in keys.items():

@@ -1,4 +1,4 @@
-"""Limits of the gateway as `cluster.toml` states them, without importing the code that enforces them."""
+"""Limits of the gateway in `cluster.toml`, without imports of the code that enforces them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Seconds = Annotated[float, Within(above=0, at_most=1_000_000)]
 Count = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
 Bytes = Annotated[int, Within(at_least=1, at_most=2**50)]
 
-WILDCARD = "*"  # any host, or any origin, in a list of those that are allowed
+WILDCARD = "*"  # any host, or any origin, in a list of allowed ones
 
 
 @frozen
@@ -31,7 +31,7 @@ class ClientLimits:
     key_requests_max: Count = 192  # admitted generations of one key; its further requests wait
     # longest body of an HTTP request, or WebSocket message; longer ones get `too_large`
     body_bytes_max: Bytes = 4 * 1024 * 1024
-    # bytes that one client has not read yet; beyond them it is disconnected (`slow_client`)
+    # unread bytes of one client; beyond them it is disconnected (`slow_client`)
     backlog_bytes_max: Bytes = 1024 * 1024
     send_buffer_bytes: Count = 256 * 1024  # the kernel's send buffer of a connection, beside that backlog
     # responses that one WebSocket can continue, with their images; longer conversations are not kept
@@ -40,9 +40,9 @@ class ClientLimits:
     bodies_bytes_max: Bytes = 128 * 1024 * 1024
     # memory for answers of all clients that are sent only when whole; further such requests get `overloaded`
     answers_bytes_max: Bytes = 256 * 1024 * 1024
-    # memory for responses that all WebSockets can continue; then the key that has most loses its oldest
+    # memory for responses that all WebSockets can continue; then the key with the most loses its oldest
     histories_bytes_max: Bytes = 128 * 1024 * 1024
-    # bytes that all clients have not read yet; who has more than an equal part of half of them is disconnected
+    # unread bytes of all clients; beyond half of it a client with more than an equal share of the rest is disconnected
     backlogs_bytes_max: Bytes = 128 * 1024 * 1024
     body_s: Seconds = 30.0  # longest time for a body to arrive; then the request gets status 408
     idle_s: Seconds = 75.0  # longest time between two requests of an HTTP connection; then it is closed
@@ -52,5 +52,5 @@ L = TypeVar("L", bound=attrs.AttrsInstance)
 
 
 def complete(limits: type[L], section: attrs.AttrsInstance) -> L:
-    """Return limits of a class that adds constants to the keys of a section."""
+    """Return limits from the keys of a section and the constants of their class."""
     return limits(**{field.name: getattr(section, field.name) for field in attrs.fields(type(section))})

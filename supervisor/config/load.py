@@ -1,9 +1,9 @@
 """The loading of `cluster.toml`: its text becomes one immutable value, or one error with every mistake in it.
 
-An operator corrects a file once, instead of once for each mistake. So a part of the file that cannot be structured is
-left out (`partial.py`), the rest is checked as if that part were right, and mistakes that may only follow from it are
-suppressed. Each mistake is reported with the line of its key. A node never runs with a
-file that has a mistake; commands for operators may use its rest to reach nodes that run.
+An operator corrects a file once, instead of once for each mistake. So unreadable parts of the file are left out
+(`partial.py`), the rest is checked as if they were right, and possible consequences of the left-out parts are
+suppressed. Each mistake is reported with the line of its key. A node never runs with a file with mistakes; commands for
+operators may use the rest of it to reach running nodes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from supervisor.config.toml_lines import line_of, lines_of
 FILE_BYTES_MAX = 4 * 1024 * 1024
 
 Examine: TypeAlias = Callable[[Cluster], Iterable[Mistake]]
-"""Yields the mistakes in the files and environment variables that a cluster names."""
+"""Yields the mistakes in a cluster's files and environment variables."""
 
 
 class FileMistakes(StartFailed):
-    """All mistakes in a file, a line each; `cluster` is the cluster of the rest, None if that is too little."""
+    """All mistakes in a file, a line each; `cluster` is the cluster of the rest, None if too little is left."""
 
     def __init__(self, sentence: str, cluster: Cluster | None) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ class FileMistakes(StartFailed):
 
 
 class Misconfigured(StartFailed):
-    """A mistake in what the key at `path` names, or in its absence; `others` are of the same sort."""
+    """A mistake in the file or variable named by the key at `path`, or in its absence, with others of the same sort."""
 
     def __init__(self, path: str, sentence: str, others: Sequence[Misconfigured] = ()) -> None:
         super().__init__("; ".join([sentence, *map(str, others)]))
@@ -52,13 +52,13 @@ class Misconfigured(StartFailed):
 
 @frozen
 class Loaded:
-    """A cluster with the sources from which it was loaded, so that it can be loaded again."""
+    """A cluster with its sources, for loading it again."""
 
     cluster: Cluster
     file: Path
     kinds: Kinds
-    joined: tuple[str, ...] = ()  # the addresses that the command line adds to `cluster.join`
-    lines: Mapping[str, int] = field(factory=dict, repr=False)  # of each key, by its path
+    joined: tuple[str, ...] = ()  # addresses from the command line, added to `cluster.join`
+    lines: Mapping[str, int] = field(factory=dict, repr=False)  # the line of each key, by its path
 
     def again(self, examine: Examine | None = None) -> Loaded:
         """Load the same file again; raises as `load` does."""
@@ -66,7 +66,7 @@ class Loaded:
 
     @contextmanager
     def locating_mistakes(self) -> Iterator[None]:
-        """Raise `FileMistakes`, with the lines in the file, instead of a `Misconfigured` from the body."""
+        """Raise a `Misconfigured` from the body as `FileMistakes`, with lines of the file."""
         try:
             yield
         except Misconfigured as error:
@@ -139,7 +139,7 @@ def _in_folder(tables: Tables, folder: Path) -> Cluster:
 
 
 def _with_hosts(cluster: Cluster) -> Cluster:
-    """Return the cluster with default `allowed_hosts`, and with names in the lower case in which they are compared."""
+    """Return the cluster with default `allowed_hosts`, and names in lower case, for comparisons."""
     gateway = cluster.gateway
     names = gateway.allowed_hosts or dict.fromkeys((*LOOPBACK_HOSTS, gateway.host))
     names, origins = (tuple(map(str.lower, listed)) for listed in (names, gateway.allowed_origins))

@@ -1,4 +1,4 @@
-"""`[gateway.media]`: the limits of images and videos, and from where they may be fetched."""
+"""`[gateway.media]`: the limits of images and videos, and their allowed sources."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PORT = re.compile(r":([0-9]{1,5})$")
 
 @frozen(kw_only=True)
 class MediaSection:
-    """`[gateway.media]`: the limits of images and videos; nothing is fetched but from where this allows."""
+    """`[gateway.media]`: the limits of images and videos; only the sources allowed here are fetched."""
 
-    # hosts that URLs may name: `HOST`, `*.DOMAIN` or `*`, with `:PORT` if it is not that of the scheme; by default none
+    # hosts in URLs: `HOST`, `*.DOMAIN` or `*`, with `:PORT` if it is not the scheme's; by default none
     allowed_hosts: tuple[str, ...] = ()
     # private networks in which such hosts may be, such as `10.0.0.0/8`; by default none
     allowed_networks: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class MediaSection:
 
 @frozen
 class HostPattern:
-    """Hosts that may be asked: one name, all names below a domain, or any; at one port, or those of the schemes."""
+    """Allowed hosts: one name, all names below a domain, or any; at one port, or the schemes' own."""
 
     name: str  # `*.` before a domain; `*` alone is any
     port: int | None = None
@@ -67,7 +67,7 @@ class HostPattern:
 
 
 def parse_host(text: str) -> HostPattern | None:
-    """Return the pattern that a text states, None if it states none."""
+    """Return the pattern of a text, None for an invalid one."""
     name, port = text.lower(), None
     if (match := _PORT.search(name)) is not None:
         name, port = name[: match.start()], int(match[1])
@@ -84,7 +84,7 @@ def parse_host(text: str) -> HostPattern | None:
 
 
 def parse_network(text: str) -> IpNetwork | None:
-    """Return the network that a text states, None if it states none."""
+    """Return the network of a text, None for an invalid one."""
     try:
         return ip_network(text)
     except ValueError:
@@ -92,7 +92,7 @@ def parse_network(text: str) -> IpNetwork | None:
 
 
 def mistakes(section: MediaSection, folder: Path) -> Iterator[Mistake]:
-    """Yield what is wrong between the keys of the section; relative paths begin at `folder`."""
+    """Yield the mistakes between the keys of the section; relative paths begin at `folder`."""
     key = "gateway.media"
     for index, text in enumerate(section.allowed_hosts):
         if parse_host(text) is None:

@@ -1,8 +1,7 @@
 """The partial structuring of a file with mistakes: its wrong parts are left out, so that the rest can be checked.
 
-A value that is left out may make others look wrong: an engine without a model, a node that nobody names. Such
-consequences are recognised by the path that was left out and by the words of the cross-checks, and are not reported as
-further mistakes.
+A left-out value may make others look wrong: an engine without a model, an unreferenced node. Such consequences are
+recognised by the left-out path and by the words of the cross-checks, and are not reported as further mistakes.
 
 The key `kind` of `[engine.NAME]` selects the class of its section, and so its other keys. Where `kind` is wrong, only
 keys of all kinds are read. A `kind` of None, which TOML cannot express, marks a mistake already reported.
@@ -26,10 +25,10 @@ from supervisor.config.schema import DEFAULT_KIND, EngineSection, Kinds, Tables
 
 Table: TypeAlias = dict[str, object]
 
-ROUNDS_MAX = 4  # of structuring: what is left out in one may uncover mistakes for the next
-ASSUMED: dict[str, object] = {"path": "."}  # for required keys that are missing
-MULTILINE_TABLES = ("settings", "environment")  # whose values may have line breaks
-KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of a key that decides what the others mean
+ROUNDS_MAX = 4  # rounds of structuring: a part left out in one may uncover mistakes for the next
+ASSUMED: dict[str, object] = {"path": "."}  # values for missing required keys
+MULTILINE_TABLES = ("settings", "environment")  # values here may have line breaks
+KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of the key that selects the other keys
 # The paths of an engine, or of a key by which it is found, and of an entry that other keys name.
 ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
 NAMED = re.compile(r"(model|node|pool)(?:\.([\w-]+)|\[\"(.+)\"\])")
@@ -39,14 +38,14 @@ UNKNOWN = re.compile(r"is no(?:t a key here(?:; did you mean ([a-z_]+)\?)?$| lon
 
 @frozen
 class Pruned:
-    """The valid part of a file; `mistakes` states what was left out of `tables`, and why."""
+    """The valid part of a file, and the mistakes in the parts left out."""
 
     tables: Tables | None
     mistakes: tuple[Mistake, ...]
     left_out: tuple[str, ...]  # paths
 
     def explains(self, mistake: Mistake) -> bool:
-        """Whether a mistake may be a mere consequence of what was left out."""
+        """Whether a mistake may be a mere consequence of a left-out part."""
         return any(_concerns(path, mistake) for path in self.left_out)
 
 
@@ -70,7 +69,7 @@ def _is_named(path: str, message: str) -> bool:
 
 
 def _is_missed(path: str, mistake: Mistake) -> bool:
-    """Whether a mistake may say no more than that the entry at a path is missing."""
+    """Whether a mistake may be only about the missing entry at a path."""
     message = mistake.message
     if (engine := ENGINE.fullmatch(path)) is not None:
         if engine[1] == "leg":
@@ -87,7 +86,7 @@ def _is_missed(path: str, mistake: Mistake) -> bool:
 
 
 def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
-    """Structure the data of a file, leaving out each part that is wrong."""
+    """Structure the data of a file without its wrong parts."""
     hooks: dict[type[object], Hook] = {EngineSection: lambda value, _: read_engine(kinds, value)}
     data = deepcopy(data)
     mistakes = list(_unprintable(data, ""))
@@ -111,7 +110,7 @@ def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
 
 
 def _leave_out_wrong(data: Table, mistake: Mistake) -> tuple[str, ...]:
-    """Remove what a mistake is about; return its path if others may follow from that, as none do from unknown keys."""
+    """Remove the part with a mistake; return its path if consequences may follow, as none do from unknown keys."""
     if mistake.unnamed:
         table, key = _find(data, mistake.path)
         unknown = cast("Table", table if key is None else table[key])
@@ -127,13 +126,13 @@ def _explained(mistake: Mistake) -> Mistake:
 
 
 def _suggested(mistake: Mistake) -> Iterator[str]:
-    """Yield the path of the key that a mistake about an unknown key suggests: it is not missing, but misspelled."""
+    """Yield the path of the key suggested by a mistake about an unknown key: it is misspelled, not missing."""
     if (match := UNKNOWN.match(mistake.message)) is not None and match[1]:
         yield join(mistake.path.rpartition(".")[0], match[1])
 
 
 def _unprintable(value: object, path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each key and string with control characters, which no terminal should receive."""
+    """Yield a mistake for each key and string with control characters, since no terminal should receive them."""
     if isinstance(value, dict):
         for key, inner in value.items():
             inner_path = join(path, segment(key))
@@ -151,7 +150,7 @@ def _unprintable(value: object, path: str) -> Iterator[Mistake]:
 
 
 def _leave_out(data: Table, path: str) -> None:
-    """Remove the value at a path, or the list that contains it; a required key that is missing gets a default."""
+    """Remove the value at a path, or the list around it; a missing required key gets a default."""
     table, key = _find(data, path)
     if key is None:
         _add_assumed(table, path.rpartition(".")[2], data)
@@ -162,7 +161,7 @@ def _leave_out(data: Table, path: str) -> None:
 
 
 def _find(data: Table, path: str) -> tuple[Table, str | None]:
-    """Return the innermost table on a path, and the key in it that leads on; None if there is none."""
+    """Return the innermost table on a path, and its key for the rest of the path; None if there is none."""
     table, rest = data, path
     while True:
         if (bare := BARE.match(rest)) is not None:

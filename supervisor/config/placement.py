@@ -1,4 +1,4 @@
-"""The placement of nodes on machines: which nodes of a file this machine runs.
+"""The placement of nodes on machines.
 
 A node names its machine by `host`: `localhost`, a name or an address. Names are resolved here and nowhere else, and an
 address is this machine's own if a socket can be bound to it.
@@ -14,7 +14,7 @@ from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS
 
 
 def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
-    """Return the nodes to run: the one called `name`, else those that the file places on this host.
+    """Return the nodes to run: the node `name`, else all nodes on this host.
 
     The only node of a file runs on any host, and so do its processes. Raises `StartFailed` if there is none to run.
     """
@@ -37,7 +37,7 @@ def select_nodes(cluster: Cluster, name: str | None) -> tuple[str, ...]:
 
 
 def is_local_host(host: str) -> bool:
-    """Whether a host is this one, by its name or by an address of it; loopback addresses are."""
+    """Whether a name or an address, such as a loopback one, is this host's."""
     if host in {*LOOPBACK_HOSTS, socket.gethostname()}:
         return True
     try:
@@ -48,7 +48,7 @@ def is_local_host(host: str) -> bool:
 
 
 def _is_own(family: int, address: tuple[object, ...]) -> bool:
-    """Whether an address is this host's: only then can a socket be bound to it."""
+    """Whether an address is this host's, by binding a socket to it."""
     if address[0] in WILDCARD_HOSTS:
         return False
     try:

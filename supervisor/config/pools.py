@@ -1,7 +1,7 @@
-"""`[pool.NAME]` and `[model.NAME.grid]`: pools of engines, and which requests each of them gets.
+"""`[pool.NAME]` and `[model.NAME.grid]`: pools of engines, and the mapping of requests to them.
 
-A key that is missing is None here, and so one mistake among all others (`pool_checks.py`). The values that a router
-reads are made by `grid` and its like once a file is known to be right.
+A missing key is None here, and so one mistake among all others (`pool_checks.py`). `grid` makes a router's values from
+a file without mistakes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AxisKeys:
 
     @property
     def axis(self) -> Axis:
-        """The axis; its keys are there."""
+        """The axis of a section without missing keys."""
         assert self.low is not None
         assert self.high is not None
         assert self.resolution is not None
@@ -53,7 +53,7 @@ class AxisKeys:
 
 
 class GridSection(Protocol):
-    """The parts that both kinds of grids have: two axes and the mapping of their cells."""
+    """The common parts of both kinds of grids: two axes and the mapping of their cells."""
 
     @property
     def lengths(self) -> AxisKeys:
@@ -88,7 +88,7 @@ class InputGrid:
 
     @property
     def targets(self) -> AxisKeys:
-        """The columns: the time to the first token that is wanted."""
+        """The columns: the target of the first token."""
         values = self.ttft_min_ms, self.ttft_max_ms, self.ttft_resolution
         return AxisKeys("ttft_min_ms", "ttft_max_ms", "ttft_resolution", *values)
 
@@ -108,13 +108,13 @@ class ContextGrid:
 
     @property
     def lengths(self) -> AxisKeys:
-        """The rows: tokens of the prompt, and of the answer as far as it was computed before."""
+        """The rows: tokens of the prompt, and of an answer's part from before a resume."""
         values = self.context_tokens_min, self.context_tokens_max, self.context_resolution
         return AxisKeys("context_tokens_min", "context_tokens_max", "context_resolution", *values)
 
     @property
     def targets(self) -> AxisKeys:
-        """The columns: the time between two tokens that is wanted."""
+        """The columns: the target between two tokens."""
         values = self.itl_min_ms, self.itl_max_ms, self.itl_resolution
         return AxisKeys("itl_min_ms", "itl_max_ms", "itl_resolution", *values)
 
@@ -129,7 +129,7 @@ class GridSections:
 
     @property
     def by_leg(self) -> dict[str, GridSection]:
-        """The grids that there are."""
+        """The given grids."""
         grids: dict[str, GridSection | None] = {"prefill": self.prefill, "decode": self.decode, "both": self.both}
         return {leg: grid for leg, grid in grids.items() if grid is not None}
 

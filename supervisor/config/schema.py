@@ -32,14 +32,14 @@ DEFAULT_KIND = "sglang"
 
 @frozen(kw_only=True)
 class EventsSection:
-    """`[engine.NAME.events]`: who gets the blocks in an engine's prefix cache."""
+    """`[engine.NAME.events]`: the receivers of the blocks in an engine's prefix cache."""
 
     # whether gateways are sent the blocks of the prefix cache; by default if the policy of the model is `kv`
     publish: bool | None = None
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The addresses at which others may subscribe, of rank 0, by their keys."""
+        """The addresses of rank 0 for external subscribers, by key."""
         return {}
 
 
@@ -47,35 +47,34 @@ class EventsSection:
 class EngineSection:
     """`[engine.NAME]`: an engine; each kind adds keys of its own.
 
-    What the rest of a node asks of an engine before it runs is a property here, which a kind may override.
+    The facts for a node before the engine runs are properties here, which a kind may override.
     """
 
     reads_text: ClassVar[bool] = False  # whether its node loads the model's tokenizer for it
     encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
-    publishes_always: ClassVar[bool] = False  # its blocks, whatever the policy of its model
+    publishes_always: ClassVar[bool] = False  # whether it publishes its blocks under every policy
 
     model: Annotated[str, Holds(1)]  # name of the model's section
     node: NodeName = "main"  # node that runs the engine; of several nodes, the one with rank 0
     kind: str = DEFAULT_KIND  # `sglang`, a real engine, or `simulated`, an engine without a model
-    # what it computes: whole requests, only prompts, only answers, or embeddings of images and videos for the other
-    # engines
+    # part of requests that it computes: all, only prompts, only answers, or embeddings of images and videos
     leg: Literal["both", "prefill", "decode", "encode"] = "both"
-    # ranks: copies of the model with slots, KV memory and prefix cache of their own, among which the router chooses
+    # ranks: copies of the model, each a worker with slots, KV memory and a prefix cache of its own
     data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1
     slots: Count = 16  # requests at a time of each rank; further ones wait
     kv_tokens_max: Count = 0  # KV memory of each rank in tokens; needed, but for an encoder
-    context_max: Count | None = None  # longest prompt and answer together, in tokens; by default what the model holds
-    page_size: Count = 16  # tokens of a page of KV memory, which is a block of the prefix cache
+    context_max: Count | None = None  # longest prompt and answer together, in tokens; by default the model's limit
+    page_size: Count = 16  # tokens of a page of KV memory, a block of the prefix cache
     # most prompt tokens of an engine step; by default 256 on a CPU and 8,192 on a GPU
     prefill_chunk: Count | None = None
-    # prompt tokens without a first token that a rank holds at most; further prompts wait where keys take turns. By
-    # default two chunks
+    # most prompt tokens without a first token in a rank; further prompts wait where keys take turns. By default two
+    # chunks
     pending_prefill_tokens_max: Count | None = None
-    # what a request waits for: a slot alone, or KV memory for it as well; by default `memory` if there are several
-    # ranks
+    # condition of a request's admission: a slot alone, or KV memory for it as well; by default `memory` if there are
+    # several ranks
     admission: Literal["slots", "memory"] | None = None
     start_within_s: Seconds = 120.0  # longest time for a start; then it counts as failed and is tried again
-    # time in which a process neither answers nor computes, after which it is killed and started again
+    # longest time of a process without an answer or a computation; then it is killed and started again
     silent_s: Seconds = 10.0
     deadlines: RequestDeadlines = RequestDeadlines()
     canary: CanaryLimits = CanaryLimits()
@@ -84,18 +83,18 @@ class EngineSection:
 
     @classmethod
     def reserves(cls, name: str) -> bool:
-        """Whether this kind gives a name to a child beside its engines; then no engine of any kind may have it."""
+        """Whether a name belongs to another child of this kind; then no engine of any kind may have it."""
         del name
         return False
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that run it, in the order of their ranks."""
+        """The nodes of the engine, in the order of its ranks."""
         return (self.node,)
 
     @property
     def pages_min(self) -> int:
-        """The least number of pages of KV memory with which it can complete a request."""
+        """The least number of pages of KV memory to complete a request."""
         return 2
 
     @property
@@ -105,19 +104,16 @@ class EngineSection:
 
     @property
     def pending_prefill_max(self) -> int:
-        """The limit on tokens of its prompts without a first token; 0 for a decode, whose prompts others compute.
-
-        An encoder gets items, not prompts.
-        """
+        """The limit on tokens of its prompts without a first token; 0 for decodes and encoders, which compute none."""
         if self.leg in {"decode", "encode"}:
             return 0
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
 
     @property
     def admits_by_memory(self) -> bool:
-        """Whether a request waits until its rank has the KV memory that it may come to need; never at a prefill.
+        """Whether a request waits until its rank has enough KV memory for it; never at a prefill.
 
-        A prefill's memory is free once a decode has taken the cache: two requests could wait, each for the other's.
+        A prefill's memory is free only once a decode has taken the cache, so two requests could deadlock.
         """
         if self.leg == "prefill":
             return False
@@ -125,17 +121,17 @@ class EngineSection:
 
     @property
     def ports(self) -> Mapping[str, range]:
-        """The ports of its host that it reserves, by the key that has the first of them."""
+        """The ports that the engine reserves on its host, by the key of the first port."""
         return {}
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:
-        """The ports that must be free when it starts, by key."""
+        """The ports required to be free at its start, by key."""
         return {}
 
     @property
     def imports_s(self) -> float:
-        """The time that a node may need to import the libraries of this kind, once for all engines; 0.0 for none."""
+        """The time to import the libraries of this kind, once for all engines of a node; 0.0 for none."""
         return 0.0
 
     @property
@@ -145,11 +141,11 @@ class EngineSection:
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether it finds what it has computed of earlier prompts: not if its own settings switch that off."""
+        """Whether it has a prefix cache: not if its own settings switch the cache off."""
         return True
 
     def publishes(self, cluster: Cluster) -> bool:
-        """Whether it tells of the blocks in its prefix cache; a decode that takes KV caches has none."""
+        """Whether it publishes the blocks in its prefix cache; a decode or an encoder has none."""
         if self.events.endpoints or self.leg in {"decode", "encode"}:
             return self.leg not in {"decode", "encode"}
         if self.events.publish is not None:
@@ -183,18 +179,18 @@ class Tables:
 
 @frozen(kw_only=True)
 class Cluster(Tables):
-    """A cluster as its file describes it; relative paths in it begin at `folder`, which has the file."""
+    """The cluster of a file; its relative paths begin at the file's `folder`."""
 
     folder: Path = Path()
-    processes: dict[str, tuple[str, ...]] = Factory(dict)  # by a node of the file that runs as several, their names
+    processes: dict[str, tuple[str, ...]] = Factory(dict)  # the names of a node's processes, if it runs as several
 
     @property
     def gateway_nodes(self) -> tuple[str, ...]:
-        """The nodes that have a gateway."""
+        """The nodes with a gateway."""
         return self.gateway.nodes or (self.gateway.node or "main",)
 
     def port_sharers(self, node: str) -> tuple[str, ...]:
-        """Return the nodes with a gateway on the machine of one of them, itself included: they share its port."""
+        """Return the nodes with a gateway on a node's machine, itself included: they share a port."""
         machine = machine_of(self.node[node].host)
         others = (name for name in self.gateway_nodes if name in self.node)
         return tuple(name for name in others if machine_of(self.node[name].host) == machine)
@@ -211,7 +207,7 @@ class Cluster(Tables):
         return None if certificate is None or key is None else Certificate(self.folder / certificate, self.folder / key)
 
     def engines_on(self, node: str) -> dict[str, EngineSection]:
-        """Return the engines whose rank 0 a node runs."""
+        """Return the engines with rank 0 on a node."""
         return {name: engine for name, engine in self.engine.items() if engine.node == node}
 
     def engines_of(self, section: type[E]) -> dict[str, E]:
@@ -219,7 +215,7 @@ class Cluster(Tables):
         return {name: engine for name, engine in self.engine.items() if isinstance(engine, section)}
 
     def encodes(self, model: str) -> bool:
-        """Whether images and videos of a model are encoded apart: then its other engines have no vision tower."""
+        """Whether a model has encoders for images and videos: then its other engines have no vision tower."""
         return any(engine.model == model and engine.leg == "encode" for engine in self.engine.values())
 
     def host_of(self, engine: EngineSection) -> str | None:
@@ -240,11 +236,11 @@ class Cluster(Tables):
                     yield join(join("engine", segment(name)), key), self.host_of(engine), port
 
     def follower_ranks_on(self, node: str) -> dict[str, EngineSection]:
-        """Return the engines of which a node runs a rank that is not the first."""
+        """Return the engines with a rank other than 0 on a node."""
         return {name: engine for name, engine in self.engine.items() if node in engine.nodes[1:]}
 
     def required_peers(self, node: str) -> frozenset[str]:
-        """Return the nodes to which a node needs links: the gateways', and those with ranks of the same engines."""
+        """Return the peers that a node needs links to: gateways, and nodes with ranks of the same engines."""
         spans = (engine.nodes for engine in self.engine.values() if node in engine.nodes)
         return frozenset({*self.gateway_nodes, *(other for nodes in spans for other in nodes)} - {node})
 

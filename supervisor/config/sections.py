@@ -28,7 +28,7 @@ WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here
 
 
 def machine_of(host: str) -> str:
-    """Return the name by which a node's machine is compared with those of others."""
+    """Return a machine's name for comparison: `localhost` for every loopback host, else the host in lower case."""
     return "localhost" if host in LOOPBACK_HOSTS else host.lower()
 
 
@@ -45,14 +45,14 @@ class NodeSection:
     drain_s: Seconds = 30.0
     # folder for the output of the node's engines; without it the output is deleted when the node ends
     logs: str | None = None
-    # memory for tensors of images and videos that the node shares with its engines' processes; further tensors wait
+    # memory for tensors of images and videos, shared by the node with its engines' processes; further tensors wait
     shared_bytes_max: Bytes = 512 * 1024 * 1024
     # longest time without a turn of the event loop; then the launcher kills the node and starts it again
     watchdog_s: Seconds = 30.0
 
     @property
     def dial_address(self) -> Endpoint | None:
-        """Its address for other nodes: at its host, if it listens at a wildcard. None if it does not listen."""
+        """The node's address for other nodes: at its host, if it listens at a wildcard. None if it does not listen."""
         if self.listen is not None and self.listen.host in WILDCARD_HOSTS:
             return evolve(self.listen, host=self.host)
         return self.listen
@@ -63,21 +63,21 @@ class ClusterSection:
     """`[cluster]`: how nodes authenticate each other, and the times and limits of their links."""
 
     name: NodeName = "espalier"  # the cluster, also in certificates as `NODE.NAME`; nodes of another one are refused
-    # file with the secret that all nodes share, unless `ESPALIER_CLUSTER_SECRET` is set; needed beyond loopback
+    # file with the secret of all nodes, unless `ESPALIER_CLUSTER_SECRET` is set; needed beyond loopback
     secret: str | None = None
-    # file with the certificate that the nodes of this machine show to others; links use TLS if it is given
+    # file with the certificate of this machine's nodes; links use TLS if it is given
     tls_certificate: str | None = None
     tls_key: str | None = None  # file with the key of that certificate
-    tls_authority: str | None = None  # file with the authority that must have signed the certificates of other nodes
-    # what a certificate must name: the host that is dialed, or also the node that shows it
+    tls_authority: str | None = None  # file with the authority behind the certificates of other nodes
+    # names in a certificate: the dialed host, or also the node itself
     tls_names: Literal["hosts", "nodes"] = "hosts"
-    # addresses of nodes of a running cluster that this file does not describe, as `--join HOST:PORT`
+    # addresses of nodes of a running cluster outside this file, as `--join HOST:PORT`
     join: tuple[Endpoint, ...] = ()
-    streams_max: Count = 1024  # streams that one node may have open at another; further requests wait
+    streams_max: Count = 1024  # open streams of one node at another; further requests wait
     heartbeat_s: Seconds = 1.0  # time between two heartbeats on an idle link
-    # time without a frame after which a node gets no new request, and is lost if its kernel does not answer either
+    # time without a frame, then a node gets no new request, and is lost unless its kernel answers
     silent_s: Seconds = 3.0
-    stalled_s: Seconds = 15.0  # time without a frame after which a node is lost although its kernel answers
+    stalled_s: Seconds = 15.0  # time without a frame, then a node is lost although its kernel answers
 
     @property
     def verifies_node_names(self) -> bool:
@@ -92,13 +92,13 @@ class GatewaySection:
     node: NodeName | None = None  # the node that has the gateway; by default `main`
     # nodes that have a gateway each, in place of `node`; those of one machine share the port
     nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()
-    # processes as which each of these nodes runs, behind one port
+    # processes of each of these nodes, behind one port
     processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1
     host: str = "127.0.0.1"  # address for clients; any but loopback needs client keys
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # port for clients; 0 takes a free one
-    # names of the server that clients may send in `Host`; by default those of loopback, and `host`
+    # names of the server in `Host`; by default the loopback names, and `host`
     allowed_hosts: tuple[str, ...] = ()
-    # origins of web pages that may use the server besides pages of its own, such as `http://localhost:3000`; `*` is any
+    # origins of web pages that may use the server, such as `http://localhost:3000`; `*` is any; its own always may
     allowed_origins: tuple[str, ...] = ()
     # kinds of grammars that a request may use if its key lists none
     grammars: tuple[GrammarName, ...] = get_args(GrammarName)
@@ -112,7 +112,7 @@ class GatewaySection:
     # longest time from a request's arrival to its first token, all waits included; then `deadline_exceeded`
     first_token_s: Seconds = 120.0
     total_s: Seconds = 900.0  # longest time from a request's arrival to the end of its answer; then `deadline_exceeded`
-    # most prompt tokens of a request, whatever its model could hold; longer prompts are refused
+    # most prompt tokens of a request, for every model; longer prompts are refused
     prompt_tokens_max: Count = 262_144
     limits: ClientLimits = ClientLimits()
     media: MediaSection = MediaSection()
@@ -120,22 +120,22 @@ class GatewaySection:
 
 @frozen(kw_only=True)
 class ModelSection:
-    """`[model.NAME]`: a model that clients ask for by this name."""
+    """`[model.NAME]`: a model, with its name for clients."""
 
     path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
     template: str | None = None  # file with a chat template in place of the model's own
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
-    # how a worker is chosen: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
-    # `session`, the worker of the session's last request while it has room; `kv`, by what prefix caches have and what
-    # is queued
+    # choice of a worker: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
+    # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and
+    # the queued tokens
     policy: PolicyName = "least_loaded"
     # prompts with fewer tokens skip a remote prefill
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0
-    # how often a request may continue on another worker after the loss of one
+    # continuations of a request on another worker after the loss of its own; then it fails
     resumes_max: Annotated[int, Within(at_least=0, at_most=1_000)] = 3
-    resume_s: Seconds = 10.0  # longest time to find another worker for a request that lost its own
+    resume_s: Seconds = 10.0  # longest search for another worker after such a loss
     kv: KvSettings = KvSettings()
-    # target of the first token of requests whose body, headers and key name none; by default the middle of the grid
+    # target of the first token, unless body, headers or key of a request have one; by default the middle of the grid
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
     grid: GridSections = GridSections()

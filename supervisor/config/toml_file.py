@@ -1,6 +1,6 @@
-"""The reading of a TOML file of an operator, so that every such file is refused in the same words.
+"""The reading of an operator's TOML file, with the same sentences of refusal for every such file.
 
-Only what the parser refuses is "not TOML". An error in the use of its values is not for this file to explain.
+Only text refused by the parser is "not TOML". Errors in the use of its values are explained elsewhere.
 """
 
 from __future__ import annotations

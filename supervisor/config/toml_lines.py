@@ -1,4 +1,4 @@
-"""Line numbers of the keys of a TOML text, which the standard library's parser does not report."""
+"""Line numbers of the keys of a TOML text, since the standard library's parser reports none."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def line_of(path: str, lines: Mapping[str, int]) -> int:
 
 @define(eq=False)
 class _Scanner:
-    """A scanner of a text that `tomllib` has accepted, so that it checks nothing again."""
+    """A scanner of a text accepted by `tomllib`, so without checks of its own."""
 
     text: str
     lines: dict[str, int] = field(factory=dict)
     _position: int = 0
-    _starts: list[int] = field(factory=list)  # of each line
-    _sizes: dict[str, int] = field(factory=dict)  # of each array of tables, by its path
+    _starts: list[int] = field(factory=list)  # the offsets of the lines
+    _sizes: dict[str, int] = field(factory=dict)  # the sizes of arrays of tables, by path
 
     def __attrs_post_init__(self) -> None:
         self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
@@ -134,7 +134,7 @@ class _Scanner:
         return self.text[begin : self._position]
 
     def _record(self, path: str, keys: list[str], start: int, *, exact: bool = False) -> str:
-        """Record a line for the path of a key and for the tables that it implies; return the path."""
+        """Record a line for the path of a key and for its implied tables; return the path."""
         line = self._line(start)
         for inner in self._paths(path, keys):
             self.lines.setdefault(inner, line)

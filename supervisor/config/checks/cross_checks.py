@@ -1,8 +1,8 @@
-"""Validation of `cluster.toml` across keys: contradictions between values that are each valid by themselves.
+"""Validation of `cluster.toml` across keys: contradictions between individually valid values.
 
-Each function yields mistakes and raises nothing, so that one mistake hides no other: an operator sees them all at once.
-Values of the right types are given, since `structure` has checked those. Nothing here opens a file or a socket; whether
-a file exists is all that is asked of a disk. What a file holds is checked by `supervisor/node/reload/file_checks.py`.
+Each function yields mistakes and raises nothing, so that one mistake hides no other: an operator gets them all at once.
+`structure` has checked the types of the values. Nothing here opens a file or a socket; of the disk only the existence
+of files is checked. `supervisor/node/reload/file_checks.py` checks the contents of files.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def is_host(text: str) -> bool:
 
 
 def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
-    """Yield every mistake; `kinds` has all kinds of engines that there are."""
+    """Yield every mistake; `kinds` has all kinds of engines."""
     yield from gateway_nodes.mistakes(cluster)
     served = {engine.model for engine in cluster.engine.values()}
     spellings = Counter(name.replace("/", ":") for name in cluster.model)
     for name, model in cluster.model.items():
         path = join("model", segment(name))
-        if name not in served and served <= cluster.model.keys():  # else one of them may be meant for it
+        if name not in served and served <= cluster.model.keys():  # else a misspelled model may be meant for it
             yield Mistake(path, "no engine serves it")
         if spellings[name.replace("/", ":")] > 1:
             yield Mistake(path, "differs from another model's name by nothing but / and :")
@@ -110,7 +110,7 @@ def _missing_file(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]:
 
 
 def _no_folder(path: str, key: str) -> Iterator[Mistake]:
-    """A folder that need not exist, but is none if it does."""
+    """Yield a mistake for an existing path that is no folder."""
     try:
         if Path(path).exists() and not Path(path).is_dir():
             yield Mistake(key, f"{path} is no folder")
@@ -157,7 +157,7 @@ def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iter
 
 
 def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
-    """Yield what is wrong with the sizes of an engine that computes tokens."""
+    """Yield the mistakes in the sizes of an engine for tokens."""
     if not engine.kv_tokens_max:
         yield Mistake(f"{path}.kv_tokens_max", "is missing")
     elif engine.kv_tokens_max < engine.pages_min * engine.page_size:
@@ -170,7 +170,7 @@ def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
 
 
 def _encoder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
-    """Yield what is wrong in the section of an encoder, which has no tokens and no KV memory."""
+    """Yield the mistakes in the section of an encoder, which has no tokens and no KV memory."""
     if not engine.encodes:
         yield Mistake(f"{path}.leg", f"an engine of kind {engine.kind} cannot be an encoder")
     fields = attrs.fields_dict(type(engine))
@@ -182,11 +182,12 @@ def _encoder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
 
 
 def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what is wrong in `[node.NAME]`, or keeps two nodes from reaching each other."""
+    """Yield the mistakes in `[node.NAME]`, and the nodes that cannot reach each other."""
     not_listening = [name for name, node in cluster.node.items() if node.listen is None]
-    pure_gateways = gateway_nodes.pure_gateways(cluster)  # which need not meet each other
+    # Two pure gateways need no link, so one of them may lack an address beside another, but not beside any other node.
+    pure_gateways = gateway_nodes.pure_gateways(cluster)
     first_other = next((name for name in not_listening if name not in pure_gateways), None)
-    has_other = False  # before this one
+    has_other = False
     for index, name in enumerate(not_listening):
         first = first_other if has_other and name in pure_gateways else not_listening[0]
         if index and (has_other or name not in pure_gateways):
@@ -204,7 +205,7 @@ def _node_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _offer_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield the nodes with more workers than other nodes take from one: each rank of an engine is one."""
+    """Yield the nodes with more workers, one for each rank, than other nodes accept."""
     ranks = Counter[str]()
     for engine in cluster.engine.values():
         for node in engine.nodes:
@@ -216,7 +217,7 @@ def _offer_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what is wrong in `[cluster]`."""
+    """Yield the mistakes in `[cluster]`."""
     listening = {node.listen: name for name, node in cluster.node.items()}
     for index, address in enumerate(cluster.cluster.join):
         if address in listening:
@@ -235,7 +236,7 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield the nodes to which links have too few streams: one for each slot, and one for the blocks of each engine."""
+    """Yield the nodes that need more streams: one for each slot, and one for the blocks of each engine."""
     slots, watched, gateways = Counter[str](), Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots * engine.data_parallel
@@ -251,7 +252,7 @@ def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _certificate_name_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what keeps certificates from identifying one node each, if they must name nodes."""
+    """Yield the nodes that certificates cannot identify, if they must name nodes."""
     if cluster.cluster.tls_certificate is None:
         yield Mistake("cluster.tls_names", 'means nothing without tls_certificate: "nodes" are named by certificates')
     hosts = {node.host for node in cluster.node.values()}
@@ -264,7 +265,7 @@ def _certificate_name_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _link_time_mistakes(section: ClusterSection) -> Iterator[Mistake]:
-    """Yield which times of links contradict each other, or are so short that heartbeats would be all the work."""
+    """Yield the times of links that contradict each other or are too short."""
     if section.heartbeat_s < HEARTBEAT_S_MIN:
         yield Mistake("cluster.heartbeat_s", f"must be at least {HEARTBEAT_S_MIN:g}")
     if section.silent_s < 2 * section.heartbeat_s:
@@ -276,9 +277,9 @@ def _link_time_mistakes(section: ClusterSection) -> Iterator[Mistake]:
 def _leg_mistakes(
     cluster: Cluster, engine: EngineSection, path: str, legs: Collection[tuple[str, str]]
 ) -> Iterator[Mistake]:
-    """Yield what is wrong with the leg of an engine: a prefill needs a decode of its model, and the other way round.
+    """Yield the mistakes about the leg of an engine: prefills and decodes of a model need each other.
 
-    An encoder needs an engine that computes prompts. `legs` has the model and the leg of every engine.
+    An encoder needs an engine for prompts. `legs` has the model and the leg of every engine.
     """
     if engine.leg != "both" and not cluster.cluster.join:
         others = {"prefill": ("decode",), "decode": ("prefill",), "encode": ("both", "prefill")}[engine.leg]

@@ -1,4 +1,4 @@
-"""Collisions of listening addresses: two parts of a cluster on one port of one machine, however that is spelled."""
+"""Collisions of listening addresses: two parts of a cluster on one port of one machine, in any spelling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from supervisor.config.schema import Cluster
 from supervisor.config.sections import machine_of
 
 IPV4, IPV6 = "every IPv4 address", "every IPv6 address"
-ALIASES = {  # the addresses for which a host stands
+ALIASES = {  # the addresses behind a host
     "localhost": ("127.0.0.1", "::1"),
     "0.0.0.0": (IPV4,),  # noqa: S104  # it is recognised here, not bound
     "::": (IPV4, IPV6),
@@ -24,7 +24,7 @@ SHARED_BY_MACHINES = {"127.0.0.1", "::1", IPV4, IPV6}
 
 
 _Claim: TypeAlias = tuple[str | None, int, str, str]
-"""A machine (None for all of them), a port, and an address that is used ("at") or a wildcard that covers it ("in")."""
+"""A machine (None for all of them), a port, and an address in use ("at") or a wildcard around it ("in")."""
 
 
 @frozen
@@ -37,27 +37,27 @@ class _Listener:
 
     @property
     def wildcards(self) -> frozenset[str]:
-        """The names for all addresses of a machine that cover one of its own."""
+        """The wildcards around its addresses."""
         return frozenset(IPV6 if ":" in address else IPV4 for address in self.addresses)
 
     @property
     def claims(self) -> Iterator[_Claim]:
-        """The claims that it makes: its addresses on its machine and, unless each machine has them, on all."""
+        """Its own claims: its addresses on its machine and, unless each machine has them, on all."""
         yield from ((self.machine, self.port, "at", address) for address in self.addresses)
         yield from ((self.machine, self.port, "in", wildcard) for wildcard in self.wildcards)
         yield from ((None, self.port, "at", address) for address in self.addresses - SHARED_BY_MACHINES)
 
     @property
     def obstacles(self) -> Iterator[_Claim]:
-        """The claims of others with which it collides."""
+        """The colliding claims of others."""
         yield from ((self.machine, self.port, "at", address) for address in self.addresses | self.wildcards)
         yield from ((self.machine, self.port, "in", address) for address in self.addresses)
         yield from ((None, self.port, "at", address) for address in self.addresses - SHARED_BY_MACHINES)
 
 
 def collisions(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield a mistake for each listener whose address, or that of one of its ranks, is taken by one before it."""
-    known = set[tuple[str, str]]()
+    """Yield a mistake for each listener at an earlier one's address, once for all its ranks."""
+    reported = set[tuple[str, str]]()
     earlier: dict[_Claim, tuple[int, _Listener]] = {}  # the first listener with each claim, and its number
     for number, listener in enumerate(_listeners(cluster)):
         if listener.port == 0:  # the system chooses a free one
@@ -65,8 +65,8 @@ def collisions(cluster: Cluster) -> Iterator[Mistake]:
         others = [earlier[claim] for claim in listener.obstacles if claim in earlier]
         if others:
             _, other = min(others, key=itemgetter(0))
-            if (listener.key, other.about) not in known:  # of another rank
-                known.add((listener.key, other.about))
+            if (listener.key, other.about) not in reported:
+                reported.add((listener.key, other.about))
                 yield Mistake(listener.key, f"is where {other.about}")
         for claim in listener.claims:
             earlier.setdefault(claim, (number, listener))

@@ -14,7 +14,7 @@ TARGETS = {"ttft_target_ms": ("prefill", "both"), "itl_target_ms": ("decode",)}
 
 
 def mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield what is wrong in pools and grids."""
+    """Yield the mistakes in pools and grids."""
     yield from _pool_mistakes(cluster)
     for name, model in cluster.model.items():
         path = join("model", segment(name))
@@ -28,7 +28,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def leg_of(cluster: Cluster, pool: str) -> tuple[str, str] | None:
-    """Return the model and the leg of a pool: those of its first engine that exists, None if there is none."""
+    """Return the model and the leg of a pool's first existing engine, None if there is none."""
     engines = (cluster.engine[name] for name in cluster.pool[pool].engines if name in cluster.engine)
     return next(((engine.model, engine.leg) for engine in engines), None)
 
@@ -37,7 +37,7 @@ def leg_of(cluster: Cluster, pool: str) -> tuple[str, str] | None:
 
 
 def _pool_mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    pools: dict[str, str] = {}  # by engine
+    pools: dict[str, str] = {}  # the pool of each engine
     for name, pool in cluster.pool.items():
         path = join("pool", segment(name))
         if not pool.engines:
@@ -121,7 +121,7 @@ def _cell_mistakes(cluster: Cluster, model: str, leg: str, pool: str, path: str)
 
 
 def _target_mistakes(model: ModelSection, path: str) -> Iterator[Mistake]:
-    """Yield the model's own targets that no grid reads."""
+    """Yield the model's own targets without a grid that reads them."""
     for key, legs in TARGETS.items():
         if getattr(model, key) is not None and not any(leg in model.grid.by_leg for leg in legs):
             yield Mistake(f"{path}.{key}", f"means nothing without {' or '.join(f'{path}.grid.{leg}' for leg in legs)}")

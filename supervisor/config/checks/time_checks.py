@@ -1,4 +1,4 @@
-"""Times in `cluster.toml` that contradict each other, or are too short to be meant."""
+"""Checks of the times in `cluster.toml`: contradictory or meaninglessly short ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEADLINES = (("first_token_s", "total_s"), ("gap_s", "total_s"))
 
 
 def mistakes(cluster: Cluster) -> Iterator[Mistake]:
-    """Yield a mistake for each time that a shorter one makes meaningless, and for each below a microsecond."""
+    """Yield a mistake for each time without effect beside a shorter one, and for each below a microsecond."""
     yield from _ordered(cluster.gateway, GATEWAY, "gateway")
     yield from _too_short(cluster.gateway, "gateway")
     yield from _too_short(cluster.gateway.limits, "gateway.limits")
@@ -30,7 +30,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 
 def _ordered(section: attrs.AttrsInstance, pairs: tuple[tuple[str, str], ...], path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each time that can never pass before the second of its pair; a default may be so."""
+    """Yield a mistake for each time that can never pass before the second of its pair, unless it is a default."""
     fields = attrs.fields_dict(type(section))
     for shorter, longer in pairs:
         least, most = getattr(section, shorter), getattr(section, longer)
