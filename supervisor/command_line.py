@@ -1,4 +1,4 @@
-"""The command line: `python -m supervisor cluster.toml [--check] [--node NAME]`, `... status|drain|reload`, `hash-key`.
+"""The command line: `python -m supervisor cluster.toml [--check] [--node NAME]`, `... COMMAND`, `hash-key`.
 
 What is checked before anything runs (the file, the placement, the limits of this host) ends the process here with a
 sentence for the operator. From `_run` on, output goes through the queued log, so that nothing waits for its reader.
@@ -40,7 +40,7 @@ from supervisor.version import version
 log = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "supervisor")
-OPERATOR_COMMANDS = ("status", "drain", "restart", "reload")
+OPERATOR_COMMANDS = ("status", "drain", "restart", "reload", "engine")
 
 
 def main() -> int:
@@ -57,8 +57,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m supervisor",
         description="Serve language models by a tree of actors.",
-        epilog="`python -m supervisor cluster.toml status | drain NODE | restart NODE | reload` asks a running cluster;"
-        " `python -m supervisor hash-key [NAME]` reads a secret and prints the lines of a key file for NAME.",
+        epilog="`python -m supervisor cluster.toml status | drain NODE | restart NODE | reload | engine NAME OPERATION`"
+        " asks a running cluster; `python -m supervisor hash-key [NAME]` reads a secret and prints the lines of a key"
+        " file for NAME.",
     )
     parser.add_argument("file", type=Path, help="a cluster.toml")
     parser.add_argument(

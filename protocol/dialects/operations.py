@@ -43,10 +43,19 @@ def failure(operation: EngineOperation, outcomes: Outcomes) -> RequestError | No
 
 
 def outcomes_body(outcomes: Outcomes) -> bytes:
-    """Return the outcomes as a JSON object by engine: the fields of its result, or its `error`."""
-    return msgspec.json.encode({name: outcome_object(outcome) for name, outcome in sorted(outcomes.items())})
+    """Return the results of all engines as a JSON object by engine."""
+    return msgspec.json.encode(outcomes)
 
 
-def outcome_object(outcome: Message | RequestError) -> object:
-    """Return the fields of a result, or an object with the `error`."""
-    return {"error": error_object(outcome)} if isinstance(outcome, RequestError) else msgspec.to_builtins(outcome)
+def failure_body(error: RequestError, outcomes: Outcomes) -> bytes:
+    """Return the error that stands for all, and in `engines` the result or the error of each."""
+    engines = {
+        name: {"error": error_object(outcome)} if isinstance(outcome, RequestError) else outcome
+        for name, outcome in outcomes.items()
+    }
+    return msgspec.json.encode({"error": error_object(error), "engines": engines})
+
+
+def outcome_json(result: Message) -> bytes:
+    """Return the fields of a result as a JSON object."""
+    return msgspec.json.encode(result)

@@ -321,6 +321,27 @@ class Reloaded(Message):
     refused: tuple[str, ...] = ()
 
 
+@frozen
+class Operate(Message):
+    """Have an engine of a node carry out an operation, by its name; the result is `Operated`.
+
+    `fields` are those of the operation's request, as a JSON object. `node` names the node as in `GetStatus`. A node of
+    an older version ends the link, so operators ask only for engines that list the operation.
+    """
+
+    engine: str
+    operation: str
+    fields: str = "{}"
+    node: str = ""
+
+
+@frozen
+class Operated(Message):
+    """The fields of an operation's result, as a JSON object."""
+
+    fields: str = "{}"
+
+
 KINDS = (
     Kind(21, NodeState),
     Kind(22, GetStatus, result=Status),
@@ -329,4 +350,6 @@ KINDS = (
     Kind(25, Reload, result=Reloaded),
     Kind(26, Reloaded),
     Kind(40, LoadUpdate),
+    Kind(45, Operate, result=Operated),
+    Kind(46, Operated),
 )

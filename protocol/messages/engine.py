@@ -67,6 +67,10 @@ class EngineInfo(Message):
         return self.hand_off is not HandOff.NONE and self.hand_off_address is None
 
 
+ENCODER_OPERATIONS = ("flush-cache",)
+"""The operations of every encoder, which its node carries out: its embeddings are kept there."""
+
+
 def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, digest: Digest = ()) -> EngineInfo:
     """Return the info of an encoder; the properties of token engines are 0."""
     return EngineInfo(
@@ -81,6 +85,7 @@ def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, dige
         honours_seed=False,
         digest=digest,
         media=media,
+        operations=ENCODER_OPERATIONS,
     )
 
 

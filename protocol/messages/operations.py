@@ -116,6 +116,9 @@ OPERATIONS = (
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
 """The rows by the classes of their requests."""
 
+OPERATION_NAMED = {operation.name: operation for operation in OPERATIONS}
+"""The rows by the words of the command line."""
+
 
 def operation_names(requests: Collection[type[Message]]) -> tuple[str, ...]:
     """Return the names of the operations with these requests, for `EngineInfo.operations`."""

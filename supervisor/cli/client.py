@@ -20,12 +20,19 @@ from actors.kit.groups import leaves
 from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, PeerViolation, RequestError
 from protocol.link.greeting import Greeter
 from protocol.link.peer import Peer
-from protocol.messages.cluster import OPERATOR_PREFIX, Drain, GetStatus, Reload, Status, check_state
+from protocol.messages.cluster import OPERATOR_PREFIX, Drain, GetStatus, Operate, Reload, Status, check_state
 from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_NAMED
 from supervisor.cli.status_view import StatusOrError
 from supervisor.config.schema import Cluster
 from supervisor.control import unix_socket
-from supervisor.deadlines import ANSWER_TIMEOUT_S, INDIRECT_TIMEOUT_S, RELOAD_ANSWER_TIMEOUT_S, RESTART_ANSWER_TIMEOUT_S
+from supervisor.deadlines import (
+    ANSWER_TIMEOUT_S,
+    INDIRECT_TIMEOUT_S,
+    RELOAD_ANSWER_TIMEOUT_S,
+    RESTART_ANSWER_TIMEOUT_S,
+    WAY_S,
+)
 from supervisor.links import websocket
 from supervisor.links.endpoint import Endpoint
 from supervisor.links.heartbeat import Heartbeat
@@ -144,6 +151,8 @@ def _timeout_s(request: Message) -> float:
     match request:
         case Reload():
             return RELOAD_ANSWER_TIMEOUT_S
+        case Operate(operation=name):
+            return OPERATION_NAMED[name].within_s + WAY_S
         case Drain(restarts=True):
             return RESTART_ANSWER_TIMEOUT_S
     return ANSWER_TIMEOUT_S

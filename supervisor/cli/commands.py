@@ -1,4 +1,4 @@
-"""The commands `status`, `drain`, `restart` and `reload`, which an operator runs in a shell.
+"""The commands `status`, `drain`, `restart`, `reload` and `engine`, which an operator runs in a shell.
 
 A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a cluster
 that runs: nodes of this machine are then found by their run folders, and asked by their sockets. Text from nodes is
@@ -24,7 +24,7 @@ from rich.live import Live
 from actors.kit.groups import consists_of, first_leaf, first_of
 from protocol.errors import EspalierError, StartFailed
 from protocol.messages.cluster import Reload, Reloaded, Status
-from supervisor.cli import drain, status_view
+from supervisor.cli import drain, engine, status_view
 from supervisor.cli.client import FAST_POLL_S, ClusterClient
 from supervisor.cli.output import CommandConsole, print_sentence
 from supervisor.cli.status_view import StatusOrError
@@ -105,6 +105,9 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
             run = partial(print_status, client, console, as_json=options.json, watch=options.watch)
         case "drain" | "restart" as command:
             run = partial(drain.COMMANDS[command], client, console, options.node)
+        case "engine":
+            request = engine.read_request(options)
+            run = partial(engine.operate, client, console, options.engine, request)
         case _:
             run = partial(reload_nodes, client, console)
     code: int = trio.run(run, strict_exception_groups=True)
@@ -132,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
         help="drain a node and have its launcher start it again, unless the file is wrong; waits until it is up",
     )
     restarts.add_argument("node", help="its name; the processes of a gateway's node are restarted one after the other")
+    engines = commands.add_parser("engine", parents=[every], help="have an engine carry out an operation")
+    engine.add_operations(engines)
     commands.add_parser("reload", parents=[every], help="let every node read its file again")
     return parser
 

@@ -1,4 +1,4 @@
-"""The control service of a node: it answers requests of operators for status, drain and reload.
+"""The control service of a node: it answers requests of operators for status, drain, reload and operations.
 
 An operator may reach one node only, so a request names the node that it is about, and any other node forwards it over
 its link to that one, or over a link to a node that routes, which has links to all. So a request crosses at most two
@@ -16,7 +16,8 @@ import trio
 from attrs import astuple, define, evolve, field
 
 from actors.kit.calls import Function
-from protocol.errors import DeadlineExceeded, InternalError, NotReady
+from protocol.dialects.operations import outcome_json, parse
+from protocol.errors import DeadlineExceeded, InternalError, NotReady, RequestError, Unsupported
 from protocol.messages.cluster import (
     ChildState,
     Drain,
@@ -25,6 +26,8 @@ from protocol.messages.cluster import (
     GetStatus,
     LinkState,
     NodeState,
+    Operate,
+    Operated,
     PoolState,
     Reload,
     Reloaded,
@@ -32,6 +35,8 @@ from protocol.messages.cluster import (
 )
 from protocol.messages.engine import Done, EngineLoad
 from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_NAMED
+from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
 from supervisor.links.link import Link
@@ -74,7 +79,7 @@ class NodeControl:
     def services(self) -> Services:
         """The requests that this service answers, which are addressed to no worker."""
         answer: Function[Message, Message, Message] = Function(self.answer)
-        return {("", GetStatus): answer, ("", Drain): answer, ("", Reload): answer}
+        return {("", request): answer for request in (GetStatus, Drain, Reload, Operate)}
 
     async def answer(self, request: Message) -> Message:
         """Answer a request about this node, or forward it to the node that it names.
@@ -82,7 +87,7 @@ class NodeControl:
         Raises `NotReady` if there is no link towards that node, `DeadlineExceeded` shortly before the caller's own
         deadline, and whatever error that node answers with.
         """
-        assert isinstance(request, GetStatus | Drain | Reload)  # as `services` has it
+        assert isinstance(request, GetStatus | Drain | Reload | Operate)  # as `services` has it
         if request.node not in {"", self.directory.name}:
             return await self._forward(request)
         match request:
@@ -93,8 +98,21 @@ class NodeControl:
                 return Done()
             case Reload():
                 return await self.reload()
+            case Operate():
+                return await self._operate(request)
 
-    async def _forward(self, request: GetStatus | Drain | Reload) -> Message:
+    async def _operate(self, request: Operate) -> Operated:
+        """Have an engine of this node carry out an operation; raises the error of the engine, or `Unsupported`."""
+        if (operation := OPERATION_NAMED.get(request.operation)) is None:
+            raise Unsupported(f"node {self.directory.name} has no operation {request.operation!r}")
+        engine = f"{self.directory.name}/{request.engine}"
+        outcomes = await operations.operate(self.directory, parse(operation, request.fields), engine)
+        outcome = outcomes[engine]
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return Operated(outcome_json(outcome).decode())
+
+    async def _forward(self, request: GetStatus | Drain | Reload | Operate) -> Message:
         if (link := self._link_towards(request.node)) is None:
             raise NotReady(f"node {self.directory.name} has no link to node {request.node}")
         try:
@@ -105,7 +123,7 @@ class NodeControl:
             raise DeadlineExceeded(
                 f"node {request.node} has not answered node {self.directory.name} in time"
             ) from error
-        if not isinstance(result, Status | Done | Reloaded):
+        if not isinstance(result, Status | Done | Reloaded | Operated):
             raise InternalError(f"node {request.node} answered with something else")
         return result
 

@@ -111,8 +111,11 @@ class HttpResponse:
             self.outbox.put(data)
         self._unfinished = False
 
-    def fail(self, error: RequestError, status: int | None = None) -> None:
-        """Write an error response; if the response has begun, leave its body without an end instead."""
+    def fail(self, error: RequestError, status: int | None = None, body: bytes | None = None) -> None:
+        """Write an error response, whose body names the error unless it is given.
+
+        If the response has begun, leave its body without an end instead.
+        """
         request, status = self.request, status or error.http_status
         self.gateway.access_log.log_refused(
             error,
@@ -134,7 +137,7 @@ class HttpResponse:
             headers += [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
         if request.allow and error.http_status == 405:
             headers.append((b"allow", request.allow))
-        self.reply(status, headers, shapes.error_body(error))
+        self.reply(status, headers, body or shapes.error_body(error))
 
     def fail_last(self, error: RequestError, status: int | None = None) -> None:
         """Write an error response, after which the connection closes."""

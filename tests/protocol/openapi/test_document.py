@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.dialects import chat, completions, responses, tokens
+from protocol.dialects import chat, completions, operations, responses, tokens
 from protocol.dialects.http import error_body
 from protocol.dialects.media_urls import LocatesMedia
 from protocol.errors import ERRORS_BY_CODE, ModelNotFound, RequestError
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF
+from protocol.messages.operations import OPERATION_OF, OPERATIONS
 from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.version import version
@@ -39,12 +40,13 @@ KINDS = {
     "array": (list,),
     "object": (dict,),
 }
-PARSERS = {
+PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/chat/completions": chat.parse,
     "/v1/completions": completions.parse,
     "/v1/responses": responses.parse_http,
     "/tokenize": tokens.parse_tokenize,
     "/detokenize": tokens.parse_detokenize,
+    **{row.path: partial(operations.parse, row) for row in OPERATIONS if row.path is not None and row.has_fields},
 }
 # Mistakes that a schema cannot express: between fields, the depth and size of JSON, and numbers that are too large.
 BEYOND = re.compile(

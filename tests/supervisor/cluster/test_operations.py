@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.dialects.operations import failure
-from protocol.errors import InternalError, NotReady, Overloaded, RequestError
+from protocol.errors import BadRequest, InternalError, NotFound, NotReady, Overloaded, RequestError, Unsupported
+from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
-from protocol.messages.operations import OPERATION_OF, FlushCache
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache, GetMetrics, OperationScope
 from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
+from supervisor.supervision.registration import Registration
+from tests.rig.gateway import INFO
 from tests.rig.nodes import unlink
 from tests.supervisor.cluster.test_engine_control import OFFER, Engine, front
 
@@ -67,3 +74,71 @@ async def test_a_bug_in_an_engine_that_is_flushed_is_an_internal_error(broken: s
         error = await failure_of_flush(directory)
         assert isinstance(error, InternalError)
         assert "tiny-0 was not flushed" in error.detail
+
+
+# Who is asked -------------------------------------------------------------------------
+
+
+def listing(engine: Engine, *names: str) -> Engine:
+    """Return an engine that lists these operations."""
+    engine.info = evolve(INFO, operations=names)  # type: ignore[misc]  # of this one alone
+    return engine
+
+
+async def test_only_engines_that_list_an_operation_are_asked_for_it(autojump_clock: MockClock) -> None:
+    class Metrics(Engine):
+        async def operate(self, request: Message) -> Message:
+            await trio.lowlevel.checkpoint()
+            return EngineMetrics("x")
+
+    async with front(listing(Metrics(), "metrics"), a=Metrics(), starts=None) as (directory, _):
+        outcomes = await operations.operate(directory, GetMetrics())
+        assert outcomes["main/tiny-0"] == EngineMetrics("x")
+        assert isinstance(outcomes["a/tiny-0"], Unsupported), "a node that has no such message would end the link"
+        assert isinstance(outcomes["starts/tiny-0"], Unsupported)
+
+
+async def test_an_engine_is_named_alone_or_behind_its_node(autojump_clock: MockClock) -> None:
+    engines = [Engine(), Engine()]
+    async with front(engines[0], a=engines[1]) as (directory, _):
+        assert await operations.operate(directory, FlushCache(), "a/tiny-0") == {"a/tiny-0": Done()}
+        assert [engine.flushed for engine in engines] == [0, 1]
+        with pytest.raises(BadRequest, match="several engines are named 'tiny-0': a/tiny-0, main/tiny-0"):
+            await operations.operate(directory, FlushCache(), "tiny-0")
+        with pytest.raises(NotFound, match="there is no engine 'oak'"):
+            await operations.operate(directory, FlushCache(), "oak")
+    async with front(engines[0]) as (directory, _):
+        assert await operations.operate(directory, FlushCache(), "tiny-0") == {"main/tiny-0": Done()}
+
+
+async def test_an_operation_may_be_for_one_engine_alone_or_for_encoders_too(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with front(Engine(), a=Engine()) as (directory, _):
+        (worker,) = directory.records["a"].workers.values()
+        worker.offer = evolve(worker.offer, leg=Leg.ENCODE)
+        assert (await operations.operate(directory, FlushCache())).keys() == {"main/tiny-0", "a/tiny-0"}
+        monkeypatch.setitem(OPERATION_OF, FlushCache, evolve(FLUSH, scope=OperationScope.ENGINES))
+        assert (await operations.operate(directory, FlushCache())).keys() == {"main/tiny-0"}
+        monkeypatch.setitem(OPERATION_OF, FlushCache, evolve(FLUSH, scope=OperationScope.ONE))
+        with pytest.raises(BadRequest, match="flush-cache is for one engine: name it"):
+            await operations.operate(directory, FlushCache())
+        assert await operations.operate(directory, FlushCache(), "main/tiny-0") == {"main/tiny-0": Done()}
+
+
+@pytest.mark.parametrize("ends", ["result", "error", "timeout"])
+async def test_an_engine_is_out_of_service_for_as_long_as_its_operation_wants(
+    ends: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = evolve(FLUSH, leaves_service=True)
+    monkeypatch.setattr(operations, "OPERATIONS", (leaving,))
+    monkeypatch.setitem(OPERATION_OF, FlushCache, leaving)
+    engine = Engine(takes_s=60.0 if ends == "timeout" else 2.0, busy=ends == "error")
+    async with front(engine) as (directory, _), trio.open_nursery() as nursery:
+        registration: Registration[Any] = directory.local["tiny-0"].engine
+        nursery.start_soon(operations.operate, directory, FlushCache())
+        await trio.sleep(1)
+        assert (registration.current, registration.status_text) == (None, "is out of service: flush-cache runs")
+        assert registration.live is engine
+        await trio.sleep(leaving.within_s)
+        assert registration.current is engine

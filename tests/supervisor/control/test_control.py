@@ -14,7 +14,17 @@ from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from actors.kit.calls import Address, mailbox
-from protocol.errors import DeadlineExceeded, InternalError, LinkLost, NotReady, PeerLost, PeerRefused
+from protocol.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    LinkLost,
+    NotFound,
+    NotReady,
+    PeerLost,
+    PeerRefused,
+    Unsupported,
+)
 from protocol.link.peer import Peer
 from protocol.messages.cluster import (
     ChildState,
@@ -24,18 +34,21 @@ from protocol.messages.cluster import (
     LinkState,
     NodeState,
     Offer,
+    Operate,
+    Operated,
     Reload,
     Reloaded,
     Status,
 )
 from protocol.messages.engine import Done, EngineLoad
 from protocol.messages.kind import Message
-from protocol.messages.operations import FlushCache
+from protocol.messages.operations import EngineMetrics, FlushCache
 from supervisor import deadlines
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.in_flight import InFlight
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import OPERATORS_MAX, Mesh
+from supervisor.cluster.operations import engine_services
 from supervisor.cluster.workers import LocalWorker
 from supervisor.control.control import NodeControl
 from supervisor.engines.work import request_inbox
@@ -116,7 +129,9 @@ async def ask(node: Node, request: GetStatus) -> Status: ...
 async def ask(node: Node, request: Drain) -> Done: ...
 @overload
 async def ask(node: Node, request: Reload) -> Reloaded: ...
-async def ask(node: Node, request: GetStatus | Drain | Reload) -> Any:
+@overload
+async def ask(node: Node, request: Operate) -> Operated: ...
+async def ask(node: Node, request: GetStatus | Drain | Reload | Operate) -> Any:
     """Return the answer of a node's control service."""
     server = node.controls.services["", type(request)]
     async with server.ask(request, 0) as answer:
@@ -182,6 +197,29 @@ async def test_a_node_that_does_not_run_yet_can_be_neither_drained_nor_reloaded(
             with pytest.raises(NotReady):
                 await answer.result()
     assert (await status_of(fresh.services["", GetStatus])).tree == ()
+
+
+async def test_an_engine_of_a_node_carries_out_an_operation_for_an_operator(autojump_clock: MockClock) -> None:
+    one = Node("one")
+    registration: Registration[Any] = Registration(one.directory.notify)
+    info = evolve(INFO, operations=("metrics",))
+    one.directory.local["tiny-0"] = worker(one, Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False), registration)
+    one.directory.attach_services(engine_services({"tiny-0": registration}, {}, {}))
+
+    async def operate(_: Message) -> EngineMetrics:
+        await trio.lowlevel.checkpoint()
+        return EngineMetrics("x 1")
+
+    with registration.publish(SimpleNamespace(info=info, operate=operate)):
+        assert await ask(one, Operate("tiny-0", "metrics")) == Operated('{"left_out":0,"text":"x 1"}')
+        for request, error in (
+            (Operate("oak", "metrics"), NotFound),
+            (Operate("tiny-0", "juggle"), Unsupported),
+            (Operate("tiny-0", "metrics", '{"more": 1}'), BadRequest),
+            (Operate("tiny-0", "metrics", node="two"), NotReady),
+        ):
+            with pytest.raises(error):
+                await ask(one, request)
 
 
 async def test_a_bug_fails_one_request_and_no_other(

@@ -173,3 +173,12 @@ async def test_random_texts_make_a_text_that_prometheus_reads(autojump_clock: Mo
         names = [family.name for family in text_string_to_metric_families("\n".join(lines) + "\n")]
         assert all(name.startswith("sglang:") for name in names)
         assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["espalier_engine_up", "python_info", "sglangs", "unknown:x"])
+async def test_an_engine_reports_no_metric_whose_name_is_that_of_others(name: str, autojump_clock: MockClock) -> None:
+    lines, left_out = await merged(
+        tiny=f"# HELP {name} x\n# TYPE {name} gauge\n{name} 1.0\n{GAUGE}sglang:running 2.0\n"
+    )
+    assert [line for line in lines if not line.startswith("#")] == ['sglang:running{engine="a/tiny",rank="0"} 2.0']
+    assert left_out == {"a/tiny": 1}

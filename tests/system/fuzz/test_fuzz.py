@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.dialects import chat, completions, responses, tokens
+from protocol.dialects import chat, completions, operations, responses, tokens
 from protocol.errors import RequestError
+from protocol.messages.operations import OPERATIONS as ENGINE_OPERATIONS
 from supervisor.gateway.http.routes import ROUTES
 from tests.rig.dialects import parse_event
 from tests.system.fuzz import answers, bodies
@@ -28,6 +30,9 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/responses": lambda body: responses.to_respond(responses.parse_http(body), request_id="r"),
     "/tokenize": lambda body: tokens.to_tokenize(tokens.parse_tokenize(body)),
     "/detokenize": lambda body: tokens.to_detokenize(tokens.parse_detokenize(body)),
+    **{
+        row.path: partial(operations.parse, row) for row in ENGINE_OPERATIONS if row.path is not None and row.has_fields
+    },
 }
 OPERATIONS = {operation.path: operation for operation in ROUTES.operations if operation.request is not None}
 JSON = st.recursive(

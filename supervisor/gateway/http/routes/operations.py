@@ -1,4 +1,4 @@
-"""HttpRoutes of the operations of engines, one for each method of a row that has a path."""
+"""The routes of the operations of engines, one for each method of a row that has a path."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from protocol.dialects.operations import Outcomes, failure, outcomes_body, parse
+from protocol.dialects.operations import Outcomes, failure, failure_body, outcomes_body, parse
 from protocol.errors import Forbidden
 from protocol.messages.operations import OPERATIONS, EngineOperation
 from protocol.openapi.document import PLAIN_TEXT, Operation, json_body
@@ -22,6 +22,8 @@ ENGINE_PARAMETER: Schema = {
     "schema": {"type": "string"},
     "description": "The one engine that is asked, by its name in `/server_info`.",
 }
+
+OUTCOMES: Schema = {"type": "object", "additionalProperties": {"type": "object"}}
 
 
 def routes() -> Iterator[HttpRoute]:
@@ -38,7 +40,7 @@ def _described(row: EngineOperation, method: str, path: str) -> Operation:
         method,
         path,
         row.summary,
-        PLAIN_TEXT if row.answer_text else json_body("Outcomes"),
+        PLAIN_TEXT if row.answer_text else json_body(OUTCOMES),
         row.request if row.has_fields else None,
         row.example,
         errors=(404,),
@@ -50,7 +52,7 @@ def _described(row: EngineOperation, method: str, path: str) -> Operation:
 async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     """Have engines carry out an operation; raises `Forbidden` for a page of another site.
 
-    If one has failed, the answer is the error that stands for all, with the outcome of each engine.
+    If one engine has failed, the answer is the error that stands for all, with the outcome of each.
     """
     if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
@@ -61,7 +63,8 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
         engine = None if row.answer_text else exchange.request.query("engine") or None
         outcomes = await exchange.gateway.operations(request, engine)
     if (error := failure(row, outcomes)) is not None:
-        raise error
+        exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
+        return
     if row.answer_text:
         exchange.response.reply(200, [TEXT], row.answer_text.encode())
     else:

@@ -1,0 +1,136 @@
+"""The command `engine`: an engine of the cluster, or every one, carries out an operation.
+
+The words and their options are the rows of `protocol.messages.operations`. The node of each engine is asked, so an
+operator needs no gateway, and each engine has an outcome of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import get_args, get_type_hints
+
+import attrs
+import trio
+from attrs import frozen
+from rich.console import Console
+
+from protocol.dialects.operations import outcome_json, parse
+from protocol.errors import EspalierError
+from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS, EngineOperation, OperationScope
+from supervisor.cli.client import ClusterClient
+from supervisor.cli.output import print_sentence
+from supervisor.cli.status_view import StatusOrError
+
+EVERY = "all"  # in the place of an engine's name
+NO_FIELDS = "{}"
+
+
+def add_operations(parser: argparse.ArgumentParser) -> None:
+    """Add the words of all operations to a parser, each with an option for each field of its request."""
+    parser.add_argument("engine", help=f"its name, alone or as NODE/NAME; {EVERY!r} for every engine")
+    words = parser.add_subparsers(dest="operation", required=True, metavar="OPERATION")
+    for operation in OPERATIONS:
+        word = words.add_parser(operation.name, help=operation.summary)
+        for field in attrs.fields(operation.request):  # type: ignore[arg-type]  # every message is an attrs class
+            option = f"--{field.name.replace('_', '-')}"
+            word.add_argument(option, dest=f"field {field.name}", required=field.default is attrs.NOTHING)
+
+
+def read_request(options: argparse.Namespace) -> Message:
+    """Return the request that the options have; raises the `RequestError` that lists all mistakes in them."""
+    operation = OPERATION_NAMED[options.operation]
+    types = get_type_hints(operation.request)
+    given = {name.removeprefix("field "): value for name, value in vars(options).items() if name.startswith("field ")}
+    fields = {name: _value(value, types[name]) for name, value in given.items() if value is not None}
+    return parse(operation, json.dumps(fields))
+
+
+def _value(text: str, kind: object) -> object:
+    """Return an option as the JSON value that it is, or as text if it is none, or if text is wanted."""
+    if any(isinstance(each, type) and issubclass(each, str) for each in (kind, *get_args(kind))):
+        return text
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return value
+
+
+@frozen
+class _Asked:
+    """One engine that is asked: its node, its name there, and what the node reports of it."""
+
+    node: str
+    engine: str
+    offer: Offer
+
+    @property
+    def name(self) -> str:
+        """Its name in the cluster."""
+        return f"{self.node}/{self.engine}"
+
+
+def _engines(statuses: Mapping[str, StatusOrError], operation: EngineOperation) -> dict[str, _Asked]:
+    """Return the engines that an operation is for, by their names in the cluster."""
+    asked = [
+        _Asked(node, engine_and_rank(offer.name)[0], offer)
+        for node, status in statuses.items()
+        if isinstance(status, Status)
+        for offer in status.state.offers
+        if operation.scope is OperationScope.ALL or offer.leg is not Leg.ENCODE
+    ]
+    return {each.name: each for each in asked}
+
+
+async def operate(client: ClusterClient, console: Console, engine: str, request: Message) -> int:
+    """Have the engine of a name, or every one, carry out an operation; print each outcome; return the exit code."""
+    operation, statuses = OPERATION_OF[type(request)], await client.poll()
+    if engine == EVERY and operation.scope is OperationScope.ONE:
+        print_sentence(console, f"{operation.name} is for one engine: name it.")
+        return 1
+    engines = _engines(statuses, operation)
+    chosen = [each for each in engines.values() if engine in {EVERY, each.name, each.engine}]
+    if engine != EVERY and len(chosen) != 1:
+        names = ", ".join(each.name for each in chosen or engines.values()) or "none"
+        sentence = f"Several engines are named {engine}" if chosen else f"There is no engine {engine}; there is"
+        print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
+        return 1
+    codes = list[int]()
+
+    async def ask(asked: _Asked) -> None:
+        codes.append(await _ask(client, console, asked, request))
+
+    async with trio.open_nursery() as nursery:
+        for each in chosen:
+            nursery.start_soon(ask, each)
+    silent = {node: status for node, status in statuses.items() if isinstance(status, str)} if engine == EVERY else {}
+    for node, why in silent.items():
+        print_sentence(console, f"{node}: its engines were not asked: {why}")
+    return max((*codes, int(bool(silent))), default=0)
+
+
+async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message) -> int:
+    """Have one engine carry out an operation, print its outcome, and return the exit code."""
+    operation, info = OPERATION_OF[type(request)], asked.offer.engine
+    why, result = "", NO_FIELDS
+    if info is None:
+        why = "it is starting"
+    elif operation.name not in info.operations:  # a node of an older version would end the link
+        why = f"it does not carry out {operation.name}"
+    else:
+        fields = outcome_json(request).decode()
+        try:
+            answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node))
+            assert isinstance(answer, Operated)  # nothing else answers an Operate
+            result = answer.fields
+        except EspalierError as error:
+            why = str(error)
+    if why:
+        print_sentence(console, f"{asked.name} was not {operation.participle}: {why}")
+        return 1
+    print_sentence(console, f"{asked.name} was {operation.participle}" + f": {result}" * (result != NO_FIELDS))
+    return 0

@@ -1,0 +1,158 @@
+"""The command `engine`: the words and options of the operations, and an outcome of each engine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from io import StringIO
+
+import pytest
+import trio
+from attrs import evolve, frozen
+from rich.console import Console
+
+from protocol.errors import BadRequest, Overloaded, PeerLost
+from protocol.messages.cluster import Leg, NodeState, Offer, Operate, Operated, Status
+from protocol.messages.engine import Done, encoder_info
+from protocol.messages.kind import Kind, Message
+from protocol.messages.operations import (
+    OPERATION_NAMED,
+    OPERATION_OF,
+    OPERATIONS,
+    EngineOperation,
+    FlushCache,
+    GetMetrics,
+    OperationScope,
+)
+from supervisor.cli import client, engine
+from supervisor.cli.status_view import StatusOrError
+from supervisor.config import schema
+from tests.rig.encoders import MEDIA
+from tests.rig.gateway import INFO
+
+FLUSHES = evolve(INFO, operations=("flush-cache", "metrics"))
+ENGINE = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=True, engine=FLUSHES)
+EYES = Offer("eyes", "tiny", Leg.ENCODE, 4, up=True, engine=encoder_info("x", "1", MEDIA, 8))
+OLD = evolve(ENGINE, name="old", engine=INFO)
+STARTS = evolve(ENGINE, name="starts", engine=None)
+RANKS = tuple(evolve(ENGINE, name=f"wide#{rank}") for rank in range(2))
+
+
+class Nodes(client.ClusterClient):
+    """A client of nodes with these offers; an engine in `errors` answers with its error."""
+
+    def __init__(self, errors: Mapping[str, Exception] | None = None, **offers: tuple[Offer, ...] | str) -> None:
+        super().__init__(schema.Cluster(model={}, engine={}), b"", None, bytes)
+        self.offers, self.errors = offers, errors or {}
+        self.asked: list[Message] = []
+
+    async def poll(self) -> dict[str, StatusOrError]:
+        await trio.lowlevel.checkpoint()
+        return {
+            node: offers if isinstance(offers, str) else Status(node, "r", "1", 1.0, NodeState(offers), ())
+            for node, offers in self.offers.items()
+        }
+
+    async def ask(self, name: str, request: Message) -> Message:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(request)
+        assert isinstance(request, Operate)
+        if (error := self.errors.get(f"{name}/{request.engine}")) is not None:
+            raise error
+        return Operated('{"text":"x 1"}' if request.operation == "metrics" else "{}")
+
+
+async def operate(nodes: Nodes, name: str, request: Message) -> tuple[int, list[str]]:
+    """Return the exit code and what is printed."""
+    written = StringIO()
+    code = await engine.operate(nodes, Console(file=written, width=200), name, request)
+    return code, written.getvalue().splitlines()
+
+
+async def test_every_engine_has_an_outcome_of_its_own() -> None:
+    nodes = Nodes(
+        {"b/tiny-0": Overloaded("requests run"), "c/tiny-0": PeerLost("the link is lost")},
+        a=(ENGINE, EYES, *RANKS),
+        b=(ENGINE, OLD, STARTS),
+        c=(ENGINE,),
+        d="nobody listens",
+    )
+    code, lines = await operate(nodes, "all", FlushCache())
+    assert code == 1
+    assert sorted(lines) == [
+        "a/eyes was flushed",
+        "a/tiny-0 was flushed",
+        "a/wide was flushed",
+        "b/old was not flushed: it does not carry out flush-cache",
+        "b/starts was not flushed: it is starting",
+        "b/tiny-0 was not flushed: requests run",
+        "c/tiny-0 was not flushed: the link is lost",
+        "d: its engines were not asked: nobody listens",
+    ]
+    assert {(request.node, request.engine) for request in nodes.asked if isinstance(request, Operate)} == {
+        *(("a", "eyes"), ("a", "tiny-0"), ("a", "wide"), ("b", "tiny-0"), ("c", "tiny-0"))
+    }, "a node of an older version would end the link"
+
+
+async def test_one_engine_is_named_and_its_result_is_printed() -> None:
+    nodes = Nodes(a=(ENGINE, EYES), b=(ENGINE,), d="nobody listens")
+    assert await operate(nodes, "b/tiny-0", GetMetrics()) == (0, ['b/tiny-0 was read: {"text":"x 1"}'])
+    assert nodes.asked == [Operate("tiny-0", "metrics", "{}", "b")]
+    assert await operate(nodes, "eyes", FlushCache()) == (0, ["a/eyes was flushed"])
+    several = (1, ["Several engines are named tiny-0: a/tiny-0, b/tiny-0."])
+    assert await operate(nodes, "tiny-0", FlushCache()) == several
+    missing = (1, ["There is no engine eyes; there is a/tiny-0, b/tiny-0."])
+    assert await operate(nodes, "eyes", GetMetrics()) == missing, "encoders have none"
+    assert await operate(Nodes(), "x", FlushCache()) == (1, ["There is no engine x; there is none."])
+
+
+async def test_an_operation_for_one_engine_is_not_asked_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = evolve(OPERATION_OF[FlushCache], scope=OperationScope.ONE)
+    monkeypatch.setitem(OPERATION_OF, FlushCache, alone)
+    nodes = Nodes(a=(ENGINE,))
+    assert await operate(nodes, "all", FlushCache()) == (1, ["flush-cache is for one engine: name it."])
+    assert await operate(nodes, "tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed"])
+
+
+# The command line ---------------------------------------------------------------------
+
+
+@frozen
+class Resize(Message):
+    """An operation with fields of several types."""
+
+    label: str
+    share: float = 1.0
+    level_count: int | None = None
+    forced: bool = False
+
+
+def read(*words: str) -> Message:
+    """Return the request of a command line."""
+    parser = argparse.ArgumentParser()
+    engine.add_operations(parser)
+    return engine.read_request(parser.parse_args(["all", *words]))
+
+
+@pytest.fixture
+def resize(monkeypatch: pytest.MonkeyPatch) -> EngineOperation:
+    row = evolve(OPERATION_OF[FlushCache], kind=Kind(90, Resize, result=Done), name="resize")
+    monkeypatch.setattr(engine, "OPERATIONS", (*OPERATIONS, row))
+    monkeypatch.setitem(OPERATION_NAMED, "resize", row)
+    return row
+
+
+@pytest.mark.usefixtures("resize")
+def test_the_options_of_a_word_are_the_fields_of_its_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read("flush-cache") == FlushCache()
+    assert read("resize", "--label", "12") == Resize("12"), "text stays text"
+    options = ("--label", "", "--share", "0.5", "--level-count", "3", "--forced", "true")
+    assert read("resize", *options) == Resize("", 0.5, 3, forced=True)
+    with pytest.raises(BadRequest) as caught:
+        read("resize", "--label", "x", "--share", "half", "--level-count", "2.5")
+    assert caught.value.detail.count("expected") == 2
+    with pytest.raises(SystemExit):
+        read("resize")
+    assert "--label" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        read("juggle")
