@@ -1,16 +1,16 @@
 """The launcher: the nodes of one machine, each a process that is restarted when it dies, started and stopped together.
 
-Each node is the one child of a tree of its own, so that the nodes start concurrently (an engine takes its time) and the
-restarts of one are not counted with those of another. Nodes find each other by their links, so the order of their
-starts does not matter. The launcher itself serves nothing and holds no state of a request: it must not fail for the
-reasons for which nodes fail, so it does nothing that can take long or grow.
+Each node is the one child of a tree of its own, so nodes start concurrently (an engine takes its time) and their
+restarts are counted separately. Nodes find each other by their links, so the order of their starts does not matter. The
+launcher itself serves nothing and holds no state of a request: it must not share the reasons of nodes to fail, so it
+does nothing that can take long or grow.
 
-It owns the shutdown of whole nodes and nothing below them: each node owns how it drains, each tree how its children
-stop, each ladder how a process ends (docs/architecture.md has the table). The nodes with gateways are stopped first,
-since their streams finish over the links to the others; then the others are, together.
+It owns the shutdown of whole nodes and nothing below them: each node owns its drain, each tree the stop of its
+children, each ladder the end of a process (docs/architecture.md has the table). The nodes with gateways are stopped
+first, since their streams finish over the links to the others; then all others together.
 
-A node that is new in the file is started when the file is read again: after SIGHUP, or when a node has been asked to
-reload. It counts as one of the nodes once it is up; until then its failure ends no other.
+A new node in the file is started when the file is read again: after SIGHUP, or on a node's request to reload. It counts
+as one of the nodes once it is up; until then its failure ends no other.
 """
 
 from __future__ import annotations
@@ -44,37 +44,39 @@ from supervisor.threads.file_threads import FileThreads
 
 log = logging.getLogger(__name__)
 
-SHORTENED_S = 1.1  # from a second signal until a node has ended
-SECOND_SIGNAL_AFTER_S = 0.05  # for nodes that have had only one signal
-HARD_EXIT_S = 1.2  # after a second signal, as for one node
-SETTLE_S = 0.2  # in which all nodes that were asked to reload have reported it
-LOG_FLUSH_S = 0.2  # for the log to be written after a second signal
+# After a second signal: the limit of a node's end, the delay of its own second signal, the exit of this process, and
+# the time to write the log.
+SHORTENED_S = 1.1
+SECOND_SIGNAL_AFTER_S = 0.05
+HARD_EXIT_S = 1.2
+LOG_FLUSH_S = 0.2
+SETTLE_S = 0.2  # collects the requests of all reloaded nodes
 
 
 @define(eq=False)
 class Launcher:
     """One run of the nodes of this machine; a `SignalHandler`."""
 
-    loaded: Loaded  # the file as it was at the start
-    names: Sequence[str]  # of the nodes that are started first
-    command: Sequence[str]  # that runs a node; a node's name and a descriptor are appended
+    loaded: Loaded  # the file at the start
+    names: Sequence[str]  # the nodes of the start
+    command: Sequence[str]  # the command of a node; its name and a descriptor are appended
     environment: Mapping[str, str]
     terminal: Terminal
     chance: RandomSource
     grace: GracePeriods = field(factory=partial(GracePeriods, shortened_s=SHORTENED_S))
     reads: FileReader = field(factory=FileThreads)
-    nodes: dict[str, KeptNode] = field(factory=dict)  # all that were started, also those that have ended
+    nodes: dict[str, KeptNode] = field(factory=dict)  # all started nodes, ended ones too
     exit_code: int = 0
     _stopping: bool = False
     _failure: ActorError | None = None
-    _were_up: set[str] = field(factory=set)  # the names of nodes that have been up at least once
-    _announcements: list[str] = field(factory=list)  # of gateways' nodes, until all have been up
-    _announced: dict[str, str] = field(factory=dict)  # by gateway's node, what it announced last
+    _were_up: set[str] = field(factory=set)  # the nodes that have been up at least once
+    _announcements: list[str] = field(factory=list)  # announcements of gateways, held until all nodes have been up
+    _announced: dict[str, str] = field(factory=dict)  # the last announcement of each gateway's node
     _gateways: set[str] = field(init=False)  # the nodes that have, or had, a gateway
-    _placed: set[str] = field(factory=set)  # the nodes that the file, as it was read last, places on this machine
+    _placed: set[str] = field(factory=set)  # this machine's nodes in the last version of the file
     _reload_wanted: trio.Event = field(factory=trio.Event)
     tasks: trio.Nursery = field(init=False)  # its own nursery, which ends after the nodes
-    _node_tasks: trio.Nursery = field(init=False)  # the nursery of the tasks that keep nodes
+    _node_tasks: trio.Nursery = field(init=False)  # the nursery of `_keep`
 
     def __attrs_post_init__(self) -> None:
         self._gateways = set(self.loaded.cluster.gateway_nodes)
@@ -104,7 +106,7 @@ class Launcher:
         log.info("stopped", extra={"exit_code": self.exit_code})
         if self.grace.shortened:
             self.terminal.flush(LOG_FLUSH_S)
-            os._exit(self.exit_code)  # an interpreter takes its time to end, too
+            os._exit(self.exit_code)  # the interpreter's own end takes time as well
         return self.exit_code
 
     async def _watch_turns(self) -> None:
@@ -122,7 +124,7 @@ class Launcher:
         self._node_tasks.start_soon(self._keep, node, cluster)
 
     async def _keep(self, node: KeptNode, cluster: Cluster) -> None:
-        """Keep one node until it is stopped. If it cannot be kept, all are stopped, unless it is new in the file."""
+        """Keep one node until it is stopped; its failure stops all nodes, unless it is new in the file."""
         was_up = False
 
         def on_up() -> None:
@@ -147,9 +149,9 @@ class Launcher:
     # The file ----------------------------------------------------------------------------
 
     def reload(self) -> None:
-        """Read the file again, a moment later: start nodes that are new in it, and log which have been removed.
+        """Read the file again, a moment later: start its new nodes, and log the removed ones.
 
-        Nodes that are still starting read it again once they are up.
+        Starting nodes read it again once they are up.
         """
         for node in self.nodes.values():
             node.outdated = node.outdated or not node.serving
@@ -167,11 +169,11 @@ class Launcher:
                     self._apply(new, placed, failures)
             except StartFailed as error:
                 log.error("the file changes nothing", extra={"reason": str(error)})  # noqa: TRY400  # no traceback
-            except Exception:  # nodes must not fall because of what stands in a file
+            except Exception:  # the content of a file must not end nodes
                 log.exception("a bug ended a reload")
 
     def _read(self, not_new: set[str]) -> tuple[Cluster, set[str], dict[str, StartFailed]]:
-        """Return the file as it is now, the nodes that it places on this machine, and why new ones cannot be started.
+        """Return the present file, its nodes on this machine, and the failures of new ones that cannot be started.
 
         Raises `StartFailed` if the file is wrong.
         """
@@ -191,13 +193,13 @@ class Launcher:
         for name in sorted(running):
             node = self.nodes[name]
             was_removed, node.removed = node.removed, name not in new.node
-            if not node.removed:  # it may have been given longer to drain
+            if not node.removed:  # its `drain_s` may be longer now
                 _, ladder = node_process.time_limits(new, name)
                 node.ladder = max(node.ladder, ladder, key=lambda ladder: ladder.term_s)
                 continue
             if not was_removed:
                 log.warning("node %s is in the file no more, and runs until it is drained", name)
-            if not node.serving:  # it serves nothing, so nothing is waited for
+            if not node.serving:  # there is nothing to drain
                 node.scope.cancel(reason="it is in the file no more")
         added, self._placed = placed - self._placed - running, placed
         for name in (key for key in new.node if key in added):
@@ -212,15 +214,15 @@ class Launcher:
         return {name for name, node in self.nodes.items() if not node.ended.is_set()}
 
     def _log_not_started(self, name: str, error: ActorError) -> None:
-        self._placed.discard(name)  # so that the next reload tries it again
+        self._placed.discard(name)  # the next reload tries it again
         log.error("node %s was not started; the others run on", name, extra={"reason": str(error)})
 
     # Announcements -----------------------------------------------------------------------
 
     def announce(self, name: str, text: str) -> None:
-        """Announce to the operator where clients connect, unless another gateway serves there already.
+        """Announce a gateway's address to the operator, unless another gateway serves there already.
 
-        What a node without a gateway announces is in its log.
+        The announcement of a node without a gateway is in its log.
         """
         if name in self._gateways:
             serving = {other for other, node in self.nodes.items() if node.serving} - {name}
@@ -230,7 +232,7 @@ class Launcher:
                 self._announce_ready()
 
     def on_up(self, name: str) -> None:
-        """Note that a node is up, and announce what can be announced now."""
+        """Record that a node is up, and make the announcements held for it."""
         self._were_up.add(name)
         if self._gateways.isdisjoint(self.names) and self._all_were_up:
             ready = (key for key in self.nodes if key in self._were_up & self._running)
@@ -239,11 +241,11 @@ class Launcher:
 
     @property
     def _all_were_up(self) -> bool:
-        """Whether each node that was started at first has been up, except for those removed from the file."""
+        """Whether each node of the start has been up, or is removed from the file."""
         return all(name in self._were_up or (name in self.nodes and self.nodes[name].removed) for name in self.names)
 
     def _announce_ready(self) -> None:
-        """Announce that all nodes are ready, once they are, and the address again whenever the gateway has returned."""
+        """Announce readiness once all nodes are ready, and an address again after each return of its gateway."""
         if self._all_were_up and not self._stopping:
             for text in self._announcements:
                 self.terminal.announce(text)
@@ -257,7 +259,7 @@ class Launcher:
         return self.terminal.hung_up
 
     def on_reload(self) -> None:
-        """Read the file again, here and in every node: in one that is starting, once it is up."""
+        """Read the file again, here and in every node; starting nodes read it once they are up."""
         self._signal(signal.SIGHUP, serving=True)
         self.reload()
 
@@ -295,10 +297,10 @@ class Launcher:
             node.scope.cancel(reason="the launcher stops")
 
     async def _end_sooner(self) -> None:
-        """Shorten the stop of every node, and exit in time whatever does not end."""
+        """Shorten the stop of every node, and exit in time even if some do not end."""
         self.grace.shorten()
         self._stop_all()
-        await trio.sleep(SECOND_SIGNAL_AFTER_S)  # the first signal of some has only now been sent
+        await trio.sleep(SECOND_SIGNAL_AFTER_S)  # some nodes get their first signal only now
         self._signal(signal.SIGINT)  # a second SIGTERM could be merged with the first
         await trio.sleep(HARD_EXIT_S - SECOND_SIGNAL_AFTER_S)
         clean_up()
@@ -306,13 +308,13 @@ class Launcher:
         os._exit(self.exit_code)
 
     def _signal(self, number: signal.Signals, *, serving: bool = False) -> None:
-        """Send a signal to the process groups of the nodes, or of those that serve."""
+        """Send a signal to the process groups of all nodes, or only of serving ones."""
         for node in self.nodes.values():
             if node.process is not None and (node.serving or not serving):
                 node.process.signal_group(number)
 
 
 def clean_up() -> None:
-    """Kill what is left below this process, and remove what a killed node could not remove itself."""
+    """Kill the remaining processes below this one, and remove the remains of killed nodes."""
     reaper.kill_all()
     run_folder.remove_stale(Path(tempfile.gettempdir()), leftover_memory.remove)

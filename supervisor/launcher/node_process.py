@@ -1,12 +1,12 @@
-"""One node's process as its launcher keeps it: started, watched, killed when its event loop blocks, started again.
+"""One node's process under its launcher: started, watched, killed when its event loop blocks, started again.
 
 A node's process dies without warning or hangs without dying, and only another process can notice both. So a node sends
 heartbeats over a pipe (`parent_pipe`) from its own event loop. Their absence is counted in ticks of the launcher's own
-event loop, never by the clock: on a machine that was suspended, or in a launcher that was stopped, no tick has passed,
-so no node is killed for what its launcher has missed.
+event loop, never by the clock: no tick passes on a suspended machine or in a stopped launcher, so no node is killed for
+heartbeats that its launcher has missed.
 
-Each life of the process is one run of a child (`run`), and the supervisor of that child restarts it. What must outlive
-a life stands in `KeptNode`. This module knows of the launcher only what `NodeKeeper` names.
+Each life of the process is one run of a child (`run`), and the supervisor of that child restarts it. State that must
+outlive a life is in `KeptNode`. Of the launcher this module uses only the interface `NodeKeeper`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from supervisor.telemetry.logs import Terminal, readable_line
 
 log = logging.getLogger(__name__)
 
-NOT_LIMITED_S = 1e9  # the start of each life is limited here
-START_S = 60.0  # of a node, in addition to its engines and what they import
-STOP_S = 15.0  # of a node that has drained, in addition to its engines
-STOP_S_MAX = 1e6  # the ladder ends a node long before, and a reload may have made it longer
-OUTPUT_DRAIN_S = 0.5  # for the last output of an ended node to be shown
-TICK_MAX_S = 1.0  # between two checks for a heartbeat
+NOT_LIMITED_S = 1e9  # no limit of the supervisor's: `run` limits the start of each life
+START_S = 60.0  # the start of a node without its engines and their imports
+STOP_S = 15.0  # the stop of a drained node without its engines
+STOP_S_MAX = 1e6  # the ladder ends a node long before; a reload may lengthen the ladder
+OUTPUT_DRAIN_S = 0.5  # the time to show the last output of an ended node
+TICK_MAX_S = 1.0  # the time between two checks for a heartbeat
 TICKS_PER_LIMIT = 5
-STACK_S = 0.5  # for a node that hangs to write its stacks
+STACK_S = 0.5  # the time of a hung node to write its stacks
 STACK_LINES_MAX = 100
 
 
@@ -56,17 +56,17 @@ RESTARTED = "an operator asked to start it again"
 
 @define(eq=False)
 class KeptNode:
-    """The record of one node that a launcher keeps from life to life of its process."""
+    """The launcher's record of one node, kept over all lives of its process."""
 
     name: str
-    ladder: Ladder  # by which its process is stopped; a reload may lengthen it
-    watchdog_s: float  # without a heartbeat, after which it is killed
+    ladder: Ladder  # the stop of its process; a reload may lengthen it
+    watchdog_s: float  # the time without a heartbeat before it is killed
     scope: trio.CancelScope = field(factory=trio.CancelScope)  # cancelled to stop the node
-    ended: trio.Event = field(factory=trio.Event)  # for good
-    process: Process | None = None  # of this life
+    ended: trio.Event = field(factory=trio.Event)  # no further life follows
+    process: Process | None = None  # the process of this life
     serving: bool = False  # its tree is up, in this life
-    outdated: bool = False  # the file may have changed after it has been read in this life
-    removed: bool = False  # from the file: it is not started again
+    outdated: bool = False  # the file may have changed since this life has read it
+    removed: bool = False  # no longer in the file: not started again
     failures: int = 0  # lives that ended unasked
     last_failure: str = ""
 
@@ -76,13 +76,13 @@ class KeptNode:
         self.last_failure = reason
 
     def reload_if_outdated(self) -> None:
-        """Ask a node that is up to read the file again, if that was asked for while it came up."""
+        """Send the node a reload that was requested before it was up."""
         if self.outdated and self.process is not None:
             self.outdated = False
             self.process.send_signal(signal.SIGHUP)
 
     def arguments(self) -> tuple[str, ...]:
-        """Return the command-line arguments that tell its next life of those before it, for `status` to show."""
+        """Return the command-line arguments about earlier lives for the next one, which `status` shows."""
         # The reason comes from the node: no argument may have a zero byte or half a character, or look like an option.
         last = f"--ended-by={printable(self.last_failure)}"
         return ("--restarts", str(self.failures), last) if self.failures else ()
@@ -91,35 +91,36 @@ class KeptNode:
 class NodeKeeper(Protocol):
     """The part of the launcher that a node's process needs."""
 
-    command: Sequence[str]  # that runs a node; its name and a descriptor are appended
+    command: Sequence[str]  # the command of a node; its name and a descriptor are appended
     environment: Mapping[str, str]
     terminal: Terminal
     grace: GracePeriods
 
     def announce(self, name: str, text: str) -> None:
-        """Pass on what a node announces to the operator."""
+        """Pass a node's announcement to the operator."""
 
     def reload(self) -> None:
-        """Read the file again, since a node was asked to."""
+        """Read the file again, on a node's request."""
 
 
 @define(eq=False)
 class ProcessLife:
-    """One life of a node's process, by the messages that it has sent."""
+    """One life of a node's process, in the state of its received messages."""
 
     up: bool = False
     done: bool = False
-    restarts: bool = False  # it drains, and is to be started again, as an operator has asked last
-    stays_down: bool = False  # it drains, and is not to be started again, as an operator has asked last
+    # Whether a draining node is to be started again, by the last request of an operator; neither without a drain.
+    restarts: bool = False
+    stays_down: bool = False
     has_beaten: bool = False
     silent_s: float = 0.0
     reason: str = ""
     hung: bool = False
-    stack: deque[str] = field(factory=lambda: deque(maxlen=STACK_LINES_MAX))  # lines that are no messages
+    stack: deque[str] = field(factory=lambda: deque(maxlen=STACK_LINES_MAX))  # lines without a message
 
 
 def time_limits(cluster: Cluster, name: str) -> tuple[float, Ladder]:
-    """Return how long a node may take to start, in seconds, and the ladder by which it is stopped."""
+    """Return the limit of a node's start in seconds, and the ladder of its stop."""
     engines = [engine for engine in cluster.engine.values() if name in engine.nodes]
     start_s = START_S + max((engine.imports_s for engine in engines), default=0.0)
     own = [engine for engine in engines if engine.node == name]
@@ -136,7 +137,7 @@ def tree(cluster: Cluster, node: KeptNode, keeper: NodeKeeper) -> Tree:
         name="process",
         run=run,
         args=(node, keeper, start_s),
-        restart=Restart.TRANSIENT,  # a node that an operator has drained stays down
+        restart=Restart.TRANSIENT,  # a node drained by an operator stays down
         significant=True,
         start_within_s=NOT_LIMITED_S,
         stop_within_s=STOP_S_MAX,
@@ -160,9 +161,9 @@ async def run(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one node's process; `started()` means that its tree is up. Return once it has ended as it was asked to.
+    """Run one node's process until it ends as requested; `started()` means that its tree is up.
 
-    A process that hangs before it is up is started again at once, as is one that an operator restarts before. Each has
+    If the process hangs or is restarted by an operator before it is up, the next one is started at once. Each has
     `start_s` seconds to come up. Raises `StartFailed` if it does not, and `NodeDied` when it ends later.
     """
     while True:
@@ -173,7 +174,7 @@ async def run(
             life.reason = f"it was not up within {start_s:g} s"
         if not life.done:
             node.record_failure(life.reason or "it ended without a reason")
-        if life.stays_down and not life.done:  # the operator was told that it goes
+        if life.stays_down and not life.done:  # the operator's drain has been confirmed
             log.error("node %s has ended while it drained, and is not started again", node.name)
             life.done = True
         again = life.hung or (life.restarts and not life.done and not node.removed)
@@ -182,11 +183,11 @@ async def run(
     if not life.done:
         _raise_failure(node, life)
     elif not life.up:
-        task_status.started()  # it was drained before it was up, and has ended as it was asked to
+        task_status.started()  # drained before it was up
 
 
 def _end_limit(starting: trio.CancelScope, on_up: Callable[[], None]) -> None:
-    """Note that a node is up, and end the limit of its start."""
+    """Lift the limit of a node's start, since it is up."""
     starting.deadline = inf
     on_up()
 
@@ -196,7 +197,7 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: ProcessLife, on_up
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         async with trio.lowlevel.FdStream(read_end) as stream, trio.open_nursery() as nursery:
-            # What it logs while it is stopped is shown as well, and it may hang then as at any other time.
+            # Its log is shown while it is stopped as well, and it may hang then as at any other time.
             output_scope, heartbeats_scope, watchdog = _shield(), _shield(), _shield()
             try:
                 process = _start(node, write_end, keeper, nursery, output_scope)
@@ -207,7 +208,7 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: ProcessLife, on_up
             nursery.start_soon(watch, node, process, life, watchdog)
             try:
                 await receive_all(node, keeper, life, lines, on_up)
-                watchdog.cancel()  # it has ended
+                watchdog.cancel()  # the process has ended
             finally:
                 node.serving = False
                 nursery.start_soon(receive_heartbeats, life, lines, heartbeats_scope)
@@ -221,7 +222,7 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: ProcessLife, on_up
 
 
 def _shield() -> trio.CancelScope:
-    """Return the scope of what goes on while a process is stopped, and is ended thereafter."""
+    """Return the scope of a task that continues during the stop of a process, and is ended thereafter."""
     return trio.CancelScope(shield=True)
 
 
@@ -252,7 +253,7 @@ async def receive_all(
 
 
 async def receive_heartbeats(life: ProcessLife, lines: LineReader, scope: trio.CancelScope) -> None:
-    """Note the heartbeats of a node that is being stopped, whose other messages come too late."""
+    """Record the heartbeats of a stopping node; its other messages come too late."""
     with scope:
         while (message := await receive(lines, life.stack)) is not None:
             life.silent_s = 0.0
@@ -260,7 +261,7 @@ async def receive_heartbeats(life: ProcessLife, lines: LineReader, scope: trio.C
 
 
 async def watch(node: KeptNode, process: Process, life: ProcessLife, scope: trio.CancelScope) -> None:
-    """Kill a node whose heartbeats have stopped; before the first one, the limit for its start counts."""
+    """Kill a node without heartbeats for `watchdog_s`; before the first one only the limit of its start counts."""
     limit_s = node.watchdog_s
     tick_s = min(TICK_MAX_S, limit_s / TICKS_PER_LIMIT)
     with scope:
@@ -270,13 +271,13 @@ async def watch(node: KeptNode, process: Process, life: ProcessLife, scope: trio
         life.hung, life.reason = True, f"its event loop did not turn for {limit_s:g} s"
         log.error("node %s hangs, and is ended", node.name, extra={"hung_s": limit_s})
         life.stack.clear()
-        process.send_signal(signal.SIGQUIT)  # it writes the stacks of all of its threads, if it is not stopped
+        process.send_signal(signal.SIGQUIT)  # writes the stacks of all threads, unless the process is stopped
         await trio.sleep(STACK_S)
         process.signal_group(signal.SIGKILL)
 
 
 def _raise_failure(node: KeptNode, life: ProcessLife) -> None:
-    """Raise the reason why a node has ended unasked, unless it has been removed from the file."""
+    """Raise the reason of a node's unrequested end, unless it has been removed from the file."""
     reason = f": {life.reason}" if life.reason else ""
     if not life.up:
         raise StartFailed(f"node {node.name} did not start{reason}")
@@ -295,14 +296,14 @@ def _start(
 
 
 def _prepare() -> None:
-    """Prepare a new process: it dies with this one, and SIGHUP waits until it has a handler for that."""
+    """Prepare a new process: it dies with this one, and SIGHUP is blocked until it has a handler."""
     reaper.die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
 
 
 @contextmanager
 def _output(name: str, terminal: Terminal, nursery: trio.Nursery, output_scope: trio.CancelScope) -> Iterator[int]:
-    """Yield the descriptor to which a node logs: a pipe to this process if that has a terminal, else its own output."""
+    """Yield the descriptor of a node's log: a pipe to this process if it has a terminal, else this process's output."""
     if not terminal.live:
         yield terminal.out.fileno()
         return
@@ -315,7 +316,7 @@ def _output(name: str, terminal: Terminal, nursery: trio.Nursery, output_scope: 
 
 
 async def _show(name: str, stream: trio.lowlevel.FdStream, terminal: Terminal, output_scope: trio.CancelScope) -> None:
-    """Show what a node logs, also while it is stopped."""
+    """Show a node's log, also during its stop."""
     with output_scope:
         async with stream:
             lines = LineReader(stream)

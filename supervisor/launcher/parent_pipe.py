@@ -1,9 +1,9 @@
-"""The pipe from a node to its launcher: heartbeats, readiness, announcements for the operator, and how the node ended.
+"""The pipe from a node to its launcher: heartbeats, readiness, announcements for the operator, and the node's end.
 
 Each message is a line of JSON: a kind and a text. The node writes without blocking, because its event loop must not
-wait for a launcher that is busy or stopped; what the pipe does not accept is kept, up to a limit, and offered again.
-Faulthandler writes to the same pipe when a node hangs, so a line that is no message is not an error: the launcher keeps
-it as a line of that stack.
+wait for a busy or stopped launcher; bytes without room in the pipe are kept, up to a limit, and offered again.
+Faulthandler writes to the same pipe when a node hangs, so a line without a message is not an error: the launcher keeps
+it as a line of a stack.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from attrs import define, field
 
 PipeMessageKind: TypeAlias = Literal["heartbeat", "up", "announce", "reload", "restart", "stay", "failed", "done"]
 
-FINAL = ("failed", "done")  # sent once, however much waits before them
-DECISIONS = ("restart", "stay")  # of operators, who are told that they count: few, and sent however much waits
+# Sent beyond the limit of unsent bytes: the node's last message, and the rare decisions of operators, who rely on them.
+FINAL = ("failed", "done")
+DECISIONS = ("restart", "stay")
 
 LINE_BYTES_MAX = 64 * 1024
 READ_BYTES = 16 * 1024
-WRITE_BYTES = select.PIPE_BUF  # are written whole or not at all
-UNSENT_BYTES_MAX = 64 * 1024  # in addition to the pipe itself, which holds as much
+WRITE_BYTES = select.PIPE_BUF  # written whole or not at all
+UNSENT_BYTES_MAX = 64 * 1024  # the pipe itself holds as much again
 TEXT_CHARACTERS_MAX = 4096
 HEARTBEAT = b'["heartbeat", ""]\n'
 
@@ -43,11 +44,11 @@ class ParentPipe:
 
     @property
     def unsent_bytes(self) -> int:
-        """The number of bytes that the launcher has not had room for."""
+        """The number of bytes that found no room in the pipe."""
         return len(self._unsent)
 
     def send(self, kind: PipeMessageKind, text: str = "") -> None:
-        """Send one message; it is dropped if the launcher has gone, or has not read for very long."""
+        """Send one message; it is dropped if the launcher has gone, or has stopped reading long ago."""
         line = f"{json.dumps([kind, text[:TEXT_CHARACTERS_MAX]])}\n".encode()
         if kind in FINAL or kind in DECISIONS or len(self._unsent) + len(line) <= UNSENT_BYTES_MAX:
             self._unsent += line
@@ -58,19 +59,19 @@ class ParentPipe:
         if not self._unsent:
             self._unsent += HEARTBEAT
             self._send()
-            if self._unsent == HEARTBEAT:  # the launcher does not read now; the next one is as good
+            if self._unsent == HEARTBEAT:  # the launcher does not read now; the next heartbeat is as good
                 self._unsent.clear()
         else:
             self._send()
 
     def flush(self, within_s: float) -> None:
-        """Block until everything is sent, as long as the launcher reads; for a process whose event loop has ended.
+        """Block until everything is sent, as long as the launcher reads; for a process without an event loop any more.
 
         `within_s` limits the wait for each write.
         """
         pipe = select.poll()
         pipe.register(self.fd, select.POLLOUT)
-        while self._unsent and pipe.poll(1000 * within_s):  # each time more than nothing is sent
+        while self._unsent and pipe.poll(1000 * within_s):
             self._send()
 
     def _send(self) -> None:
@@ -85,7 +86,7 @@ class ParentPipe:
 
 @define(eq=False)
 class LineReader:
-    """The lines of a stream; a line that is too long comes in pieces of about `LINE_BYTES_MAX`."""
+    """The lines of a stream; a longer line comes in pieces of about `LINE_BYTES_MAX`."""
 
     stream: trio.abc.ReceiveStream
     _whole: deque[bytes] = field(factory=deque)
@@ -107,7 +108,7 @@ class LineReader:
 
 
 async def receive(lines: LineReader, other_lines: deque[str] | None = None) -> tuple[PipeMessageKind, str] | None:
-    """Return the next message of a node, None at the end; lines that are no message are added to `other_lines`."""
+    """Return the next message of a node, None at the end; other lines are added to `other_lines`."""
     while (line := await lines.read()) is not None:
         with suppress(ValueError):
             match json.loads(line):

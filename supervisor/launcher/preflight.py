@@ -1,4 +1,4 @@
-"""Checks before anything is started, of what would otherwise fail after seconds of starting nodes."""
+"""Checks before the start of nodes, for failures that would otherwise come seconds later."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
 from supervisor.node import descriptor_needs
 
-ENGINE_BYTES = 700 * 1024 * 1024  # of an engine's processes beside its weights; what a zygote shares is counted once
+ENGINE_BYTES = 700 * 1024 * 1024  # an engine's processes without weights; memory shared by a zygote counts once
 
 
 def check_can_start(cluster: Cluster, *names: str) -> None:
-    """Raise `StartFailed`, in one sentence, for what would only fail after seconds of starting these nodes."""
+    """Raise `StartFailed`, in one sentence, if these nodes could not start here."""
     for name in (name for name in names if name in cluster.gateway_nodes):
-        # Others that share the port may run, unless all of them are started now: then whoever has it is a stranger.
+        # Gateways that share the port may run already. If all of them are started now, a used port is a stranger's.
         shared = not {*cluster.port_sharers(name)} <= {*names}
         check_port(cluster.gateway.host, cluster.gateway.port, "gateway.port", shared=shared)
     for name in names:
@@ -36,7 +36,7 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
 
 
 def check_port(host: str, port: int, key: str, *, shared: bool = False) -> None:
-    """Raise `StartFailed`, which names the key of the port, if it cannot be had; `shared`: beside other gateways."""
+    """Raise `StartFailed`, with the key of the port, if it cannot be bound; `shared`: beside other gateways."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,7 +50,7 @@ def check_port(host: str, port: int, key: str, *, shared: bool = False) -> None:
 
 
 def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
-    """Compare what the engines on the CPU will need with what the machine has left."""
+    """Raise `StartFailed` if the engines on the CPU need more memory than is available."""
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.in_host_memory]
     needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) // len(engine.nodes) for engine in on_cpu)
@@ -67,7 +67,7 @@ def _weights(folder: Path) -> int:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that the machine has left; None if that is unknown."""
+    """Return the available memory of the machine; None if it is unknown."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
