@@ -1,9 +1,9 @@
-"""The client of a command: it asks the nodes of a cluster, each by the route on which it can be reached.
+"""The client of a command: it asks the nodes of a cluster, each by its own route.
 
 A command greets a node as another node would, with the cluster's secret, but under a name that no node may have. A node
-that does not listen is asked by the socket in its run folder, if it runs here as the same user. A node that cannot be
-reached from here is asked through one that has a link to it. Nodes are not trusted: their reports of others are
-validated, and all requests through other nodes share one time limit.
+that does not listen is asked by the socket in its run folder, if it runs here as the same user. A node out of reach is
+asked through another one with a link to it. Nodes are not trusted: their reports of others are validated, and all
+requests through other nodes share one time limit.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from supervisor.links.tls import LinkTls
 from supervisor.links.transport import SocketTransport, Transport
 
 NodeRoute: TypeAlias = Endpoint | Path
-"""How a node is asked: at an address, or by the socket in its run folder."""
+"""The route to a node: an address, or the run folder with its socket."""
 
 NAME_BYTES = 4
-FAST_POLL_S = 0.25  # between two polls of a node that drains or starts
+FAST_POLL_S = 0.25  # the time between two polls of a draining or starting node
 
 
 @define(eq=False)
 class ClusterClient:
-    """A client of all nodes of a cluster; `routes` has the route of each node that has answered."""
+    """A client of all nodes of a cluster; `routes` has the routes of answering nodes."""
 
     cluster: Cluster
     secret: bytes = field(repr=False)
@@ -59,24 +59,24 @@ class ClusterClient:
     routes: dict[str, NodeRoute] = field(factory=dict)
 
     async def poll(self) -> dict[str, StatusOrError]:
-        """Return the status of every node of the cluster, those that have joined included, or why it is unknown."""
+        """Return the status of every node of the cluster, joined ones included, or the reason why it is unknown."""
         names = dict.fromkeys((*self.cluster.node, *self.folders))
-        known_routes = {name: route for name in names if (route := self.route(name)) is not None}
+        own_routes = {name: route for name in names if (route := self.route(name)) is not None}
         statuses: dict[str, StatusOrError] = dict.fromkeys(
             self.cluster.node, "it does not listen, and no node that answers has a link to it"
         )
-        routes: dict[str, NodeRoute] = {}  # of this poll alone: several may run
+        routes: dict[str, NodeRoute] = {}  # local, since several polls may run
         async with trio.open_nursery() as nursery:
-            for name, route in known_routes.items():
+            for name, route in own_routes.items():
                 nursery.start_soon(self._poll_at, name, route, statuses, routes)
-        with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may name many that do not answer
+        with trio.move_on_after(INDIRECT_TIMEOUT_S):  # a node may name many silent ones
             while await self._poll_others(statuses, routes):
                 pass
         self.routes = routes
         return statuses
 
     async def _poll_others(self, statuses: dict[str, StatusOrError], routes: dict[str, NodeRoute]) -> bool:
-        """Ask the nodes to which those that have answered have links; return whether any more have answered."""
+        """Ask the peers of the answering nodes through them; return whether any more have answered."""
         before = dict(routes)
         for through, route in before.items():
             status = statuses[through]
@@ -87,7 +87,7 @@ class ClusterClient:
         return len(routes) > len(before)
 
     async def ask(self, name: str, request: Message) -> Message:
-        """Return a node's answer to a request; raises `PeerLost`, `PeerRefused` or the error that it answers with."""
+        """Return a node's answer to a request; raises `PeerLost`, `PeerRefused` or the node's own error."""
         return await self._ask_at(self.routes[name], request)
 
     async def _poll_at(
@@ -125,7 +125,7 @@ class ClusterClient:
         return answers[0]
 
     def route(self, name: str) -> NodeRoute | None:
-        """Return where a node listens, or its run folder if it runs here; None if it has no route of its own."""
+        """Return a node's address, or its run folder if it runs here; None if it has no route of its own."""
         node = self.cluster.node.get(name)
         if node is None or node.dial_address is None:
             return self.folders.get(name)
@@ -159,7 +159,7 @@ def _timeout_s(request: Message) -> float:
 
 
 async def _answer(link: Link, request: Message) -> Message | None:
-    """Return the answer to one request over a link that runs for it alone."""
+    """Return the answer to one request over a link of its own."""
     result: Message | None = None
     failure: EspalierError | None = None
     within_s = _timeout_s(request)
@@ -192,7 +192,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
 
 def nothing_listens(error: BaseException | None) -> bool:
-    """Whether an error shows that nothing listens at an address, and not merely that it could not be reached."""
+    """Whether an error proves that nothing listens at an address, which may also be out of reach."""
     if error is None:
         return False
     gone = ConnectionRefusedError | FileNotFoundError
@@ -210,5 +210,5 @@ def validated_status(status: Message) -> Message:
 
 
 def has_link_to(statuses: StatusOrError, name: str) -> bool:
-    """Whether a node that has answered has a link to another one."""
+    """Whether a node has answered and has a link to another one."""
     return isinstance(statuses, Status) and any(link.node == name and link.up for link in statuses.links)

@@ -1,8 +1,8 @@
-"""The commands `status`, `drain`, `restart`, `reload` and `engine`, which an operator runs in a shell.
+"""The commands `status`, `drain`, `restart`, `reload` and `engine` for an operator's shell.
 
-A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a cluster
-that runs: nodes of this machine are then found by their run folders, and asked by their sockets. Text from nodes is
-printed only without characters that could control the terminal.
+A command reads the cluster's file like a node, but a mistake in the file must not keep an operator from a running
+cluster: nodes of this machine are then found by their run folders, and asked by their sockets. Text from nodes is
+printed without control characters.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from supervisor.control import unix_socket
 from supervisor.engines.kinds import read_cluster
 from supervisor.telemetry import logs
 
-POLL_S = 1.0  # between two polls of `--watch`
-NEEDS_FILE = ("reload", "restart")  # the commands after which nodes use the file as it is now
-NEW_NODE_WAIT_S = 20.0  # for a node that its launcher starts to answer
+POLL_S = 1.0  # the time between two polls of `--watch`
+NEEDS_FILE = ("reload", "restart")  # the commands after which nodes use the present file
+NEW_NODE_WAIT_S = 20.0  # the longest wait for the answer of a new node
 
 
 # Commands ------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
     options = _parser().parse_args(arguments)
     try:
         return _run(options, environment, new_nonce)
-    except BaseExceptionGroup as group:  # from whichever nurseries were open when it failed
+    except BaseExceptionGroup as group:  # the error within the nurseries around it
         error = _cause(group)
         if error is group:
             raise
@@ -63,7 +63,7 @@ def main(arguments: list[str], environment: Mapping[str, str], new_nonce: Callab
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return what ended a command: Ctrl-C, a failed write or an error; the group itself if a bug is in it."""
+    """Return the cause of a command's end: Ctrl-C, a failed write or an error; the group itself if it has a bug."""
     if (interrupt := first_of(group, KeyboardInterrupt)) is not None:
         return interrupt
     if not consists_of(group, OSError, EspalierError):
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
     needs_file = options.command in NEEDS_FILE
 
     def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
-        # Without a file, nodes are reached by their sockets alone, which ask for no secret.
+        # Without a file, nodes are reached by their sockets alone, which need no secret.
         secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
         return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
 
@@ -90,9 +90,9 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
         if not use_broken_file:
             print_sentence(console, f"Node {options.node} is not drained: it could not start with this file.")
             return 1
-    elif wrong:  # to the standard error stream, since a program reads the other
+    elif wrong:  # on the standard error stream, since a program reads the other
         first, *_ = wrong.splitlines()
-        notice = f"{first.rstrip(':')} (--check tells more); nodes that run here are asked all the same"
+        notice = f"{first.rstrip(':')} (--check has the details); nodes that run here are asked all the same"
         print_sentence(CommandConsole(stderr=True, highlight=False), notice)
     if not folders and all(node.listen is None for node in client.cluster.node.values()):
         raise StartFailed(
@@ -163,10 +163,10 @@ def make_client(
     *,
     use_broken_file: bool,
 ) -> tuple[ClusterClient, str]:
-    """Return a client for the cluster, and the mistakes in its file, in spite of which nodes that run here are asked.
+    """Return a client for the cluster, and the mistakes in its file, if nodes can be asked all the same.
 
-    Raises `StartFailed` if the file is wrong and none runs here, unless `use_broken_file` allows to ask the nodes that
-    a file with mistakes describes.
+    Raises `StartFailed` if the file is wrong and no node runs here, unless `use_broken_file` allows the nodes of a file
+    with mistakes.
     """
     described: Cluster | None
     wrong: StartFailed
@@ -257,7 +257,7 @@ async def reload_nodes(client: ClusterClient, console: Console) -> int:
 async def _wait_for(
     client: ClusterClient, statuses: Mapping[str, StatusOrError], starts: Collection[str]
 ) -> Mapping[str, StatusOrError]:
-    """Return the statuses once all nodes that start have answered, after `NEW_NODE_WAIT_S` at the latest."""
+    """Return the statuses once all starting nodes have answered, after `NEW_NODE_WAIT_S` at the latest."""
     with trio.move_on_after(NEW_NODE_WAIT_S):
         while any(isinstance(statuses.get(name), str) for name in starts):
             await trio.sleep(FAST_POLL_S)

@@ -1,7 +1,7 @@
-"""The commands `drain` and `restart`: a node finishes what it has, and goes; its launcher may start it again.
+"""The commands `drain` and `restart`: a node finishes its requests and exits; its launcher may start it again.
 
-The processes of a gateway's node are drained together, since that is what ends it. They are restarted one after the
-other, so that those which run take the clients of the one that does not.
+The processes of a gateway's node are drained together, and restarted one after the other, so that the running ones take
+the clients of the stopped one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError
 from supervisor.supervision.status import READY
 
-RESTART_WAIT_S = 600.0  # for a node that is started again to be up: it may have engines
+RESTART_WAIT_S = 600.0  # the longest start of a node with engines
 
 
 async def drain_nodes(client: ClusterClient, console: Console, name: str) -> int:
     """Ask a node to drain, or all processes of a gateway's node; wait until all have gone; return the exit code.
 
-    Raises the error of a node; one of several processes that fails is named with its error, and the others are waited
-    for.
+    Raises the error of a single node; the errors of several processes are printed, and all are waited for.
     """
     processes, statuses = client.cluster.processes.get(name, (name,)), await client.poll()
     if len(processes) == 1:
@@ -49,7 +48,7 @@ async def drain_nodes(client: ClusterClient, console: Console, name: str) -> int
 async def restart_nodes(client: ClusterClient, console: Console, name: str) -> int:
     """Restart a node, or the processes of a gateway's node one after the other, and return the exit code.
 
-    Stops at the first that does not come up again.
+    Stops at the first process that does not come up again.
     """
     for process in client.cluster.processes.get(name, (name,)):
         statuses = await client.poll()
@@ -63,9 +62,9 @@ async def restart_nodes(client: ClusterClient, console: Console, name: str) -> i
 
 
 async def _comes_up(client: ClusterClient, name: str, linked: set[str]) -> bool:
-    """Whether a node that its launcher starts is up in time, with links to the nodes to which it had some.
+    """Whether a restarted node is up in time, with links to its former peers.
 
-    A node that has gone meanwhile, or drains, is not waited for: nobody may make that link again.
+    A peer that has gone meanwhile, or drains, is not waited for: that link may never return.
     """
     with trio.move_on_after(RESTART_WAIT_S):
         while True:
@@ -79,7 +78,7 @@ async def _comes_up(client: ClusterClient, name: str, linked: set[str]) -> bool:
 
 
 def _linked(status: StatusOrError) -> set[str]:
-    """Return the nodes to which a node has links."""
+    """Return the nodes at the other ends of a node's links."""
     return {link.node for link in status.links if link.up} if isinstance(status, Status) else set()
 
 
@@ -136,12 +135,12 @@ async def drain_node(
 async def _poll_node(client: ClusterClient, name: str, route: NodeRoute) -> Status | None:
     """Return the status of a node that has answered at a route, None once it is gone.
 
-    It is gone when nothing listens where it did, or no node that answers has a link to it. Raises `PeerLost` if no node
-    is left whose links could tell.
+    It is gone when nothing listens at its address any more, or no answering node has a link to it. Raises `PeerLost` if
+    no node answers at all.
     """
     direct = route == client.route(name)
     while True:
-        client.routes.setdefault(name, route)  # a poll without its answer has removed its route
+        client.routes.setdefault(name, route)  # a poll without the node's answer has removed its route
         try:
             status = await client.ask(name, GetStatus(name))
             return status if isinstance(status, Status) else None

@@ -1,4 +1,4 @@
-"""The output of all commands: sentences for an operator's terminal, in which text from nodes controls nothing."""
+"""The output of all commands: sentences for an operator's terminal, without control characters of nodes."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class CommandConsole(Console):
 
 
 def print_sentence(console: Console, text: str) -> None:
-    """Print a sentence that may contain text from nodes."""
+    """Print a sentence with text from nodes."""
     console.print(printable(text), markup=False, emoji=False, soft_wrap=True)

@@ -24,8 +24,8 @@ VERBS = {"starting": "is starting", "ended": "has ended", "stopping": "is stoppi
 VERBS |= {"not started": "is not started"}  # other states are verbs already
 UNITS = ("B", "kB", "MB", "GB", "TB")
 ABOUT = "about"
-GAP = 2  # between two columns
-WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # to which columns are folded before one is left out
+GAP = 2  # spaces between two columns
+WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # columns are folded to these before one is left out
 
 
 def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> RenderableType:
@@ -75,7 +75,7 @@ def _problems(statuses: Mapping[str, StatusOrError]) -> Iterator[tuple[str, str]
 
 
 def running_requests(status: Status) -> int:
-    """Return how many requests a node has: those of clients at its gateway, or else those on its engines."""
+    """Return the number of a node's requests: at its gateway, or else on its engines."""
     if status.gate is not None:
         return status.gate.running + status.gate.waiting
     return sum(offer.running + offer.waiting for offer in status.state.offers)
@@ -99,7 +99,7 @@ def render_reload(name: str, result: Reloaded) -> RenderableType:
 
 @frozen
 class _HangingText:
-    """A text with one prefix before its first line, and another before each further line into which it is folded."""
+    """A text with one prefix before its first line, and another before each folded line."""
 
     first: str
     others: str
@@ -124,9 +124,9 @@ Cell: TypeAlias = str | Text | _HangingText
 
 @frozen
 class _Columns:
-    """A table that fits a narrow terminal: as many `optional` columns as have room; the others are named below.
+    """A table for narrow terminals: `optional` columns without room are left out, and named below the table.
 
-    Cells that are still too wide are folded; only those of the column `ABOUT` are cut.
+    Wider cells are folded; only the column `ABOUT` is cut.
     """
 
     heads: Sequence[str]
@@ -176,7 +176,7 @@ def _trees(statuses: Mapping[str, StatusOrError]) -> _Columns:
 
 
 def _about(child: ChildState) -> Text:
-    """Return the last error of a child that is not up or was restarted, else its description."""
+    """Return a child's last error if it is down or was restarted, else its description."""
     if child.why and child.state != READY:
         return Text(printable(child.why), WARN)
     if child.why and child.restarts:
@@ -185,13 +185,13 @@ def _about(child: ChildState) -> Text:
 
 
 def _with_branches(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, ChildState]]:
-    """Yield each child with the branches before its first line and before its further lines; parents come first."""
+    """Yield each child with the branches before its first and its further lines; parents come first."""
     parents, more = set[str](), list[bool]()  # whether another of the same parent follows
     for child in reversed(tree):
         parent = child.path.rpartition("/")[0]
         more.append(parent in parents)
         parents.add(parent)
-    open_at: list[bool] = []  # for each depth above, whether more follows there
+    open_at: list[bool] = []  # whether more follows at each depth above
     for child, follows in zip(tree, reversed(more), strict=True):
         depth = child.path.count("/")
         open_at[depth:] = [follows]
@@ -216,7 +216,7 @@ def _engines(answered: Sequence[Status]) -> _Columns:
 
 
 def _pools(answered: Sequence[Status]) -> _Columns:
-    """Return a row for each pool; requests wait at each gateway, which sees the rest as the others do."""
+    """Return a row for each pool, with the waiting requests of all gateways; they agree about the rest."""
     numbers = ("priority", "up", "busy", "slots", "wait")
     table = _Columns(("pool", "model", "leg", *numbers), ("busy", "up", "leg", "slots", "model", "priority"), numbers)
     pools = [pool for status in answered for pool in status.pools]

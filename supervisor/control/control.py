@@ -1,8 +1,8 @@
 """The control service of a node: it answers requests of operators for status, drain, reload and operations.
 
-An operator may reach one node only, so a request names the node that it is about, and any other node forwards it over
-its link to that one, or over a link to a node that routes, which has links to all. So a request crosses at most two
-links, and each node on its way gives up a little before its caller does: the caller then learns which link was slow.
+An operator may reach one node only, so a request has the name of its node, and any other node forwards it: over its
+link to the named node, or over a link to a routing node, since routing nodes have links to all. So a request crosses at
+most two links, and each node on its way times out a little before its caller: the error then names the slow link.
 
 This service changes nothing itself. The node carries out drains and reloads, and sets their functions once it runs.
 """
@@ -77,17 +77,17 @@ class NodeControl:
 
     @property
     def services(self) -> Services:
-        """The requests that this service answers, which are addressed to no worker."""
+        """The requests answered by this service, addressed to no worker."""
         answer: Function[Message, Message, Message] = Function(self.answer)
         return {("", request): answer for request in (GetStatus, Drain, Reload, Operate)}
 
     async def answer(self, request: Message) -> Message:
-        """Answer a request about this node, or forward it to the node that it names.
+        """Answer a request about this node, or forward it to the named node.
 
-        Raises `NotReady` if there is no link towards that node, `DeadlineExceeded` shortly before the caller's own
-        deadline, and whatever error that node answers with.
+        Raises `NotReady` without a link towards the node, `DeadlineExceeded` shortly before the caller's own deadline,
+        and the node's own errors.
         """
-        assert isinstance(request, GetStatus | Drain | Reload | Operate)  # as `services` has it
+        assert isinstance(request, GetStatus | Drain | Reload | Operate)
         if request.node not in {"", self.directory.name}:
             return await self._forward(request)
         match request:
@@ -128,9 +128,9 @@ class NodeControl:
         return result
 
     def _link_towards(self, node: str) -> Link | None:
-        """Return the link to a node; if there is none, one to a node that routes, which has links to all.
+        """Return the link to a node; if there is none, one to a routing node, since routing nodes have links to all.
 
-        A node that routes never forwards to another that does, so that no request travels in a circle.
+        A routing node forwards to no other routing node, so no request travels in a circle.
         """
         link = self.directory.node(node).link
         if link is not None or self.directory.routes:
@@ -155,7 +155,7 @@ class NodeControl:
 
 
 def _with_memory_use(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
-    """Return the state of a node with the share of KV memory that its engines report as used."""
+    """Return the state of a node with the used share of KV memory, as its engines report it."""
     offers = []
     for offer in state.offers:
         load = loads.get(offer.name)

@@ -1,10 +1,10 @@
 """The Unix socket for control requests of a node's own user, whether the node listens for other nodes or not.
 
-It is in the node's run folder, which no other user may enter, and the kernel reports who has connected, so no secret is
-exchanged. A description beside it names the file of the cluster, by which a command finds the node.
+It is in the node's run folder, which no other user may enter, and the kernel reports the peer's user, so no secret is
+exchanged. A description beside it names the file of the cluster, so that a command finds the node.
 
-A node whose socket cannot be made serves its clients all the same; and since cleaners of `/tmp` delete files of nodes
-that run for weeks, the socket is checked regularly, and made again when it is gone.
+A node without its socket serves its clients all the same; and since cleaners of `/tmp` delete files after weeks, the
+socket is checked regularly, and made again when it is gone.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ T = TypeVar("T")
 SOCKET = "control"
 DESCRIPTION = "node.json"
 DESCRIPTION_BYTES_MAX = 16 * 1024
-OPERATORS_MAX = 16  # at a time; others wait. A constant, since all of them are this node's own user
+OPERATORS_MAX = 16  # connections; further ones wait. A constant, since all are of this node's own user
 STREAMS_MAX = 4
 BACKLOG = 16
-CHECK_S = 3.0  # between two checks that the socket and the description are still there
-CREDENTIALS = struct.Struct("3i")  # of a peer: process, user, group
+CHECK_S = 3.0  # the time between two checks of the socket and the description
+CREDENTIALS = struct.Struct("3i")  # a peer's process, user and group
 
 
 @frozen
 class RunningNode:
-    """A node of this host, as its run folder describes it."""
+    """The description of a running node in its run folder."""
 
     file: str
     node: str
@@ -61,7 +61,7 @@ class RunningNode:
 
 
 def running_nodes(base: Path, file: Path) -> list[RunningNode]:
-    """Return the running nodes of a cluster's file whose run folders are below `base` and belong to this user."""
+    """Return the running nodes of a cluster's file with run folders of this user below `base`."""
     path, nodes = str(file.resolve()), []
     for folder in sorted(base.glob(f"{PREFIX}*")):
         with suppress(OSError, msgspec.DecodeError):  # the node is ending, or the folder is no node's
@@ -80,7 +80,7 @@ def _is_private(status: os.stat_result) -> bool:
 
 
 def _is_held(folder: Path) -> bool:
-    """Whether the node of a folder is alive: then it holds the lock."""
+    """Whether the node of a folder is alive and so holds the lock."""
     lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -121,7 +121,7 @@ class ControlSocket:
     _identities: dict[str, os.stat_result] = field(factory=dict)
 
     def is_intact(self) -> bool:
-        """Whether both files are those that were made, in an intact folder; raises `OSError` if that is unknown."""
+        """Whether both files are the original ones, in an intact folder; raises `OSError` if that is unknown."""
         if not self.folder.is_intact:
             return False
         try:
@@ -132,7 +132,7 @@ class ControlSocket:
             return False
 
     def make(self) -> socket.socket:
-        """Make both files, in place of any of these names, and the folder if it is gone too; raises `OSError`."""
+        """Make both files, replacing others of these names, and the folder if it is gone too; raises `OSError`."""
         self.folder.restore()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -157,7 +157,7 @@ class ControlSocket:
 async def serve(
     folder: RunFolder, file: Path, node: str, services: Services, heartbeat: Heartbeat, *, check_s: float = CHECK_S
 ) -> None:
-    """Serve control requests until cancelled; a socket that is gone is made again."""
+    """Serve control requests until cancelled; a missing socket is made again."""
     control_socket = ControlSocket(folder, _description(folder.path, file, node))
     operators_max = trio.CapacityLimiter(OPERATORS_MAX)
 
@@ -172,7 +172,7 @@ async def serve(
             try:
                 listener = await _in_thread(control_socket.make, abandon=False)
             except OSError as error:
-                if failure != str(error):  # once, and not at each attempt
+                if failure != str(error):  # logged once, not at each attempt
                     failure = str(error)
                     log.warning("operators cannot ask this node by its socket", extra={"reason": failure})
                 await trio.sleep(check_s)
@@ -184,7 +184,7 @@ async def serve(
                 listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(listener))]
                 nursery.start_soon(partial(trio.serve_listeners, serve_one, listeners, handler_nursery=operators))
                 await _wait_gone(control_socket, check_s)
-                nursery.cancel_scope.cancel(reason="nobody finds this socket any more")
+                nursery.cancel_scope.cancel(reason="the socket is gone from its folder")
 
 
 async def _wait_gone(control_socket: ControlSocket, check_s: float) -> None:
@@ -199,8 +199,8 @@ async def _wait_gone(control_socket: ControlSocket, check_s: float) -> None:
 async def _in_thread(function: Callable[[], T], *, abandon: bool) -> T:
     """Run a function in a thread, since a disk may not answer. Raises `OSError`, also if there is no thread.
 
-    `abandon` lets a cancelled caller leave the thread behind. A thread that makes files must not be left behind, since
-    it could make them after the node has removed its folder.
+    `abandon` lets a cancelled caller leave the thread behind; never one that makes files, since it could make them
+    after the node has removed its folder.
     """
     try:
         return await trio.to_thread.run_sync(function, abandon_on_cancel=abandon)
