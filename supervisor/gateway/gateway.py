@@ -74,7 +74,7 @@ def _nothing_missing() -> str | None:
     return None
 
 
-Operate: TypeAlias = Callable[[Message, str | None], Awaitable[Mapping[str, Message | RequestError]]]
+OperateEngines: TypeAlias = Callable[[Message, str | None], Awaitable[Mapping[str, Message | RequestError]]]
 """Have the engine of a name, or every engine, carry out an operation; the outcomes are by engine."""
 
 
@@ -111,7 +111,7 @@ class Gateway:
     missing: Callable[[], str | None] = _nothing_missing  # what some requests need; all others can be served
     server_info: Callable[[], dict[str, object]] = _no_server_info
     pools: Callable[[], dict[str, object]] = _no_pools
-    operations: Operate = _no_engines
+    operations: OperateEngines = _no_engines
     run_in_thread: RunInThread = run_inline  # for long texts: to parse one would block the event loop
     grammars: frozenset[str] = frozenset(GrammarKind)  # kinds that requests may use whose key does not name its own
     port: int | None = None  # once the gateway listens
