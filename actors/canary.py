@@ -1,10 +1,10 @@
-"""Canary: ask an engine that nobody has asked for a while for a token, and have it replaced if it does not answer.
+"""Canary: ask an idle engine for a token now and then, and have it replaced if it does not answer.
 
-Whether an engine lives is told only by an answer: a process that runs, a socket that accepts and a count in shared
-memory outlive what computes. A busy engine is watched by the deadlines of its requests; an idle one would be found out
-by the next client. So the canary is a request like any other, through the same port, and all of its answer counts. It
-is nobody's: it has a salt of its own, so that it shares no cache, it is in no usage and in no load of routing, and
-it yields to the first request that comes. It never asks an engine that is out of service on purpose.
+Only an answer proves that an engine lives: its process, its socket and a count in shared memory may outlive its
+scheduler. A busy engine is watched by the deadlines of its requests; an idle one would fail the next client first. So
+the canary is a request like any other, through the same port, and all of its answer counts. It affects no client: it
+shares no cache, by a salt of its own, is in no usage and in no load of routing, and yields to the first request. It
+never asks an engine that is out of service on purpose.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, Sampling, Tokens
 from protocol.strict.checks import Within
 
-WAITS = 4  # in which the time for an answer is waited: one in which this process was stopped counts as one of them
+# The time for an answer is waited in so many parts: a part in which this process was stopped counts as one.
+WAITS = 4
 PRIORITY_MIN = -(2**31)
-PROMPT_TOKENS = (1, 2, 3, 0)  # the first that is in the vocabulary and no placeholder is the prompt
+PROMPT_TOKENS = (1, 2, 3, 0)  # the first one in the vocabulary and no placeholder is the prompt
 
 ANSWERED, YIELDED, LATE, FAILED = "answered", "yielded", "late", "failed"
-"""The outcomes of a canary: two are no news of the engine, and two are its end."""
+"""The outcomes of a canary: the engine goes on after the first two, and ends after the others."""
 
 Time = Annotated[float, Within(above=0, at_most=86_400)]
 
@@ -115,7 +116,7 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
         async with probing(slots, request) as generation:
             if not await _is_over(generation, within_s):
                 outcome = LATE
-                raise EngineStuck(  # noqa: TRY301  # the probe is left at once by it
+                raise EngineStuck(  # noqa: TRY301  # it leaves the probe at once
                     f"its canary got no whole answer within {within_s:g} s"
                 )
             await _check_whole(generation)
@@ -142,7 +143,7 @@ async def _is_over(generation: Generation, within_s: float) -> bool:
 
 
 async def _check_whole(generation: Generation) -> None:
-    """Raise the `RequestError` that an answer ended with, and `InternalError` for one that has no token."""
+    """Raise the `RequestError` of an answer, or `InternalError` for one without a token."""
     tokens = 0
     async for reply in generation:
         tokens += len(reply.ids) if isinstance(reply, Tokens) else 0

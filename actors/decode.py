@@ -1,12 +1,12 @@
 """Decode: token ids to streams of further token ids, one engine slot a request.
 
-It serves an engine that computes whole requests, and one that continues what a prefill has computed. It never knows
-which: the engine takes the KV cache by the hand-off that a request names. Its requests wait in the inbox and not in
-the engine, where none could be overtaken: there the order is fixed. So it takes a call only when it has a slot for it,
-the KV memory if that is bounded, and, where its engine computes prompts too, when the prompts inside are few enough.
+It serves an engine of whole requests in the same way as a decode behind a prefill: the engine takes the KV cache by the
+hand-off in the request. Requests wait in the inbox and not in the engine, where none could be overtaken: there the
+order is fixed. So it takes a call only when it has a slot for it, the KV memory if that is bounded, and, where its
+engine computes prompts too, when the prompts inside are few enough.
 
-Each rank of an engine takes the calls for itself. They are groups of the inbox, so a rank that is full or slow holds up
-no call for another; what ends one rank ends all of them, since they are one engine.
+Each rank of an engine takes the calls for itself. Ranks are groups of the inbox, so a full or slow rank holds up no
+call for another; an error of one rank ends all of them, since they are one engine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ async def decode(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve generations, one in each slot of each of the engine's ranks; what it cannot take yet waits in the inbox.
+    """Serve generations, one in each slot of each of the engine's ranks; further calls wait in the inbox.
 
-    The prompts in a rank that have no first token come to at most `pending_prefill_tokens_max` tokens (0: no limit),
-    without those that are expected in its cache; a longer prompt is taken when none is pending, and counts for nothing
-    then. Several actors may share one inbox: the one with a free slot takes the next call. Raises `EngineDied` when the
-    engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    The pending prompts in a rank have at most `pending_prefill_tokens_max` tokens outside its cache (0: no limit); a
+    longer prompt is taken when none is pending, and then does not count. Several actors may share one inbox: the one
+    with a free slot takes the next call. Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots
+    of ended requests.
     """
     bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:
@@ -63,7 +63,7 @@ async def _serve(
         return slots.in_service() and pending.fits_behind_longer(request.uncached_tokens) and memory.fits(request)
 
     def longer_ended_at() -> float:
-        """Return when the longer prompt ended that those with it waited for; now, while it has not."""
+        """Return when the longer prompt ended, for the prompts queued behind it; now, while it has not."""
         return trio.current_time() if pending.has_longer else ended_at
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:

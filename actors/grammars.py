@@ -2,10 +2,11 @@
 
 A grammar is in effect a program that a client supplies: compiling it, or following it token by token, may take minutes
 or gigabytes, and an engine that does so stands still for all its requests. A *checker*, a process of its own, compiles
-and walks it first, within bounds. Owners (clients' keys) take turns; one that holds all places but one gets no other.
+and walks it first, within bounds. Owners (clients' keys) take turns; an owner that has all places but one gets no
+other.
 
-A verdict depends on the grammar alone and is remembered. A check for which no request waits any more is cancelled.
-Nothing in this file knows what a grammar means.
+A verdict depends on the grammar alone and is kept. A check for which no request waits any more is cancelled. Nothing in
+this file parses a grammar.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ class GrammarChecks:
     on_checked: CheckObserver
     _verdicts: OrderedDict[bytes, GrammarChecked] = Factory(OrderedDict)
     _unfinished: dict[tuple[str, bytes], _Check] = Factory(dict)
-    _waiting: dict[str, deque[_Check]] = Factory(dict)  # by owner, in the order of their turns
-    _running: dict[str, int] = Factory(dict)  # by owner
+    _waiting: dict[str, deque[_Check]] = Factory(dict)  # checks by owner, in the order of the owners' turns
+    _running: dict[str, int] = Factory(dict)  # the number of running checks, by owner
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     async def verdict(self, request: CheckGrammar) -> GrammarChecked:
-        """Return the verdict on a grammar, by a check if it is not known yet.
+        """Return the verdict on a grammar, by a check if none is kept.
 
-        The check is cancelled when all who wait for it have left. Raises any `RequestError` of the checker, and
-        `Overloaded` if too many checks wait and no other owner has more than this one would.
+        The check is cancelled when all its askers have left. Raises any `RequestError` of the checker, and `Overloaded`
+        if too many checks wait and no other owner has more than this one would.
         """
         await trio.lowlevel.checkpoint()
         digest = grammar_digest(request.grammar)
@@ -101,7 +102,7 @@ class GrammarChecks:
     def _displace(self, owner: str) -> None:
         """Make room by failing the last check of the owner with the most; raises `Overloaded` if that is `owner`."""
         largest = max(self._waiting.values(), key=len)
-        if len(largest) <= len(self._waiting.get(owner, ())) + 1:  # with the check that is to be added
+        if len(largest) <= len(self._waiting.get(owner, ())) + 1:  # the check to be added included
             raise Overloaded(f"{self.waiting} grammars wait to be checked; try again")
         last = largest[-1]
         last.failure = Overloaded("the queue of checks is full, and this one made way for a key with fewer; try again")
@@ -130,13 +131,13 @@ class GrammarChecks:
         if sum(self._running.values()) >= self.checks_max:
             return None
         owner_max = max(1, self.checks_max - 1)
-        owner = next((each for each in self._waiting if self._running.get(each, 0) < owner_max), None)
+        owner = next((name for name in self._waiting if self._running.get(name, 0) < owner_max), None)
         if owner is None:
             return None
         checks = self._waiting.pop(owner)
         check = checks.popleft()
         if checks:
-            self._waiting[owner] = checks  # behind the other owners
+            self._waiting[owner] = checks  # its turn is behind the other owners'
         self._running[owner] = self._running.get(owner, 0) + 1
         return check
 
@@ -186,7 +187,7 @@ class GrammarChecks:
         check.scope.cancel(reason="all who asked for the check have left")
 
     def _drop(self, key: tuple[str, bytes], check: _Check) -> None:
-        """Remove a check from those that wait and from those that can be joined."""
+        """Remove a check from the waiting ones and from the joinable ones."""
         del self._unfinished[key]
         checks = self._waiting.get(key[0], deque())
         if check in checks:

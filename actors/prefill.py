@@ -1,14 +1,14 @@
-"""Prefill: compute prompts, and hand their KV caches to the decodes that they are for.
+"""Prefill: compute prompts, and hand their KV caches to their decodes.
 
 A request and its decode meet at the rendezvous that the router has chosen for both; the engine moves the cache by
 itself, and neither actor sees it. The answer is one token, which says that the decode has the cache: the router passes
 nothing of it on, since the decode streams that token too. An engine is warm before it is offered here.
 
 It bounds no prompts of its own, unlike a decode whose engine computes prompts. The decode has memory set aside for each
-prompt that it waits for: a prompt that was held back here could need the memory of those that it is behind, and neither
-would go on. The router, which knows both legs, gives a prefill no more for one decode than its share, and keeps the
-order of urgency and turns; here calls are taken in the order of the inbox, as slots become free. KV memory is a bound
-only if the engine's `admission` says so. Each rank of an engine takes the calls for itself, as in `decode`.
+awaited prompt: a prompt held back here could keep memory from the prompts before it, and neither would go on. The
+router, with both legs in view, gives a prefill no more for one decode than its share, and keeps the order of urgency
+and turns; here calls are taken in the order of the inbox, as slots become free. KV memory is a bound only if the
+engine's `admission` is set so. Each rank of an engine takes the calls for itself, as in `decode`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def prefill(
 ) -> None:
     """Compute prompts, one in each slot of each of the engine's ranks, until its cache is at the decode.
 
-    Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots whose requests have ended.
+    Raises `EngineDied` when the engine is lost, `EngineStuck` when it keeps slots of ended requests.
     """
     bugs, alone = BugCounter(), len(ranks) == 1
     async with trio.open_nursery() as requests:

@@ -1,11 +1,11 @@
 """Publisher: the blocks and the load of one engine, as streams for any number of nodes.
 
-It follows the engine once and answers all who watch it, so that an engine's process does the same work however many
-gateways there are. It stands beside the engine and not in its way: whatever becomes of it, no request waits for it or
-fails. When the engine is lost its blocks are forgotten at once, before another life of it can be chosen.
+It follows the engine once and answers all its watchers, so that an engine's process does the same work for any number
+of gateways. It stands beside the engine and not in its way: no request waits for it, or fails with it. When the engine
+is lost its blocks are forgotten at once, before another life of it can be chosen.
 
-Watchers get a change at once, and what follows within `every_s` together, in as many replies as it takes; a slow one
-gets less often, and then more at once.
+Watchers get a change at once, and further ones within `every_s` together, in as many replies as it takes; a slow
+watcher gets fewer and larger ones.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 WATCHERS_MAX = 512
 EVERY_S = 0.01
-LOST_S = 0.05  # in which an engine that is lost is withdrawn
-RETRY_S = 1.0  # after an engine could not be watched; twice as long each time in a row
+LOST_S = 0.05  # the time until a lost engine is withdrawn
+RETRY_S = 1.0  # the pause after a failed watch; twice as long each time in a row
 RETRY_MAX_S = 60.0
 
 Watch: TypeAlias = WatchBlocks | WatchLoad
@@ -39,7 +39,7 @@ WatchReply: TypeAlias = BlockEvents | EngineLoads
 
 
 class EngineSource(Protocol):
-    """The engine that is published, in one life after the other."""
+    """The published engine, in one life after the other."""
 
     async def wait(self) -> Engine:
         """Wait until the engine is up, and return it."""
@@ -47,7 +47,7 @@ class EngineSource(Protocol):
 
 @define(eq=False)
 class Published:
-    """The blocks of one engine, and its latest load, as far as they are known."""
+    """The blocks of one engine, and its latest load, as far as they were reported."""
 
     blocks: BlockLog
     loads: EngineLoads | None = None
@@ -67,9 +67,10 @@ async def publisher(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Follow the lives of an engine, and answer those who watch it, at most `WATCHERS_MAX` at a time."""
+    """Follow the lives of an engine, and answer its watchers, at most `WATCHERS_MAX` at a time."""
     bugs, watchers = BugCounter(), trio.CapacityLimiter(WATCHERS_MAX)
-    published.blocks.clear()  # of an earlier life of this actor, which may have missed events
+    # An earlier life of this actor may have missed events.
+    published.blocks.clear()
 
     async def answer_one(call: Call[Watch, WatchReply, Done]) -> None:
         with call.answering(bugs) as answer:
@@ -108,8 +109,8 @@ async def _follow(source: EngineSource, published: Published) -> None:
         await trio.sleep(LOST_S)
 
 
-async def _watch(watch: Callable[[], Awaitable[None]], forget: Callable[[], None], subject: str) -> None:
-    """Watch an engine until it is lost; after an error, forget what it told and ask again.
+async def _watch(watch: Callable[[], Awaitable[None]], drop: Callable[[], None], subject: str) -> None:
+    """Watch an engine until it is lost; after an error, drop its reports and ask again.
 
     It asks later each time, until it could watch for `RETRY_MAX_S`.
     """
@@ -122,8 +123,8 @@ async def _watch(watch: Callable[[], Awaitable[None]], forget: Callable[[], None
         except (EngineLost, Unsupported):
             break
         except RequestError as error:
-            log.warning("an engine does not tell of its %s: %s", subject, error)
-        forget()
+            log.warning("an engine does not report its %s: %s", subject, error)
+        drop()
         if trio.current_time() - began >= RETRY_MAX_S:
             pause_s = RETRY_S
         await trio.sleep(pause_s)
@@ -138,9 +139,9 @@ async def _send(request: Watch, published: Published, answer: Answer[WatchReply,
 
 
 async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], every_s: float) -> None:
-    """Send what a watcher has missed and what changes, until its credit is used up.
+    """Send missed and new changes to a watcher, until its credit is used up.
 
-    A change is sent at once, and what follows within `every_s` together.
+    A change is sent at once, and further ones within `every_s` together.
     """
     await trio.lowlevel.checkpoint()
     with changes_of(reader.log) as changed:

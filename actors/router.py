@@ -1,9 +1,9 @@
 """Router: requests of a model to its workers, and on to another worker when one is lost.
 
-It stands between the processor and the workers of all nodes, and is the only actor that knows of more than one of them.
-A request waits in its inbox, where the most urgent is next, until some worker of its pool has room; then the policy
-chooses. From then on the request is on its own (`RoutedRequest`), beside a task that moves those that wait at the wrong
-worker.
+It stands between the processor and the workers of all nodes, and is the only actor with an address of more than one of
+them. A request waits in its inbox, the most urgent first, until some worker of its pool has room; then the policy
+chooses. From then on the request has a task of its own (`RoutedRequest`); one more task moves requests that wait at the
+wrong worker.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ async def router(
         return False
 
     async def look_again() -> None:
-        """Have the calls that wait looked at after each change of the workers."""
+        """Have the waiting calls looked at after each change of the workers."""
         while True:
-            while any(inbox.waiting):  # at first, too: some may have come, and been refused, before this began
-                inbox.recheck()  # they are looked at once the next wait has begun, so that no change is missed
+            # Also at first: calls may have come, and been refused, before this task began. They are looked at once the
+            # next wait has begun, so that no change is missed, and a turn later than calls whose answer has begun.
+            while any(inbox.waiting):
+                inbox.recheck()
                 await routing.wait_changed()
-                await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+                await trio.lowlevel.checkpoint()
             await refused.park()
 
     async with trio.open_nursery() as requests, direct.answered(begin, requests):

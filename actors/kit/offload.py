@@ -31,7 +31,7 @@ class RunWork(Protocol):
     """Runs the work of one request, in a thread if it is long: `Offload.run`."""
 
     async def __call__(self, size: int, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises; raises `Overloaded` if too much work waits."""
+        """Return the function's result, or raise its error; raises `Overloaded` if too much work waits."""
 
 
 async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`
