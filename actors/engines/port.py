@@ -1,15 +1,15 @@
-"""The engine port: what the actors know of an engine, whatever its kind.
+"""The engine port: an engine of any kind, as the actors see it.
 
-An engine computes one request a slot, and a slot is freed by the engine alone: whoever asks may abort at any moment,
-but must wait for `wait_released` before it counts the slot as free. So an engine that forgets an abort is found out by
-its own slots, and never given more than it can hold. An engine may decide nothing about priorities, retries or
-deadlines; those are the actors'.
+An engine computes one request a slot, and a slot is freed by the engine alone: the asker may abort at any moment, but
+must wait for `wait_released` before it counts the slot as free. So an engine that ignores an abort loses a slot, and is
+never given more than it can hold. An engine may decide nothing about priorities, retries or deadlines; these are the
+actors'.
 
-`tests/contracts/engine.py` checks every kind, also what no type says. A `logit_bias` of 100 forces a token and one of
--100 forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt`
-keeps cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still
-reach their limit. The last `said` tokens of a prompt are the beginning of the answer: the engine continues it, and
-`tokens_max` counts only what is still to come.
+`tests/contracts/engine.py` checks every kind, beyond the types. A `logit_bias` of 100 forces a token and one of -100
+forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt` keeps
+cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still reach
+their limit. The last `said` tokens of a prompt are the beginning of the answer: the engine continues it, and
+`tokens_max` counts the rest alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Engine(Protocol):
     def submit(self, request: Generate) -> Generation:
         """Start a request, or let it wait inside the engine for a slot; never blocks.
 
-        Raises what `check_request` of `request_check.py` raises, `Overloaded` if neither a slot nor a place to wait is
+        Raises the errors of `check_request` (`request_check.py`), `Overloaded` if neither a slot nor a place to wait is
         free, `TooLarge` if the request cannot be sent to the engine's process, and `EngineLost` if the engine died. At
         least one request may wait when all slots are taken.
         """
@@ -50,7 +50,7 @@ class Engine(Protocol):
         """Stop a request: at once, at any moment from `submit` on, any number of times, also after its end."""
 
     async def wait_released(self, request_id: str) -> None:
-        """Wait until the engine itself reports that it holds nothing for the request any more."""
+        """Wait until the engine itself reports the request's release."""
 
     async def wait_lost(self) -> None:
         """Wait until the engine is lost, for any reason."""
@@ -61,15 +61,15 @@ class Engine(Protocol):
     async def operate(self, request: Message) -> Message:
         """Carry out the request of a row of `OPERATIONS`, and return its result.
 
-        Raises `Unsupported` unless the engine's info lists the operation, and `Overloaded` for one that an engine with
-        requests cannot carry out, such as a flush of the prefix cache.
+        Raises `Unsupported` unless the engine's info lists the operation, and `Overloaded` if running requests forbid
+        it, as they do a flush of the prefix cache.
         """
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on which blocks are in the prefix cache, and then each change; raises `EngineLost` at the end.
 
-        The first events have `reset`, and so have those after a gap. An engine that tells nothing of its blocks passes
-        on nothing.
+        The first events have `reset`, and so have the first ones after a gap. An engine that does not report its blocks
+        passes on nothing.
         """
 
     async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:

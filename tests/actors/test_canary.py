@@ -27,9 +27,9 @@ from actors.canary import (
 )
 from actors.decode import decode
 from actors.engines.port import Generation
-from actors.engines.simulated.batch import BatchUpdate
 from actors.engines.simulated.hand_off import HAND_OFF
 from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.step import BatchUpdate
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.slots import Slots
 from actors.kit.calls import Answer

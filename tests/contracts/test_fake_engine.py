@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from actors.engines.port import Generation
 from actors.engines.sglang.adapter import SglangEngine
-from actors.engines.simulated.batch import BatchUpdate
+from actors.engines.simulated.step import BatchUpdate
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
 from protocol.messages.engine import EngineLoad

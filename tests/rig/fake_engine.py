@@ -19,7 +19,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from actors.engines.blocks.block_log import BlockLog
-from actors.engines.simulated.batch import Batch, BatchUpdate
+from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.held_request import HeldRequest
@@ -28,6 +28,7 @@ from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import Costs as Prices
 from actors.engines.simulated.spec import Faults, SimulatedSpec
+from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import EngineDied, EngineRefused, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo

@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from actors.engines.blocks.block_log import BlockReader
 from actors.engines.blocks.following import changes_of
 from actors.engines.sglang.adapter import SglangEngine
-from actors.engines.simulated.batch import BatchUpdate
+from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, RequestError
 from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step

@@ -48,7 +48,7 @@ class Encoder(Protocol):
         """
 
     async def wait_released(self, batch_id: str) -> None:
-        """Wait until the engine itself reports that it holds nothing for the batch any more."""
+        """Wait until the engine itself reports the batch's release."""
 
     async def wait_lost(self) -> None:
         """Wait until the engine is lost, for any reason."""

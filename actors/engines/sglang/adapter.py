@@ -16,7 +16,7 @@ from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
 
-PROBES = 4  # in the time that an engine may be silent
+PROBES = 4  # the number of probes in the time that an engine may be silent
 WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again
 CONTROLS_MAX = 4  # control operations at a time: the host keeps some streams for them beside those for requests
 
@@ -57,7 +57,7 @@ class SglangEngine:
         return generation
 
     def abort(self, request_id: str) -> None:
-        """Stop a request at whatever point it has reached."""
+        """Stop a request at any point of its life."""
         if (running := self._streams.get(request_id)) is not None:
             self.link.cancel(running[0])
 
@@ -73,7 +73,7 @@ class SglangEngine:
         await self.link.wait_lost()
 
     async def wait_silent(self, silent_s: float) -> None:
-        """Wait until nothing that computes in the engine has answered for `silent_s`; raises `EngineLost` at its end.
+        """Wait until no scheduler of the engine has answered for `silent_s`; raises `EngineLost` at its end.
 
         An engine that runs requests and computes counts as answering, however long its step takes.
         """
@@ -86,14 +86,14 @@ class SglangEngine:
         return load
 
     async def operate(self, request: Message) -> Message:
-        """Have the host carry out an operation; raises `Unsupported` if it does not list it."""
+        """Have the host carry out an operation; raises `Unsupported` for an unlisted one."""
         check_operation(request, self.info)
         result = await self._control(request)
         assert result is not None  # an operation has a result
         return result
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
-        """Pass on what the scheduler tells of its prefix cache; raises `EngineLost` at the end of the link."""
+        """Pass on the scheduler's reports of its prefix cache; raises `EngineLost` at the end of the link."""
         life, since = "", 0
         while True:
             async with self.link.ask(WatchBlocks(life, since), WATCH_CREDIT) as answer:

@@ -42,7 +42,7 @@ class Rendezvous:
 
     @classmethod
     def decode(cls, hand_off: bytes) -> Rendezvous:
-        """Return that of a request; raises `HandOffFailed` for bytes that are none."""
+        """Return a request's rendezvous; raises `HandOffFailed` for other bytes."""
         if len(hand_off) < _ROOM.size:
             raise HandOffFailed(f"a hand-off of {len(hand_off)} bytes names no room of a prefill")
         (room,) = _ROOM.unpack_from(hand_off)
@@ -68,7 +68,7 @@ def _host_and_port(address: bytes) -> tuple[str, int]:
 
 
 def _room(info: EngineInfo, rank: int, number: int) -> int:
-    """Return a room of one rank; those of numbers that are drawn one after the other are different."""
+    """Return a room of one rank; numbers drawn one after the other give different rooms."""
     return number % ((ROOM_MAX + 1) // info.data_parallel) * info.data_parallel + rank
 
 

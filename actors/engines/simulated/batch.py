@@ -1,14 +1,17 @@
-"""Continuous batching as a function of time: requests go in, and `advance(now)` returns what has happened by `now`.
+"""Continuous batching as a function of time: requests go in, and `advance(now)` returns the events until `now`.
 
-A step gives one token to every request that decodes, and computes up to `prefill_chunk` tokens of the prompts, first
-come, first served; a prompt's last chunk gives the first token. An admitted request
-has pages for its prompt and its answer from then on, so what runs never waits for memory. Only an answer of more than
-`ANSWER_TOKENS_MAX` tokens takes more as it grows. Where there are none, the shortest answers are preempted, as by
-SGLang: they give up slots and pages, are the first to get some, and compute all anew.
+A step gives one token to every decoding request, and computes up to `prefill_chunk` tokens of the prompts, first come,
+first served; a prompt's last chunk gives the first token. A request is admitted with pages for its prompt and answer,
+so that no running request waits for memory. Only an answer of more than `ANSWER_TOKENS_MAX` tokens takes more as it
+grows. Without free pages the shortest answers are preempted, as by SGLang: they give up slots and pages, are the first
+to get some, and compute all anew.
 
-A prefill's answer ends with its first token, which comes when the prompt is computed and the decode of the same
-rendezvous has a slot and pages for it. A decode takes those for a prompt that another engine computes: its first token
-comes when that engine alone would have computed the prompt and `transfer_s` has passed.
+    submit -> waiting -> running: prompt in chunks -> decoding: a token a step -> ended
+                 ^                                        | its pages go to a longer answer
+                 +------------------- preempted ----------+
+
+    prefill leg: running -> transferring until its decode accepts the prompt -> one token -> ended
+    decode leg:  waiting -> transferring until its prefill would be done and `transfer_s` has passed -> decoding
 
 There is no clock in here: times come in as `now`, in seconds, and never go back. So a day of traffic is simulated in
 seconds, and the same calls at the same times give the same answers.
@@ -21,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from attrs import Factory, define, field, frozen
+from attrs import define, field
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.held_request import HeldRequest
@@ -29,36 +32,13 @@ from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
-from protocol.block_hashes import block_digests, pack_tokens, root_digest
+from actors.engines.simulated.step import BatchStep, BatchUpdate
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineRefused, RequestError
+from protocol.errors import AskerLeft, EngineRefused
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Usage
 from protocol.messages.kv_events import RankLoad
-
-
-@frozen
-class BatchUpdate:
-    """All that has happened since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
-
-    begun: list[tuple[str, int]] = Factory(list)  # with how many tokens of the prompt were cached
-    emitted: list[str] = Factory(list)
-    tokens: list[int] = Factory(list)
-    logprobs: list[Logprob | None] = Factory(list)
-    ended: list[tuple[str, Finished]] = Factory(list)
-    failed: list[tuple[str, RequestError]] = Factory(list)
-
-
-@frozen
-class _Step:
-    """One step that is being computed, and the requests in it."""
-
-    began_at: float
-    planned_at: float  # a request that is submitted in the same instant still joins
-    ends_at: float
-    decoding: list[HeldRequest]
-    pieces: list[tuple[HeldRequest, int]]
 
 
 @define(eq=False)
@@ -73,17 +53,17 @@ class Batch:
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
     rank: int = 0
     memory: KvMemory = field(init=False)
-    # A dict is slow to find its first entry.
+    # Ordered, since a dict is slow to find its first entry after many removals.
     waiting: OrderedDict[str, HeldRequest] = field(init=False, factory=OrderedDict)
     running: dict[str, HeldRequest] = field(init=False, factory=dict)
     _leaving: dict[str, HeldRequest] = field(init=False, factory=dict)
-    _growing: dict[str, HeldRequest] = field(init=False, factory=dict)  # those that run beyond what they had pages for
-    # Those that run, and whose prompts are being transferred: to a decode, or from a prefill.
+    _growing: dict[str, HeldRequest] = field(init=False, factory=dict)  # running requests beyond their first pages
+    # Running requests whose prompts are being transferred, to a decode or from a prefill.
     _transferring: dict[str, HeldRequest] = field(init=False, factory=dict)
-    _step: _Step | None = field(init=False, default=None)
+    _step: BatchStep | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
     _news: bool = field(init=False, default=False)
-    _prompt_tokens: int = field(init=False, default=0)  # of all that were admitted
+    _prompt_tokens: int = field(init=False, default=0)  # the prompt tokens of all admitted requests
     _cached_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
@@ -122,7 +102,7 @@ class Batch:
         self._news = True
 
     def inject(self, faults: Faults) -> None:
-        """Replace the faults; a step that is being computed ends as it began."""
+        """Replace the faults; the current step ends as it began."""
         self.faults = faults
         self._news = True
 
@@ -136,22 +116,27 @@ class Batch:
         self.memory.flush()
 
     def close(self) -> None:
-        """Release the prefills that wait for this engine, which has ended."""
+        """Release the prefills that wait for this ended engine."""
         for held in (*self.running.values(), *self.waiting.values()):
             self._leave(held)
 
     def rank_load(self) -> RankLoad:
-        """Return the load as the engine tells it to whoever watches it."""
+        """Return the load for the engine's watchers."""
         load = self.load()
         waiting_tokens = sum(len(held.request.tokens) for held in self.waiting.values())
         hit_rate = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
-        kv_tokens_max = self.spec.pages * self.spec.page_size
         return RankLoad(
-            *(load.running, self.spec.slots, load.waiting, waiting_tokens, load.kv_tokens_used, kv_tokens_max, hit_rate)
+            running=load.running,
+            slots=self.spec.slots,
+            waiting=load.waiting,
+            waiting_tokens=waiting_tokens,
+            kv_tokens_used=load.kv_tokens_used,
+            kv_tokens_max=self.spec.pages * self.spec.page_size,
+            hit_rate=hit_rate,
         )
 
     def load(self) -> EngineLoad:
-        """Count requests and the KV tokens that they hold; pages that several share count once."""
+        """Count requests and their KV tokens; shared pages count once."""
         shared = self.memory.referenced * self.spec.page_size
         own = sum(
             held.kv_tokens - len(held.lease.shared) * self.spec.page_size
@@ -175,7 +160,7 @@ class Batch:
         return max(earliest, self._stalled_until)
 
     def advance(self, now: float) -> BatchUpdate:
-        """Return what has happened by `now`; at most one step ends in one call, however late it is."""
+        """Return the events until `now`; at most one step ends in one call, however late it is."""
         update = BatchUpdate()
         if now < self._stalled_until:
             return update
@@ -239,7 +224,7 @@ class Batch:
             return
         lasts_s = self._step_s(decoding, pieces, self.spec.prefill_chunk - room)
         began_at = due if due + lasts_s > now else now
-        self._step = _Step(began_at, now, began_at + lasts_s, decoding, pieces)
+        self._step = BatchStep(began_at, now, began_at + lasts_s, decoding, pieces)
 
     def _step_s(self, decoding: list[HeldRequest], pieces: list[tuple[HeldRequest, int]], prefill_tokens: int) -> float:
         costs, kv_tokens = self.spec.costs, 0
@@ -248,13 +233,13 @@ class Batch:
         return self.faults.slow * costs.step_s(prefill_tokens, len(decoding) + len(pieces), kv_tokens)
 
     def _admit(self, now: float) -> None:
-        """Give slots and pages to the requests that wait, in their order: a smaller one does not overtake."""
+        """Give slots and pages to waiting requests, in their order: a smaller one does not overtake."""
         while self.waiting and len(self.running) < self.spec.slots:
             request_id, held = next(iter(self.waiting.items()))
             request, size = held.request, self.spec.page_size
             if held.sequence is None:
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
-            held.look_up(size, self.spec.media, caches=self._caches)  # if it was preempted
+            held.look_up(size, self.spec.media, caches=self._caches)  # anew after a preemption
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
             held.lease = self.memory.take(held.reusable(size), -(-most // size))
             if held.lease is None:
@@ -265,26 +250,23 @@ class Batch:
             self._cached_tokens += held.computed
             self.running[request_id] = self.waiting.pop(request_id)
             if self.spec.leg is Leg.DECODE and not held.given:
-                held.ready_at = now + self._prefill_and_transfer_s(len(request.tokens))
+                held.ready_at = now + self.faults.slow * self.spec.prefill_and_transfer_s(len(request.tokens))
                 self._transferring[request_id] = held
                 self.rendezvous_rooms.accept(held.room)
 
     def _grow(self) -> None:
-        """Give pages to very long answers, if need be those of the shortest that are decoded."""
+        """Give pages to very long answers, if need be the shortest decoding answers' pages."""
         for held in tuple(self._growing.values()):
             while held.request.id in self._growing and held.free_at == inf and not self._has_page(held):
-                decoding = (each for each in self.running.values() if each.answered and each.free_at == inf)
-                shortest = min(decoding, key=lambda each: len(each.output))
+                decoding = (other for other in self.running.values() if other.answered and other.free_at == inf)
+                shortest = min(decoding, key=lambda other: len(other.output))
                 self._release_pages(shortest)
                 shortest.preempt()
                 self.waiting[shortest.request.id] = self.running.pop(shortest.request.id)
                 self.waiting.move_to_end(shortest.request.id, last=False)
 
     def _has_page(self, held: HeldRequest) -> bool:
-        """Whether a request has a page for its last token, if need be one more than before."""
-        assert held.lease is not None
-        pages = -(-(len(held.request.tokens) + len(held.output)) // self.spec.page_size)
-        return pages <= held.lease.pages or self.memory.extend(held.lease)
+        return held.has_page(self.memory, self.spec.page_size)
 
     @property
     def _caches(self) -> bool:
@@ -292,24 +274,19 @@ class Batch:
         return self.spec.prefix_cache and self.spec.leg is not Leg.DECODE
 
     def _tokens_max(self, held: HeldRequest) -> int:
-        """Return the most tokens that a request gets from this engine."""
+        """Return the most tokens of an answer in this engine."""
         return 1 if self.spec.leg is Leg.PREFILL else held.request.sampling.tokens_max
-
-    def _prefill_and_transfer_s(self, tokens: int) -> float:
-        """Return how long an engine like this one takes for a prompt alone, nothing cached, and for its transfer."""
-        costs, chunk = self.spec.costs, self.spec.prefill_chunk
-        steps = (costs.step_s(min(chunk, tokens - done), 1, done) for done in range(0, tokens, chunk))
-        return self.faults.slow * (sum(steps) + costs.transfer_s)
 
     # A step ends -----------------------------------------------------------------------
 
-    def _complete(self, step: _Step, update: BatchUpdate) -> None:
+    def _complete(self, step: BatchStep, update: BatchUpdate) -> None:
         for held, size in step.pieces:
             if held.free_at < inf:
                 continue
             held.has_begun = True
             held.computed += size
-            self._publish_prompt(held)
+            if self._caches:
+                held.publish_prompt(self.memory, self.spec.page_size)
             if held.computed < len(held.prompt):
                 continue
             if held.given:
@@ -346,8 +323,8 @@ class Batch:
         number = len(held.output)
         update.emitted.append(request.id)
         update.tokens.append(token)
-        top, place = request.logprobs, request.said + number
-        update.logprobs.append(None if top is None else self.speech.logprob(sequence, place, token, top))
+        top, index = request.logprobs, request.said + number
+        update.logprobs.append(None if top is None else self.speech.logprob(sequence, index, token, top))
         stops = token in sequence.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
         if stops or number == self._tokens_max(held):
             reason = FinishReason.STOP if stops else FinishReason.LENGTH
@@ -356,15 +333,6 @@ class Batch:
             self._drop(held)
         elif number - held.given >= ANSWER_TOKENS_MAX:
             self._growing[request.id] = held
-
-    def _publish_prompt(self, held: HeldRequest) -> None:
-        assert held.digests is not None
-        assert held.lease is not None
-        if not self._caches:
-            return
-        size, first = self.spec.page_size, len(held.lease.shared)
-        for digest in held.digests[first : held.computed // size]:
-            self.memory.publish(held.lease, digest)
 
     def _drop(self, held: HeldRequest) -> None:
         """Release a request."""
@@ -375,18 +343,10 @@ class Batch:
             self._release_pages(held)
 
     def _release_pages(self, held: HeldRequest) -> None:
-        """Release pages; they stay cached, those of the answer too, for a request that continues it."""
-        assert held.lease is not None
         self._growing.pop(held.request.id, None)
-        if self._caches and held.output:
-            shared, size = held.lease.shared, self.spec.page_size
-            rest = (held.prompt[len(shared) * size :] + held.answered)[: held.kv_tokens - len(shared) * size]
-            before = shared[-1] if shared else root_digest(held.request.cache_salt)
-            for digest in block_digests(before, pack_tokens(rest), size):
-                self.memory.publish(held.lease, digest)
-        self.memory.release(held.lease)
+        held.release_pages(self.memory, self.spec.page_size, caches=self._caches)
 
     def _leave(self, held: HeldRequest) -> None:
-        """Release the prefill that waits for a request which this engine does not accept."""
+        """Release the prefill that waits for a request not accepted by this engine."""
         if self.spec.leg is Leg.DECODE:
             self.rendezvous_rooms.accept(held.room)

@@ -1,7 +1,7 @@
 """The changes of a simulated engine's prefix cache, as the events that SGLang would publish.
 
-Neighbouring changes of one kind become one event, as SGLang merges them: the pages that a step has stored of one
-prompt, or all that had to go for a request.
+Neighbouring changes of one kind become one event, as SGLang merges them: a step's stored pages of one prompt, or all
+pages evicted for a request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from protocol.messages.kv_events import BlockChange, BlockEvent
 class CacheEvents:
     """The changes since they were taken last."""
 
-    rank: int = 0  # of the engine, whose cache it is
+    rank: int = 0  # the engine's rank with the cache
     _events: list[BlockEvent] = field(factory=list)
     _last: list[int] = field(factory=list)  # the hashes of the last event
 

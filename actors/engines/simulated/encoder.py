@@ -1,4 +1,4 @@
-"""The simulated encoder: batches that take as long as stated, and embeddings that depend on the pixels alone."""
+"""The simulated encoder: batches of a stated duration, and embeddings that depend on the pixels alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from protocol.model_folder import Digest
 from protocol.tensors import BYTES, Dtype, Tensor
 
 WAITING_MAX = 4  # batches
-HASHED_BYTES, ROWS = 1024 * 1024, 256  # in one turn of the event loop
+HASHED_BYTES, ROWS = 1024 * 1024, 256  # bytes hashed and rows drawn in one turn of the event loop
 
-# The highest byte of an element, by its dtype: the bits of what is drawn that stay, and those that are set. So every
-# element is a number of an absolute value from 0.5 to 2.
+# The highest byte of an element, by its dtype: the mask of the drawn bits, and the bits that are set. So every element
+# is a number of an absolute value from 0.5 to 2.
 _HIGH_BYTES = {Dtype.BFLOAT16: (0x80, 0x3F), Dtype.FLOAT16: (0x83, 0x3C), Dtype.FLOAT32: (0x80, 0x3F)}
 
 
@@ -58,7 +58,7 @@ class _Batch:
 class SimulatedEncoder:
     """One simulated encoder; implements `actors.engines.encoding.port.Encoder` while `run` runs.
 
-    `chance` draws the faults and nothing else. In virtual time everything is the same when it is asked the same again.
+    `chance` draws the faults and nothing else. In virtual time the same calls give the same answers.
     """
 
     media: MediaInfo
@@ -67,7 +67,7 @@ class SimulatedEncoder:
     costs: EncodingCosts = EncodingCosts()
     faults: Faults = Faults()
     digest: Digest = ()
-    _batches: OrderedDict[str, _Batch] = field(init=False, factory=OrderedDict)  # all that are not released
+    _batches: OrderedDict[str, _Batch] = field(init=False, factory=OrderedDict)  # all batches that are not released
     _computing: _Batch | None = field(init=False, default=None)
     _lost: trio.Event = field(init=False, factory=trio.Event)
     _alive: trio.CancelScope = field(init=False, factory=trio.CancelScope)
@@ -78,7 +78,7 @@ class SimulatedEncoder:
 
     @property
     def info(self) -> EngineInfo:
-        """The encoder's kind, version, and what it makes."""
+        """The encoder's kind, version, and embeddings."""
         media = evolve(self.media, form=MediaForm.EMBEDDINGS)
         return encoder_info("simulated", "1", media, self.batch_max, self.digest)
 
@@ -97,7 +97,7 @@ class SimulatedEncoder:
         return answer
 
     def abort(self, batch_id: str) -> None:
-        """Stop a batch: one that waits at once, the one that is being computed when it has been."""
+        """Stop a batch: a waiting one at once, the running one at its end."""
         batch = self._batches.get(batch_id)
         if batch is None or batch.aborted:
             return
@@ -116,12 +116,12 @@ class SimulatedEncoder:
         await self._lost.wait()
 
     async def load(self) -> EngineLoad:
-        """Return how many items are being computed, and how many wait; raises `EngineLost` after the end."""
+        """Return the numbers of running and waiting items; raises `EngineLost` after the end."""
         await trio.lowlevel.checkpoint()
         if self._lost.is_set():
             raise EngineLost("the encoder has ended")
         running = 0 if self._computing is None else len(self._computing.request.items)
-        return EngineLoad(running, sum(len(each.request.items) for each in self._batches.values()) - running, 0)
+        return EngineLoad(running, sum(len(batch.request.items) for batch in self._batches.values()) - running, 0)
 
     # Faults on request -----------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class SimulatedEncoder:
         try:
             with self._alive:
                 while True:
-                    batch = next((each for each in self._batches.values() if not each.aborted), None)
+                    batch = next((batch for batch in self._batches.values() if not batch.aborted), None)
                     if batch is None:
                         await self._changed.park()
                     else:
@@ -199,7 +199,7 @@ class SimulatedEncoder:
         self._alive.deadline = inf if after_s is None else trio.current_time() + after_s
 
     def _end(self, why: str) -> None:
-        """Become lost, for the first reason that is given."""
+        """Become lost; the first reason counts."""
         self._lost.set()
         batches = list(self._batches.values())
         self._batches.clear()

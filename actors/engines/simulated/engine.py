@@ -12,11 +12,12 @@ from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
-from actors.engines.simulated.batch import Batch, BatchUpdate
+from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
+from actors.engines.simulated.step import BatchUpdate
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
@@ -28,7 +29,7 @@ from protocol.messages.kv_events import BlockEvents, EngineLoads
 from protocol.messages.operations import FlushCache, operation_names
 from protocol.model_folder import Digest
 
-LOAD_EVERY_S = 0.05  # between two reports of the load
+LOAD_EVERY_S = 0.05  # the time between two reports of the load
 
 
 @define(eq=False)
@@ -37,19 +38,18 @@ class SimulatedEngine:
 
     Its answers are made of `sentences`, as token ids; without any, of ids drawn from its vocabulary. They depend on its
     seed, the prompt and, at a temperature above 0, the request's seed or id; of the sampling parameters it follows no
-    more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws
-    the faults and nothing else. A prefill waits until a decode with the same `rendezvous_rooms` has room for what it
-    computed; else each says and takes what it would if they met, whatever becomes of the other. In virtual time
-    everything is the same again when it is asked the same again.
+    more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws the
+    faults and nothing else. A prefill waits until a decode with the same `rendezvous_rooms` has room for its KV cache;
+    without a common one each leg acts as if they met. In virtual time the same calls give the same answers.
     """
 
     spec: SimulatedSpec
     chance: FaultDraws
     sentences: Sequence[Sequence[int]] = ()
-    digest: Digest = ()  # of the folder of the model whose tokenizer made the sentences
+    digest: Digest = ()  # the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
-    publishes: bool = True  # the blocks of its prefix cache, to those who watch them
-    _batches: tuple[Batch, ...] = field(init=False)  # by rank
+    publishes: bool = True  # whether watchers get the blocks of its prefix cache
+    _batches: tuple[Batch, ...] = field(init=False)  # one a rank
     _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # of operations
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -61,7 +61,7 @@ class SimulatedEngine:
     _load_changed: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        mistakes = [str(each) for each in self.spec.disagreements()]
+        mistakes = [str(mistake) for mistake in self.spec.disagreements()]
         if mistakes:
             raise ValueError("; ".join(mistakes))
         self._handlers = {
@@ -95,13 +95,13 @@ class SimulatedEngine:
         return answer
 
     def abort(self, request_id: str) -> None:
-        """Stop a request at whatever point it has reached."""
-        for batch in self._batches:  # those that do not have it ignore it
+        """Stop a request at any point of its life."""
+        for batch in self._batches:  # a rank without the request ignores it
             batch.abort(request_id, trio.current_time())
             self._wake_if_due(batch)
 
     async def wait_released(self, request_id: str) -> None:
-        """Wait until the request is over, which it is when its slot and its pages are free."""
+        """Wait until the request's slot and pages are free."""
         await trio.lowlevel.checkpoint()
         if (answer := self._answers.get(request_id)) is not None:
             await answer.over.wait()
@@ -111,7 +111,7 @@ class SimulatedEngine:
         await self._lost.wait()
 
     async def load(self) -> EngineLoad:
-        """Return what runs, what waits and what they hold; raises `EngineLost` after the end."""
+        """Return the counts of requests and of their KV tokens; raises `EngineLost` after the end."""
         await trio.lowlevel.checkpoint()
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
@@ -156,7 +156,7 @@ class SimulatedEngine:
 
     @property
     def faults(self) -> Faults:
-        """The faults that are injected at the moment, into the first rank if others have different ones."""
+        """The faults injected at the moment; the first rank's, if ranks differ."""
         return self._batches[0].faults
 
     def inject(self, faults: Faults, rank: int | None = None) -> None:
@@ -200,7 +200,7 @@ class SimulatedEngine:
             self._end("the engine was stopped")
 
     def _advance(self, batch: Batch, now: float) -> None:
-        """Deliver what a rank has done by now, and tell of its blocks."""
+        """Deliver the events of a rank until now, and publish its blocks."""
         update = batch.advance(now)
         self._deliver(update)
         self._pass_on_changes(batch)
@@ -229,7 +229,7 @@ class SimulatedEngine:
         self._crash_at = inf if after_s is None else trio.current_time() + after_s
 
     def _deliver(self, update: BatchUpdate) -> None:
-        """Put what has happened into the answers; their readers may abort, submit or crash meanwhile."""
+        """Put a rank's events into the answers; their readers may abort, submit or crash meanwhile."""
         answers, now = self._answers, trio.current_time()
         for request_id, cached in update.begun:
             if (answer := answers.get(request_id)) is not None:
@@ -248,12 +248,12 @@ class SimulatedEngine:
                 answer.fail(error)
 
     def _pass_on_changes(self, batch: Batch) -> None:
-        """Publish what has changed in the prefix cache of a rank."""
+        """Publish the changes of a rank's prefix cache."""
         if (changes := batch.memory.events.take()) and self.publishes:
             self._blocks.apply(changes)
 
     def _end(self, why: str) -> None:
-        """Become lost, for the first reason that is given."""
+        """Become lost; the first reason counts."""
         if self._lost.is_set():
             return
         self._why = why

@@ -32,7 +32,7 @@ class Rendezvous:
 
     @classmethod
     def decode(cls, hand_off: bytes) -> Rendezvous:
-        """Return that of a request; raises `HandOffFailed` for bytes that are none."""
+        """Return a request's rendezvous; raises `HandOffFailed` for other bytes."""
         if len(hand_off) < _ROOM_AND_RANK.size:
             raise HandOffFailed(f"a hand-off of {len(hand_off)} bytes names no room of a prefill")
         room, rank = _ROOM_AND_RANK.unpack_from(hand_off)

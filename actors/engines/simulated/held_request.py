@@ -1,4 +1,4 @@
-"""One request inside a simulated engine, in all that its scheduler knows of it."""
+"""One request inside a simulated engine, with all of its scheduler's state."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class HeldRequest:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
-    prompt: list[int] = Factory(list)  # its tokens, those of its images and videos in place of their placeholders
-    given: int = 0  # tokens of its answer at the end of the prompt: it was preempted, and computes them again
-    digests: list[bytes] | None = None  # of the prompt's full pages, none without a cache
+    prompt: list[int] = Factory(list)  # its tokens, with its images' and videos' tokens in place of placeholders
+    given: int = 0  # answer tokens at the end of the prompt: it was preempted, and computes them again
+    digests: list[bytes] | None = None  # the prompt's full pages' digests, none without a cache
     sequence: OutputSequence | None = None
     lease: Lease | None = None
     cached: int = 0
     computed: int = 0  # tokens of the prompt, those found in the cache included
-    has_begun: bool = False  # to compute: from then on it finds nothing more in the cache
+    has_begun: bool = False  # whether it computes: from then on it finds nothing more in the cache
     output: list[int] = Factory(list)
-    ready_at: float = inf  # when a prompt of another engine has arrived, or can be handed to that one
+    ready_at: float = inf  # when its prompt has arrived from another engine, or can be handed over to it
     free_at: float = inf  # set by an abort
     stuck: bool = False
 
@@ -48,7 +48,7 @@ class HeldRequest:
         return self.output[self.given :] if self.given else self.output
 
     def look_up(self, page_size: int, media: MediaInfo | None, *, caches: bool) -> None:
-        """Compute the digests of its prompt, unless they are there: what it looks for in the cache."""
+        """Compute the digests of its prompt, its keys in the cache, unless they are there."""
         if self.digests is not None:
             return
         if not self.prompt:
@@ -58,7 +58,7 @@ class HeldRequest:
         self.digests = block_digests(root, pack_tokens(self.prompt), page_size) if caches else []
 
     def reusable(self, page_size: int) -> list[bytes]:
-        """Return the digests of what it may find: one token is computed, as the next one comes out of that."""
+        """Return the digests that it may find in the cache: the last token is always computed, for the next one."""
         return [] if self.digests is None else self.digests[: self._pages_reusable(page_size)]
 
     def _pages_reusable(self, page_size: int) -> int:
@@ -66,7 +66,7 @@ class HeldRequest:
         return min(len(self.digests), (len(self.prompt) - 1) // page_size)
 
     def find(self, memory: KvMemory, page_size: int) -> int:
-        """Share what others have computed of its prompt since it was admitted; return how many tokens that is."""
+        """Share the pages of its prompt computed by others since its admission; return the number of tokens in them."""
         assert self.digests is not None
         assert self.lease is not None
         if self.has_begun:
@@ -79,6 +79,32 @@ class HeldRequest:
         return self.computed - before
 
     def preempt(self) -> None:
-        """Become a request that has computed nothing, and whose prompt goes on with what it was answered."""
+        """Start over: nothing is computed, and the prompt is continued by the answer so far."""
         self.prompt, self.given = self.prompt + self.answered, len(self.output)
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
+
+    # Pages ------------------------------------------------------------------------------
+
+    def has_page(self, memory: KvMemory, page_size: int) -> bool:
+        """Whether it has a page for its last token, if need be by one page more than before."""
+        assert self.lease is not None
+        pages = -(-(len(self.request.tokens) + len(self.output)) // page_size)
+        return pages <= self.lease.pages or memory.extend(self.lease)
+
+    def publish_prompt(self, memory: KvMemory, page_size: int) -> None:
+        """Share the full pages of its prompt computed so far."""
+        assert self.digests is not None
+        assert self.lease is not None
+        for digest in self.digests[len(self.lease.shared) : self.computed // page_size]:
+            memory.publish(self.lease, digest)
+
+    def release_pages(self, memory: KvMemory, page_size: int, *, caches: bool) -> None:
+        """Release its pages; they stay cached, its answer's too, for a request that continues it."""
+        assert self.lease is not None
+        if caches and self.output:
+            shared = self.lease.shared
+            rest = (self.prompt[len(shared) * page_size :] + self.answered)[: self.kv_tokens - len(shared) * page_size]
+            before = shared[-1] if shared else root_digest(self.request.cache_salt)
+            for digest in block_digests(before, pack_tokens(rest), page_size):
+                memory.publish(self.lease, digest)
+        memory.release(self.lease)

@@ -1,10 +1,10 @@
 """Paged KV memory with a prefix cache: only counts and digests, as nothing is stored in the pages.
 
 A full page is identified by a digest of its tokens and of all before them, so equal digests mean equal prefixes, and
-requests with the same prefix share its pages. The digests are SGLang's (`protocol/block_hashes.py`), so that routers
-and outsiders cannot tell a simulated engine's events from those of a real one. A page that no request references any
-more stays until its place is needed; the least recently used is evicted first, and of one request's pages the last.
-Pages for the prompt and for the answer are taken before a request runs; only a very long answer takes more later.
+requests with the same prefix share its pages. The digests are SGLang's (`protocol/block_hashes.py`), so a simulated
+engine's events look like a real one's. An unreferenced page stays until its memory is needed; the least recently used
+page is evicted first, and the last page of a request before its others. Pages for the prompt and for the answer are
+taken before a request runs; only a very long answer takes more later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actors.engines.simulated.cache_events import CacheEvents
 
 @define(eq=False)
 class Lease:
-    """The pages of one request: those that others may share, in the order of its tokens, and the count of its own."""
+    """The pages of one request: the shareable ones, in the order of its tokens, and the count of its own."""
 
     shared: list[bytes]
     own: int
@@ -36,19 +36,19 @@ class KvMemory:
     """All pages of one engine; each is free, one request's own, referenced by some, or idle (cached, unreferenced)."""
 
     pages_max: int
-    events: CacheEvents = field(factory=CacheEvents)  # of the pages that are cached
+    events: CacheEvents = field(factory=CacheEvents)  # the changes of the cached pages
     _own: int = 0
     _references: dict[bytes, int] = Factory(dict)
     _idle: OrderedDict[bytes, None] = Factory(OrderedDict)  # the least recently used first, found at once
 
     @property
     def free(self) -> int:
-        """The number of pages that hold nothing."""
+        """The number of empty pages."""
         return self.pages_max - self._own - len(self._references) - len(self._idle)
 
     @property
     def referenced(self) -> int:
-        """The number of shared pages that are referenced, each counted once."""
+        """The number of referenced shared pages, each counted once."""
         return len(self._references)
 
     @property
@@ -61,7 +61,7 @@ class KvMemory:
         return sum(1 for _ in takewhile(self._is_cached, digests))
 
     def take(self, digests: Sequence[bytes], pages: int) -> Lease | None:
-        """Lease so many pages, those of a cached prefix shared; None while there are too few."""
+        """Lease so many pages, a cached prefix's pages shared; None while there are too few."""
         cached = self.cached_prefix(digests)
         cached_digests = list(digests[:cached])
         assert cached <= pages, "a prefix is part of the whole"
@@ -105,7 +105,8 @@ class KvMemory:
         """Return all pages of a lease; the shared ones stay cached."""
         self._own -= lease.own
         lease.own = 0
-        while lease.shared:  # the last first: a prefix without its end can be used, an end without its prefix cannot
+        # The last page first: a prefix without its end can be used, an end without its prefix cannot.
+        while lease.shared:
             digest = lease.shared.pop()
             self._references[digest] -= 1
             if not self._references[digest]:

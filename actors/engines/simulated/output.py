@@ -32,7 +32,7 @@ def pack_prompt(tokens: Iterable[int]) -> bytes:
 
 @define(eq=False)
 class OutputSequence:
-    """One answer: its token ids without end, and those of them that end it."""
+    """One answer: its endless token ids, and the ids that end it."""
 
     ids: Iterator[int]
     ends: frozenset[int]
@@ -69,13 +69,13 @@ class OutputGenerator:
         ids = self._biased(request, key, ends, request.said + wanted.tokens_min)
         return OutputSequence(islice(ids, request.said, None), ends, key, greedy)
 
-    def logprob(self, sequence: OutputSequence, place: int, token: int, top: int) -> Logprob:
-        """Return a plausible log probability for the token at a place, and those of the `top` likeliest.
+    def logprob(self, sequence: OutputSequence, index: int, token: int, top: int) -> Logprob:
+        """Return a plausible log probability for the token at an index, and those of the `top` likeliest.
 
-        The likeliest has half of all probability or more, each further one half of what is left, so the sum is below 1.
+        The likeliest has half of all probability or more, each further one half of the rest, so the sum is below 1.
         """
         vocabulary_size = self.spec.vocabulary_size
-        drawn = _draw(sequence.key, _LOGPROB, place)
+        drawn = _draw(sequence.key, _LOGPROB, index)
         likeliest = 0.5 + 0.499 * ((drawn & 0xFFFF) / 0xFFFF)
         # Each rank is half as likely as the one before it, as the number of zeros at the end of a number is.
         bits = drawn >> 16 & 0xFF | 0x100
@@ -86,13 +86,13 @@ class OutputGenerator:
 
         others = vocabulary_size - 1
 
-        def candidate(each: int) -> int:
+        def candidate(other: int) -> int:
             """Return the token of a rank: all ranks have different ones."""
-            if each == rank:
+            if other == rank:
                 return token
-            return (token + 1 + (drawn + each - (each > rank)) % others) % vocabulary_size
+            return (token + 1 + (drawn + other - (other > rank)) % others) % vocabulary_size
 
-        likeliest_tokens = tuple((candidate(each), value_of(each)) for each in range(min(top, vocabulary_size)))
+        likeliest_tokens = tuple((candidate(number), value_of(number)) for number in range(min(top, vocabulary_size)))
         return Logprob(value_of(rank), likeliest_tokens)
 
     def _biased(self, request: Generate, key: bytes, ends: frozenset[int], tokens_min: int) -> Iterator[int]:
@@ -149,9 +149,9 @@ class OutputGenerator:
     def _replaced(
         self, ids: Iterator[int], never: frozenset[int], ends: frozenset[int], tokens_min: int
     ) -> Iterator[int]:
-        """Yield `ids` with another in place of each that is ruled out, or that would end the answer too early.
+        """Yield `ids`, with another id in place of a forbidden one or of an end of the answer before `tokens_min`.
 
-        Where every id is ruled out, the ids stay as they are: all are equally unlikely then.
+        Where every id is forbidden, the ids stay as they are: all are equally unlikely then.
         """
         ruled_out = {*never, *ends, self.spec.eos_id}
         instead = next((token for token in range(self.spec.vocabulary_size) if token not in ruled_out), None)
@@ -160,6 +160,6 @@ class OutputGenerator:
             yield instead if wrong and instead is not None else token
 
 
-def _draw(key: bytes, purpose: int, place: int) -> int:
+def _draw(key: bytes, purpose: int, index: int) -> int:
     """Return a number of 64 bits that depends on the arguments alone."""
-    return int.from_bytes(blake2b(place.to_bytes(8), key=key, digest_size=8, person=bytes((purpose,))).digest())
+    return int.from_bytes(blake2b(index.to_bytes(8), key=key, digest_size=8, person=bytes((purpose,))).digest())

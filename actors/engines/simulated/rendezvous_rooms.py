@@ -21,7 +21,7 @@ class RendezvousRooms:
         self._awaited.setdefault(room, [])
 
     def accept(self, room: int) -> None:
-        """Note that the decode has accepted the KV cache, or never will, and call the prefills that wait."""
+        """Record the decode's acceptance of the KV cache, or its end, and call the waiting prefills."""
         for notify in self._awaited.pop(room, ()):
             notify()
 

@@ -93,11 +93,11 @@ class SimulatedSpec:
     kv_tokens_max: Count = 131_072
     context_max: Count = 32_768
     page_size: Count = 16
-    prefill_chunk: Count = 2_048  # of all prompts together, the tokens that one step computes
+    prefill_chunk: Count = 2_048  # tokens that one step computes of all prompts together
     prefix_cache: bool = True
     vocabulary_size: Annotated[int, Within(at_least=2, at_most=2**31 - 1)] = 32_000
     eos_id: Annotated[int, Within(at_least=0)] | None = None  # without one no answer ends by itself
-    length_min: Count = 16  # of an answer that ends by itself, the eos token not counted
+    length_min: Count = 16  # tokens of an answer that ends by itself, the eos token not counted
     length_max: Count = 512
     seed: int = 0
     media: MediaInfo | None = None  # None: neither images nor videos
@@ -129,8 +129,14 @@ class SimulatedSpec:
             media=self.media,
         )
 
+    def prefill_and_transfer_s(self, tokens: int) -> float:
+        """Return the time for a prompt alone, nothing cached, and for the transfer of its KV cache."""
+        chunk = self.prefill_chunk
+        steps = (self.costs.step_s(min(chunk, tokens - done), 1, done) for done in range(0, tokens, chunk))
+        return sum(steps) + self.costs.transfer_s
+
     def disagreements(self) -> Iterator[Mistake]:
-        """Yield what is wrong between keys that are each right by themselves."""
+        """Yield the contradictions between keys that are each valid alone."""
         if self.pages < 2:
             yield Mistake("kv_tokens_max", f"is less than two pages of {self.page_size} tokens")
         if self.context_max < 2:

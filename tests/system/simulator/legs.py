@@ -8,10 +8,10 @@ from math import inf
 import trio
 from attrs import Factory, define, evolve, field
 
-from actors.engines.simulated.batch import BatchUpdate
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
+from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo

@@ -5,8 +5,8 @@ a process of its own, and the node only ever sees a link that ends. The link has
 other, over a Unix socket. The scheduler keeps its tokenizer (grammars and `min_new_tokens` need it), but no detokenizer
 process runs: token ids come straight here, and each engine step becomes one frame, so that the price of a step on the
 node does not grow with the requests in it. asyncio is SGLang's own loop and stays in this folder. The host may decide
-nothing about a request: deadlines, retries and admission are the node's. Written for SGLang 0.5.23; what is private to
-SGLang is touched in this folder alone.
+nothing about a request: deadlines, retries and admission are the node's. Written for SGLang 0.5.23; only this folder
+touches SGLang's private names.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Engine(Engine):
 
 
 def _hook_ports(folder: Path) -> None:
-    """Send the scheduler's output to the tokenizer manager, and record what the engine will leave in /dev/shm."""
+    """Send the scheduler's output to the tokenizer manager, and record the engine's names in /dev/shm."""
     init_new = PortArgs.init_new
 
     def hooked(*args: object, **kwargs: object) -> PortArgs:
@@ -127,7 +127,7 @@ class Host:
         await self.manager.freeze_gc()  # the scheduler's too: else a full collection visits all of SGLang and torch
 
     async def serve(self) -> str:
-        """Carry the link until its end, close what receives events, and return the reason."""
+        """Carry the link until its end, close the receivers of events, and return the reason."""
         reason = await self.link.serve()
         await self.events.stop(EVENTS_CLOSED_WITHIN_S)
         return reason
@@ -177,14 +177,14 @@ class Host:
             if request.media:
                 output = await self._output(request)
                 request = evolve(request, media=())
-                self.link.messages.ended(running.stream)  # nothing needs the memory of its tensors any more
+                self.link.messages.ended(running.stream)  # the memory of its tensors is not needed any more
             else:
-                check_media(request, self.info)  # a prompt that has places without images
+                check_media(request, self.info)  # a prompt with placeholders and no images is wrong
             traced = self.manager.enable_trace
             sglang_request = translation.sglang_request(request, self.info, output, traced=traced)
             async for out in self.manager.generate_request(sglang_request, None):
                 last = out
-        except RequestError as error:  # of the images and videos, and of the hand-off, which are checked here
+        except RequestError as error:  # wrong images or videos, or a wrong hand-off
             self._fail(running, error)
         except (ValueError, TypeError, OverflowError) as error:  # SGLang's own checks
             self._fail(running, EngineRefused(str(error)))
@@ -197,7 +197,7 @@ class Host:
                 self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
         finally:
             if output is not None and self.media is not None:
-                self.media.discard(output)  # what was not sent; a scheduler that has it has removed its name
+                self.media.discard(output)  # unsent tensors; a scheduler has removed the names of sent ones
 
     async def _output(self, request: Generate) -> MultimodalProcessorOutput:
         if self.media is None:
@@ -205,7 +205,7 @@ class Host:
         return await self.media.output(request)
 
     def _abort(self, running: Running) -> None:
-        """Stop a request at whatever point it has reached."""
+        """Stop a request at any point of its life."""
         state = self.manager.rid_to_state.get(running.id)
         if state is not None and state.dispatched:
             self.manager.abort_request(running.id)  # the scheduler answers with the end
@@ -224,7 +224,7 @@ class Host:
             self.link.peer.send(step)
         for stream, error in failed:
             self.link.fail(stream, error)
-        if step.streams or failed:  # else nobody may have been connected yet
+        if step.streams or failed:  # else the link may not be connected yet
             self.link.flush()
 
     def _fail(self, running: Running, error: RequestError, cause: str = "") -> None:
@@ -259,7 +259,8 @@ class Host:
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
     folder = Path(boot.folder)
-    getproctitle()  # finds the place for titles by the environment's first variable, which may be one of those below
+    # The library finds the space for titles by the environment's first variable, which may be changed below.
+    getproctitle()
     tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
     os.environ.update(boot.environment)
     rank, ranks = boot.arguments.get("node_rank"), boot.arguments.get("dp_size", 1)
@@ -279,7 +280,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         host = None if rank else _host(boot, engine, peer, link, watchdog)
         if host is not None:
             engine.loop.run_until_complete(host.start(listener))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this engine did not start
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())
@@ -303,7 +304,7 @@ def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: soc
     layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
-    sources = tuple(EventSource(rank, each.endpoint, each.replay_endpoint) for rank, each in enumerate(boot.events))
+    sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
     if media is None or layout is None:
         return Host(engine, info, peer, link, watchdog, sources=sources)
     tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import actors.engines.simulated.batch as batch_module
-from actors.engines.simulated.batch import Batch, BatchUpdate
+from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import Costs
+from actors.engines.simulated.step import BatchUpdate
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineLost
 from protocol.messages.engine import EngineLoad

@@ -1,0 +1,32 @@
+"""One step of a simulated engine, and the events that a call of its scheduler returns."""
+
+from __future__ import annotations
+
+from attrs import Factory, frozen
+
+from actors.engines.simulated.held_request import HeldRequest
+from protocol.errors import RequestError
+from protocol.messages.generation import Finished, Logprob
+
+
+@frozen
+class BatchUpdate:
+    """The events since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
+
+    begun: list[tuple[str, int]] = Factory(list)  # with the number of cached prompt tokens
+    emitted: list[str] = Factory(list)
+    tokens: list[int] = Factory(list)
+    logprobs: list[Logprob | None] = Factory(list)
+    ended: list[tuple[str, Finished]] = Factory(list)
+    failed: list[tuple[str, RequestError]] = Factory(list)
+
+
+@frozen
+class BatchStep:
+    """One step in computation, and the requests in it; `pieces` are chunks of prompts with their tokens."""
+
+    began_at: float
+    planned_at: float  # a request submitted in the same instant still joins
+    ends_at: float
+    decoding: list[HeldRequest]
+    pieces: list[tuple[HeldRequest, int]]
