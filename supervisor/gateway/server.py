@@ -58,24 +58,24 @@ async def serve(
     `StartFailed` if it cannot listen there.
     """
     sockets = await _open_sockets(gateway, host, port)
-    gateway.port = int(sockets[0].getsockname()[1])
+    gateway.port.number = int(sockets[0].getsockname()[1])
     refusing, refusals = trio.CapacityLimiter(REFUSING_MAX), Refusals()
     async with trio.open_nursery() as connections:
         connections.start_soon(gateway.runner.access.run)
         connections.start_soon(refusals.run)
         serve_one = partial(serve_stream, gateway, routes, refusing, refusals)
         listen = partial(_listen, gateway, serve_one, sockets, connections)
-        if gateway.leaving or (gateway.shares_port and gateway.gate.unready() is not None):
+        if gateway.port.leaving or (gateway.port.shared and gateway.gate.unready() is not None):
             connections.start_soon(listen)
         else:
             await connections.start(listen)
-        task_status.started(gateway.port)
+        task_status.started(gateway.port.number)
 
 
 async def _open_sockets(gateway: Gateway, host: str, port: int) -> list[trio.socket.SocketType]:
     """Return sockets at all addresses of a host; those of a port that others share do not listen yet."""
     try:
-        if gateway.shares_port:
+        if gateway.port.shared:
             sockets = await shared_port.bound_sockets(port, host)
         else:
             sockets = [each.socket for each in await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)]
@@ -101,18 +101,18 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
 
     listeners = list[trio.abc.Listener[trio.SocketStream]]()
     try:
-        with gateway.new_listening_scope():
-            if gateway.shares_port:
-                await gateway.wait_ready()
+        with gateway.port.new_listening_scope():
+            if gateway.port.shared:
+                await gateway.probes.wait_ready()
                 _begin_to_listen(gateway, sockets)
             listeners += (_guarded(gateway, each, take) for each in sockets)
-            gateway.listening_begun()
+            gateway.port.listening_begun()
             await trio.serve_listeners(serve, listeners, handler_nursery=connections, task_status=task_status)
     finally:
         if not listeners:  # else each has closed its socket
             for each in sockets:
                 each.close()
-        gateway.listening_ended()
+        gateway.port.listening_ended()
 
 
 def _begin_to_listen(gateway: Gateway, sockets: Sequence[trio.socket.SocketType]) -> None:
@@ -121,18 +121,18 @@ def _begin_to_listen(gateway: Gateway, sockets: Sequence[trio.socket.SocketType]
         for each in sockets:
             each.listen(BACKLOG)
     except OSError as error:
-        raise StartFailed(f"cannot listen on port {gateway.port}: {error.strerror or error}") from error
+        raise StartFailed(f"cannot listen on port {gateway.port.number}: {error.strerror or error}") from error
 
 
 def _guarded(
     gateway: Gateway, bound: trio.socket.SocketType, take: Callable[[trio.SocketStream], None]
 ) -> trio.abc.Listener[trio.SocketStream]:
     refused = partial(gateway.runner.metrics.refused, Overloaded.code)
-    answer = b"" if gateway.tls else NO_DESCRIPTORS
-    guarded = GuardedListener(trio.SocketListener(bound), gateway.reserve, refused, answer)
-    if not gateway.shares_port:
+    answer = b"" if gateway.port.tls else NO_DESCRIPTORS
+    guarded = GuardedListener(trio.SocketListener(bound), gateway.runtime.reserve, refused, answer)
+    if not gateway.port.shared:
         return guarded
-    return EmptiedListener(guarded, bound, take, gateway.reserve, refused, answer)
+    return EmptiedListener(guarded, bound, take, gateway.runtime.reserve, refused, answer)
 
 
 async def _serve_taken(serve: Serve, stream: trio.SocketStream) -> None:
@@ -153,12 +153,12 @@ async def serve_stream(
     """Serve one client, or refuse it if there are too many, with an error response if that is cheap."""
     if gateway.connections.make_room(address := address_of(stream)):
         await _connection(gateway, routes, refusals, stream, address, full=False)
-    elif gateway.tls is None and refusing.available_tokens:
+    elif gateway.port.tls is None and refusing.available_tokens:
         async with refusing:
             await _connection(gateway, routes, refusals, stream, address, full=True)
     else:
         gateway.runner.metrics.refused(Overloaded.code)
-        if gateway.tls is None:  # a TLS handshake costs more than a request
+        if gateway.port.tls is None:  # a TLS handshake costs more than a request
             refusals.refuse(stream.socket.fileno())
 
 
@@ -167,10 +167,9 @@ async def _connection(
 ) -> None:
     """Serve one client; no exception leaves this function but a cancellation."""
     limits = gateway.limits
-    secure = (
-        None if gateway.tls is None else trio.SSLStream(stream, gateway.tls, server_side=True, https_compatible=True)
-    )
-    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, gateway.backlogs)
+    tls = gateway.port.tls
+    secure = None if tls is None else trio.SSLStream(stream, tls, server_side=True, https_compatible=True)
+    outbox = Outbox(secure or stream, limits.backlog_bytes_max, limits.stall_s, gateway.memory.backlogs)
     connection = HttpConnection(outbox, gateway, routes, partial(session.serve, outbox, gateway))
     scope = trio.CancelScope()
     if not full:
@@ -212,8 +211,7 @@ async def _run_connection(gateway: Gateway, outbox: Outbox, connection: HttpConn
             connection.refuse(Overloaded(f"{len(gateway.connections)} clients are connected"))
         else:
             await connection.run()
-        async with gateway.ending:
-            pass  # only so many connections end in one turn
+        await gateway.turns.wait_end()
         # This ends when the client has read everything, or nothing for `stall_s`; a dropped client has `close_s`.
         with trio.move_on_after(inf if outbox.drop_reason is None else gateway.limits.close_s):
             await outbox.wait_flushed()

@@ -16,11 +16,14 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.limits import CLOSE_S, GatewayLimits
+from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
 from supervisor.node import monitoring, router_child
 from supervisor.node.credentials import Credentials
 from supervisor.node.model_children import ModelRouters
+from supervisor.node.pools import PoolView
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 from supervisor.version import version
@@ -32,6 +35,7 @@ def make_gateway(
     directory: Directory,
     runtime: Runtime,
     routers: ModelRouters,
+    pools: PoolView,
     credentials: Credentials,
 ) -> Gateway:
     """Return the gateway of the cluster, which serves these models."""
@@ -44,21 +48,27 @@ def make_gateway(
         gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),
         limits=complete(GatewayLimits, section.limits),
         keys=credentials.keys,
-        certificate=credentials.certificate,
-        tls=credentials.client_tls,
-        reserve=runtime.reserve,
-        run_in_thread=runtime.run_in_thread,
         origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
-        unready=partial(readiness.unready, directory, names),
-        metrics_text=partial(monitoring.cluster_metrics_text, directory, runtime.metrics),
-        new_id=runtime.new_id,
-        now=runtime.now,
-        server_info=partial(models.server_info, cluster, directory, version(), ejected),
-        operations=partial(operations.operate, directory),
-        wait_ready=partial(readiness.wait_ever_ready, directory, names),
-        missing=partial(readiness.without_encoders, directory, names),
-        shares_port=len(cluster.port_sharers(directory.name)) > 1,
+        port=GatewayPort(
+            shared=len(cluster.port_sharers(directory.name)) > 1,
+            certificate=credentials.certificate,
+            tls=credentials.client_tls,
+        ),
+        runtime=GatewayRuntime(
+            new_id=runtime.new_id, now=runtime.now, run_in_thread=runtime.run_in_thread, reserve=runtime.reserve
+        ),
+        probes=Probes(
+            unready=partial(readiness.unready, directory, names),
+            metrics_text=partial(monitoring.cluster_metrics_text, directory, runtime.metrics),
+            missing=partial(readiness.without_encoders, directory, names),
+            wait_ready=partial(readiness.wait_ever_ready, directory, names),
+        ),
+        administration=Administration(
+            server_info=partial(models.server_info, cluster, directory, version(), ejected),
+            pools=pools.document,
+            operate=partial(operations.operate, directory),
+        ),
     )
 
 

@@ -26,6 +26,8 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.limits import GatewayLimits
+from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes, nothing_missing
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve
 from supervisor.links.endpoint import Endpoint
@@ -57,21 +59,21 @@ def make_monitoring(
         is_unready = partial(unready, cluster, directory)
         text: Callable[[], Awaitable[bytes]] = partial(local_metrics_text, engines, runtime.metrics)
     else:
-        is_unready, text = partial(gateway_unready, directory, gateway), gateway.metrics_text
+        is_unready, text = partial(gateway_unready, directory, gateway), gateway.probes.metrics_text
     return Gateway(
         runner=RequestRunner({}, runtime.metrics, LIMITS.head_s, LIMITS.head_s),
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
         keys=credentials.monitoring_keys,
-        certificate=None,
-        tls=None,
-        reserve=runtime.reserve,
         origins=Origins(frozenset({*LOOPBACK_HOSTS, host.lower()} if host in LOOPBACK_HOSTS else {WILDCARD})),
-        unready=is_unready,
-        missing=(lambda: None) if gateway is None else gateway.missing,
-        metrics_text=text,
-        new_id=runtime.new_id,
-        now=runtime.now,
+        port=GatewayPort(),
+        runtime=GatewayRuntime(new_id=runtime.new_id, now=runtime.now, reserve=runtime.reserve),
+        probes=Probes(
+            unready=is_unready,
+            metrics_text=text,
+            missing=nothing_missing if gateway is None else gateway.probes.missing,
+        ),
+        administration=NO_ADMINISTRATION,
     )
 
 

@@ -276,13 +276,13 @@ class Node:
     async def announce_when_ready(self, announce: Callable[[], None]) -> None:
         """Announce that the node is ready, once every model has an engine on some node."""
         logged_reason = None
-        while self.assembly.gateway is not None and (reason := self.assembly.gateway.unready()) is not None:
+        while self.assembly.gateway is not None and (reason := self.assembly.gateway.probes.unready()) is not None:
             if reason != logged_reason:
                 log.info("waiting", extra={"reason": reason})
                 logged_reason = reason
             await self.assembly.directory.wait_changed()
-        if self.assembly.gateway is not None and self.assembly.gateway.shares_port:
-            await self.assembly.gateway.wait_listening()
+        if self.assembly.gateway is not None and self.assembly.gateway.port.shared:
+            await self.assembly.gateway.port.wait_listening()
         if not self.assembly.directory.draining:
             announce()
 
@@ -319,8 +319,8 @@ class Node:
         """Take the steps of a shutdown in order: drain, cut, send a goodbye, stop the tree."""
         assembly, grace = self.assembly, self.runtime.grace
         with grace.wait_at_most(self.drain_s):
-            if assembly.gateway is not None and assembly.gateway.shares_port:
-                assembly.gateway.leave_port()
+            if assembly.gateway is not None and assembly.gateway.port.shared:
+                assembly.gateway.port.leave()
                 await assembly.gateway.wait_last_requests()
             if assembly.gateway is not None:
                 assembly.gateway.drain()
@@ -386,7 +386,7 @@ def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
         terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*engines, *ranks))}")
         return
     host = f"[{section.host}]" if ":" in section.host else section.host
-    url = f"http{'s' * (assembly.gateway.tls is not None)}://{host}:{assembly.gateway.port}"
+    url = f"http{'s' * (assembly.gateway.port.tls is not None)}://{host}:{assembly.gateway.port.number}"
     key = "-H 'authorization: Bearer YOUR-KEY' " if assembly.gateway.keys.wanted else ""
     model = next(iter(cluster.model))
     body = (

@@ -17,7 +17,6 @@ from supervisor.config.pools import AxisKeys, grid
 from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
 from supervisor.engines.work import RequestInbox
-from supervisor.gateway.gateway import Gateway
 from supervisor.telemetry.registry import Registry, Samples
 
 
@@ -108,9 +107,9 @@ class PoolView:
             default = of_leg.targets.axis.midpoint if default is None else default
             yield {"model": model, "leg": leg, **keys, target: default, "pools": of_leg.pools}
 
-    def show(self, gateway: Gateway, controls: NodeControl, registry: Registry) -> None:
-        """Show every pool by the gateway, to operators, and as gauges."""
-        gateway.pools, controls.pools = self.document, self.states
+    def show(self, controls: NodeControl, registry: Registry) -> None:
+        """Show every pool to operators, and as gauges."""
+        controls.pools = self.states
         gauges = {
             "workers_up": ("Workers of the pool that can be asked", "up"),
             "busy": ("Requests at workers of the pool, also those that wait there", "busy"),

@@ -117,7 +117,7 @@ async def over_http(gateway, engines):
         reply = await client.ask(post({{"times": 3}}, "/stir"))
         show(reply.status, reply.body.decode())
 
-    client = Client(await trio.open_tcp_stream("127.0.0.1", gateway.port))
+    client = Client(await trio.open_tcp_stream("127.0.0.1", gateway.port.number))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stir)
         await trio.sleep(0.1)

@@ -46,6 +46,8 @@ from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES, RouteTable
 from supervisor.gateway.keys.keys import Keys
 from supervisor.gateway.limits import GatewayLimits
+from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
 from supervisor.telemetry.metrics import Metrics
@@ -196,14 +198,11 @@ async def gateway_rig(
         gate=AdmissionGate(requests_max, admit_s, waiting_max, why),
         limits=attrs.evolve(GatewayLimits(), **limits),
         origins=Origins(frozenset({"127.0.0.1", "::1", "localhost"})),
-        unready=why,
         keys=Keys(),
-        certificate=None,
-        tls=None,
-        metrics_text=metrics_text,
-        new_id=new_id or (lambda: f"{next(numbers):032x}"),
-        now=lambda: 1_700_000_000.5,
-        shares_port=shares_port,
+        port=GatewayPort(shared=shares_port),
+        runtime=GatewayRuntime(new_id=new_id or (lambda: f"{next(numbers):032x}"), now=lambda: 1_700_000_000.5),
+        probes=Probes(unready=why, metrics_text=metrics_text),
+        administration=NO_ADMINISTRATION,
     )
     rig = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
     async with trio.open_nursery() as nursery:

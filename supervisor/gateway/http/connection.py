@@ -103,7 +103,7 @@ class HttpConnection:
                 if not self._reader.syntax.done or response.closes:
                     self._reader.more_coming = self.gateway.closes_connections
                     return
-                self.busy = self.gateway.leaving  # this client has not been told that its next request is the last
+                self.busy = self.gateway.port.leaving  # this client has not been told that its next request is the last
                 await self._reader.next_request()
         except Unreadable as unreadable:
             with suppress(SlowClient, trio.BrokenResourceError):

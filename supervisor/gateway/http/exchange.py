@@ -69,4 +69,4 @@ class Exchange:
 
     async def offload(self, size: int, function: Callable[[], T]) -> T:
         """Return the result of `function`, run in a thread if `size` is large; keys take turns in using the threads."""
-        return await Offload(self.gateway.run_in_thread, self.request.key.name).run(size, function)
+        return await Offload(self.gateway.runtime.run_in_thread, self.request.key.name).run(size, function)

@@ -51,13 +51,13 @@ class HttpRequest:
 
     def __attrs_post_init__(self) -> None:
         self.received_at = trio.current_time()
-        self.id = self._client_request_id() or self.gateway.new_id()
+        self.id = self._client_request_id() or self.gateway.runtime.new_id()
         self.key = self.gateway.keys.anonymous
-        self.memory = self.gateway.bodies.reserve(None, BODY_BYTES_FREE)
+        self.memory = self.gateway.memory.bodies.reserve(None, BODY_BYTES_FREE)
         self.method = "" if self.head is None else self.head.method.decode("latin-1")
         if self.head is not None:
             self.caller = from_headers(self.head.headers)
-            self.trace = child_span(self.caller, self.gateway.new_id())
+            self.trace = child_span(self.caller, self.gateway.runtime.new_id())
 
     @property
     def headers(self) -> tuple[Header, ...]:

@@ -152,10 +152,10 @@ class RequestReader:
                     if len(body) > limit:
                         raise TooLarge(f"the body is longer than {limit} bytes {ADVICE}")
                     if pieces % PIECES_A_TURN == PIECES_FREE:
-                        await self.gateway.wait_read_turn()
+                        await self.gateway.turns.wait_read()
                     if len(body) >= turn_at:
                         turn_at = len(body) + BYTES_A_TURN
-                        await self.gateway.wait_body_turn()
+                        await self.gateway.turns.wait_body()
                 elif isinstance(event, h11.EndOfMessage):  # its trailers, if any, are ignored
                     return bytes(body)
                 else:
@@ -172,7 +172,7 @@ class RequestReader:
         self._head = bytearray(self.trailing_bytes)
         self._pipelined = self._pipelined + 1 if self._head else 0
         if self._pipelined > PIPELINED_FREE:
-            await self.gateway.wait_read_turn()
+            await self.gateway.turns.wait_read()
         else:
             await trio.lowlevel.checkpoint()
 

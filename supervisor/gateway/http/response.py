@@ -50,7 +50,7 @@ class HttpResponse:
     _unfinished: bool = False  # a part of the body has not been written yet
 
     def __attrs_post_init__(self) -> None:
-        self.memory = self.gateway.answers.reserve(None)
+        self.memory = self.gateway.memory.answers.reserve(None)
         self._begins_at = self.outbox.accepted_bytes
 
     @property
@@ -206,7 +206,11 @@ class HttpResponse:
 
     def _head(self, status: int, headers: list[Header]) -> bytes:
         self._begins_at = self.outbox.accepted_bytes
-        headers = [(b"date", _date(int(self.gateway.now()))), *headers, (b"x-request-id", self.request.id.encode())]
+        headers = [
+            (b"date", _date(int(self.gateway.runtime.now()))),
+            *headers,
+            (b"x-request-id", self.request.id.encode()),
+        ]
         if self.record is not None and self.record.route is not None:
             headers.append((b"x-route", _route_header(self.record.route, self.record.route_cached_tokens)))
         allowed = self.gateway.origins.cors_headers(self.request.headers)

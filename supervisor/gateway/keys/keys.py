@@ -79,9 +79,14 @@ class ClientKey:
         finally:
             self.running -= weight
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether this is the owner of requests that need no key."""
+        return self.section is ANONYMOUS
+
     def raise_if_revoked(self) -> None:
         """Raise `Unauthorized` if the key has been revoked since it was presented."""
-        if self.revoked and self.section is ANONYMOUS:
+        if self.revoked and self.is_anonymous:
             raise Unauthorized(WANTED)
         if self.revoked:
             raise Unauthorized(f"the key {self.name!r} is not valid any more")

@@ -97,7 +97,7 @@ class Lanes:
 
     def __attrs_post_init__(self) -> None:
         bytes_max, owner = self.gateway.limits.history_bytes_max, "" if self.key is None else self.key.name
-        self._history = ResponseHistory(bytes_max, self.gateway.histories, owner)
+        self._history = ResponseHistory(bytes_max, self.gateway.memory.histories, owner)
 
     @property
     def busy(self) -> bool:
@@ -113,7 +113,7 @@ class Lanes:
         lanes = {*self._running, *waiting_lanes, *self._history.lanes} - {None}
         if lane is not None and lane not in lanes and len(lanes) >= limits.websocket_lanes_max:
             raise StreamLimitReached(f"this connection has {len(lanes)} lanes, as many as it may", param="stream_id")
-        memory = self.gateway.bodies.reserve(self.gateway.memory_owner(self.key), REQUEST_BYTES_FREE)
+        memory = self.gateway.memory.bodies.reserve(self.gateway.memory_owner(self.key), REQUEST_BYTES_FREE)
         memory.grow(size_bytes)
         waiting = _Waiting(request, memory)
         if continued is not None and self._history.find_in(lane, continued) is None:
@@ -169,7 +169,7 @@ class Lanes:
         """End a response that never ran."""
         self._waiting.remove(waiting)
         waiting.memory.release()
-        response_id = self.gateway.new_id()
+        response_id = self.gateway.runtime.new_id()
         events = self._events(waiting.request, response_id)
         self.send(*events.begin(), *events.cancelled(Usage(0, 0)))
         left = AskerLeft("the client sent response.cancel")
@@ -192,7 +192,7 @@ class Lanes:
             taken.add(lane)
 
     def _start(self, waiting: _Waiting) -> None:
-        request, response_id = waiting.request, self.gateway.new_id()
+        request, response_id = waiting.request, self.gateway.runtime.new_id()
         record = RequestRecord(
             f"{self.request_id}/{response_id}",
             request.model,
@@ -210,10 +210,10 @@ class Lanes:
         self.tasks.start_soon(self._run, running, name=f"response {response_id}")
 
     def _trace(self) -> Trace:
-        return child_span(self.caller, self.gateway.new_id())
+        return child_span(self.caller, self.gateway.runtime.new_id())
 
     def _events(self, request: responses.Create, response_id: str) -> responses.Events:
-        return responses.Events(request, request_id=response_id, created_at=int(self.gateway.now()))
+        return responses.Events(request, request_id=response_id, created_at=int(self.gateway.runtime.now()))
 
     async def _run(self, running: _Running) -> None:
         """Answer one request, and start those that waited for it, unless the client is gone."""
@@ -282,7 +282,7 @@ class Lanes:
             self._fail(running, internal_error(bug, record.request_id, record.trace))
             return
         else:
-            with self.gateway.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
+            with self.gateway.memory.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
                 with suppress(Overloaded):  # then they go into the backlog at once, as every other event does
                     memory.grow(size := sum(map(len, last)))
                     await self.outbox.wait_room(size)  # they repeat the text several times

@@ -62,7 +62,7 @@ class MessageReader:
         if waiting > self.gateway.limits.websocket_queue_max:
             self.on_event(Overloaded(f"{waiting} messages wait to be read on this connection"), fields, 0)
             return
-        memory = self.gateway.bodies.reserve(self.gateway.memory_owner(self.key), MESSAGE_BYTES_FREE)
+        memory = self.gateway.memory.bodies.reserve(self.gateway.memory_owner(self.key), MESSAGE_BYTES_FREE)
         try:
             memory.grow(message.__sizeof__())
         except Overloaded as error:
@@ -109,7 +109,9 @@ class MessageReader:
         owner, event = (self.key or self.gateway.keys.anonymous).name, None
         try:
             with self.while_open():
-                event = await self.gateway.run_in_thread(lambda: self._parse(message, fields), owner=owner, size=size)
+                event = await self.gateway.runtime.run_in_thread(
+                    lambda: self._parse(message, fields), owner=owner, size=size
+                )
         except RequestError as error:  # too many texts wait for the threads
             return error
         return event

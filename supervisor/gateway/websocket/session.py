@@ -46,7 +46,7 @@ async def serve(
 ) -> None:
     """Serve one WebSocket client from the answer to its handshake to its end; `caller` is its trace."""
     try:
-        with gateway.bodies.reserving(gateway.memory_owner(key), READ_BYTES) as memory:
+        with gateway.memory.bodies.reserving(gateway.memory_owner(key), READ_BYTES) as memory:
             await _serve(outbox, gateway, handshake, request_id, key, caller, memory)
     except* MemoryError:
         internal_error(MemoryError(), request_id, caller)
@@ -66,7 +66,7 @@ async def _serve(
     try:
         outbox.put(handshake.response)
         stream = ReplayedStream(
-            outbox, handshake.unread, memory, gateway.wait_read_turn, received_at=trio.current_time()
+            outbox, handshake.unread, memory, gateway.turns.wait_read, received_at=trio.current_time()
         )
         socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max)
         model = parse_qs(urlsplit(handshake.target).query).get("model", [None])[0]
@@ -268,7 +268,7 @@ class Session:
             self._refuse(error, lane)
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
-        trace = child_span(self.caller, self.gateway.new_id())
+        trace = child_span(self.caller, self.gateway.runtime.new_id())
         self.gateway.access_log.log_refused(
             error, request_id=self.request_id, request_line=CREATE, key=self.key, trace=trace
         )

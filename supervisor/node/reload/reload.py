@@ -259,8 +259,8 @@ def _apply_to_gateway(
     if read.keys.wanted or not gateway.keys.wanted:  # without keys, it would serve nobody
         gateway.keys.sources = read.keys.sources
         names.append("keys")
-    if gateway.certificate is not None and read.context is not None:  # to turn TLS on or off takes a restart
-        gateway.certificate, gateway.tls = read.cluster.certificate, read.context
+    if gateway.port.certificate is not None and read.context is not None:  # to turn TLS on or off takes a restart
+        gateway.port.certificate, gateway.port.tls = read.cluster.certificate, read.context
         names += ["tls_certificate", "tls_key"]
     _report(section, new, "gateway", names, outcome)
     return evolve(section, **{name: getattr(new, name) for name in names})

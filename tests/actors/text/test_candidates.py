@@ -13,6 +13,7 @@ import pytest
 import trio
 import trio.abc
 import trio.testing
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -140,14 +141,14 @@ async def test_events_that_wait_behind_a_repeated_prompt_are_counted_as_long_as_
         client = Client(await rig.connect(receive_buffer=4096))
         await client.send(post(body, "/v1/completions"))
         await trio.sleep(60)
-        counted_bytes = rig.gateway.answers.reserved_bytes
+        counted_bytes = rig.gateway.memory.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.whole, b"answers_bytes_max" in reply.body) == (whole, not whole)
         if whole:
             assert len(reply.body) - 100_000 < counted_bytes < len(reply.body)
         await client.stream.aclose()
         await at_rest(rig)
-        assert rig.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.memory.answers.reserved_bytes == 0
 
 
 async def test_candidates_are_kept_packed_and_replayed_in_many_turns(autojump_clock: MockClock) -> None:
@@ -274,7 +275,8 @@ LONG_BODIES = {
 async def test_a_long_body_is_read_aside(body: dict[Any, Any], rather_slow: MockClock) -> None:
     """10,900 messages took 50 ms of one turn, and 800,000 token ids 59."""
     async with gateway_rig() as rig:
-        rig.gateway.run_in_thread = aside = Counting()
+        aside = Counting()
+        rig.gateway.runtime = evolve(rig.gateway.runtime, run_in_thread=aside)
         client = await rig.client()
         assert (await client.ask(post(chat_body([{"role": "user", "content": "n=1"}])))).status == 200
         assert aside.sizes == []
@@ -303,9 +305,9 @@ async def test_a_long_answer_about_tokens_is_counted_and_waits_for_its_reader(pa
         while not outbox.backlog_bytes:
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert 0 < outbox.backlog_bytes <= 256 * 1024
-        counted_bytes = rig.gateway.answers.reserved_bytes
+        counted_bytes = rig.gateway.memory.answers.reserved_bytes
         reply = await client.reply()
         assert (reply.status, reply.whole, len(reply.body)) == (200, True, counted_bytes)
         assert reply.json["text"] == text if path == "/detokenize" else reply.json["count"] == 250_000
         await client.ask(head())
-        assert rig.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.memory.answers.reserved_bytes == 0

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.dialects import chat, completions, operations, responses, tokens
@@ -188,7 +189,7 @@ async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -
         "/detokenize": {"tokens": [5, 6]},
     }
     async with gateway_rig() as rig:
-        rig.gateway.server_info, rig.gateway.operations = dict, operate
+        rig.gateway.administration = evolve(rig.gateway.administration, server_info=dict, operate=operate)
         client = await rig.client()
         for operation in (each for each in ROUTES.operations if each.answer):
             path = operation.path.replace("{model}", "tiny")

@@ -154,7 +154,7 @@ async def test_an_engine_has_one_name_on_every_node(tmp_path: Path) -> None:
     assert assembly.monitoring is not None
     assert assembly.links is not None
     with assembly.engines["tiny-0"].publish(cast("port.Engine", Engine())):
-        text = (await assembly.monitoring.metrics_text()).decode()
+        text = (await assembly.monitoring.probes.metrics_text()).decode()
         assert 'espalier_engine_running{engine="back/tiny-0"} 1.0' in text
     assert {("tiny-0", GetLoad), ("tiny-0", FlushCache)} <= assembly.links.services.keys()
     _, metrics = built_assembly(cluster(tmp_path), "front")

@@ -129,15 +129,17 @@ async def test_a_node_serves_the_metrics_of_its_engines_and_has_them_in_its_own(
     assembly, _ = built_assembly(cluster(tmp_path), "back")
     assert assembly.monitoring is not None
     assert assembly.links is not None
-    assert series(await assembly.monitoring.metrics_text()) == []
+    assert series(await assembly.monitoring.probes.metrics_text()) == []
     service = assembly.links.services["tiny-0", GetMetrics]
     engine = Engine(EngineLoad(0, 0, 0))
     with assembly.engines["tiny-0"].publish(cast("port.Engine", engine)):
-        assert series(await assembly.monitoring.metrics_text()) == ['sglang:x{engine="back/tiny-0",rank="0"} 1.0']
+        assert series(await assembly.monitoring.probes.metrics_text()) == [
+            'sglang:x{engine="back/tiny-0",rank="0"} 1.0'
+        ]
         async with service.ask(GetMetrics(), 0) as answer:
             assert await answer.result() == EngineMetrics(TEXT)
         engine.text = Unsupported("none")
         async with service.ask(GetMetrics(), 0) as answer:
             with pytest.raises(Unsupported):
                 await answer.result()
-    assert series(await assembly.monitoring.metrics_text()) == []
+    assert series(await assembly.monitoring.probes.metrics_text()) == []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.dialects import chat as chat_dialect
@@ -179,7 +180,7 @@ async def test_refused_probes_are_logged_at_debug_level_and_counted(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     async with gateway_rig() as rig:
-        rig.gateway.unready = lambda: "engine tiny is starting"
+        rig.gateway.probes = evolve(rig.gateway.probes, unready=lambda: "engine tiny is starting")
         client = await rig.client()
         for _ in range(30):
             assert (await client.ask(head(path="/ready"))).status == 503

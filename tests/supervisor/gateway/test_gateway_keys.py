@@ -20,6 +20,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.sections import NodeSection
 from supervisor.gateway.keys.keys import Keys, KeySources, KeyStatistics
+from supervisor.gateway.listening import GatewayPort
 from supervisor.node import node
 from supervisor.node.reload.reload import Reloader
 from supervisor.processes.process import GracePeriods
@@ -188,7 +189,7 @@ async def test_a_revoked_key_is_refused_at_its_next_request(tmp_path: Path) -> N
 @asynccontextmanager
 async def secured(**limits: Any) -> AsyncIterator[Rig]:
     async with gateway_rig(**limits) as rig:
-        rig.gateway.tls = Certificate(*certificate.files()).context()
+        rig.gateway.port.tls = Certificate(*certificate.files()).context()
         yield rig
         await at_rest_soon(rig)
 
@@ -250,13 +251,13 @@ async def rest(client: Client) -> bytes:
 
 async def test_a_new_certificate_is_used_for_new_connections(tmp_path: Path) -> None:
     async with secured() as rig:
-        rig.gateway.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
-        before, client = rig.gateway.tls, await secure_client(rig)
+        rig.gateway.port.certificate = Certificate(tmp_path / "c.pem", tmp_path / "k.pem")
+        before, client = rig.gateway.port.tls, await secure_client(rig)
         await rig.gateway.reload(read_inline)
-        assert rig.gateway.tls is before  # there are no files
+        assert rig.gateway.port.tls is before  # there are no files
         certificate.make(tmp_path / "c.pem", tmp_path / "k.pem")
         await rig.gateway.reload(read_inline)
-        assert rig.gateway.tls is not before
+        assert rig.gateway.port.tls is not before
         assert (await client.ask(head("GET", "/health"))).status == 200
         with pytest.raises(trio.BrokenResourceError):  # trusts the old one
             await secure_client(rig)
@@ -313,7 +314,7 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
 
     waits = SimpleNamespace(wait_idle=trio.lowlevel.checkpoint, wait_closed=trio.lowlevel.checkpoint)
     gateway = SimpleNamespace(
-        gate=gate, shares_port=False, draining=False, drain=drain, abort=lambda: 0, connections=waits
+        gate=gate, port=GatewayPort(), draining=False, drain=drain, abort=lambda: 0, connections=waits
     )
     runtime: Any = SimpleNamespace(grace=GracePeriods())
 

@@ -15,9 +15,9 @@ import trio.lowlevel
 from trio.testing import MockClock
 
 from protocol.messages.media import Detail, Media, Modality
-from supervisor.gateway.gateway import LONG_BODIES_A_TURN
 from supervisor.gateway.http.request import BODY_BYTES_FREE
 from supervisor.gateway.http.request_reader import BYTES_A_TURN, BYTES_FREE
+from supervisor.gateway.turns import LONG_BODIES_A_TURN
 from tests.rig.gateway import Client, create, gateway_rig, leave_all, post
 from tests.rig.log_records import log_records
 from tests.rig.seeing import PNG, WEB, chat_parts, let_see, response_parts
@@ -123,11 +123,11 @@ async def test_the_memory_of_images_is_reserved_until_the_answer_is_whole(rather
         body = json.dumps(chat_body(CAT)).encode()
         await client.send(post(body))
         await until(lambda: bool(seeing.asked))
-        assert rig.gateway.bodies.reserved_bytes == len(body) - BODY_BYTES_FREE
+        assert rig.gateway.memory.bodies.reserved_bytes == len(body) - BODY_BYTES_FREE
         seeing.going.set()
         assert (await client.reply()).status == 200
         await leave_all(rig)
-        assert rig.gateway.bodies.reserved_bytes == 0
+        assert rig.gateway.memory.bodies.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("api", ["chat", "socket"])
@@ -190,15 +190,17 @@ async def test_a_continued_conversation_has_its_images_by_the_name_of_its_own_fi
         seeing = let_see(rig)
         first = await whole(client, {"type": "response.create", **response_body(CAT)})
         await trio.lowlevel.checkpoint()
-        assert rig.gateway.histories.size_bytes > len(CAT)
+        assert rig.gateway.memory.histories.size_bytes > len(CAT)
         event = {"type": "response.create", **response_body(WEB, previous_response_id=first["id"])}
         second = await whole(client, event)
         assert second["output"][0]["content"][0]["text"] == "2 images"
         named = [media.param for media in seeing.asked[1].media]
         assert named == ["previous_response_id", "input[0].content[1].image_url"]
-        assert rig.gateway.histories.size_bytes < 2 * len(CAT), "the same image is counted once in a conversation"
+        assert rig.gateway.memory.histories.size_bytes < 2 * len(CAT), (
+            "the same image is counted once in a conversation"
+        )
         await leave_all(rig)
-        assert rig.gateway.histories.size_bytes == 0
+        assert rig.gateway.memory.histories.size_bytes == 0
 
 
 async def test_a_conversation_too_large_to_be_kept_says_which_limit_it_exceeded(rather_slow: MockClock) -> None:
@@ -248,16 +250,16 @@ async def test_no_log_and_no_error_has_a_url_of_a_request(
 async def test_a_few_long_bodies_at_a_time_are_read_and_short_ones_wait_for_none() -> None:
     async with gateway_rig() as rig, trio.open_nursery() as nursery:
         let_see(rig)
-        turns = rig.gateway.reading_bodies
+        turns = rig.gateway.turns.reading_bodies
         for _ in range(LONG_BODIES_A_TURN):
             await turns.acquire()
         long = await rig.client()
         nursery.start_soon(long.send, post(chat_body(CAT)))
         for _ in range(3):  # each is read as a whole, while the long one waits
             assert (await (await rig.client()).ask(post(chat_body(PNG + "A" * 200_000)))).status == 200
-        await until(lambda: rig.gateway.bodies.reserved_bytes + BODY_BYTES_FREE >= BYTES_FREE)
+        await until(lambda: rig.gateway.memory.bodies.reserved_bytes + BODY_BYTES_FREE >= BYTES_FREE)
         await trio.sleep(0.1)
-        assert rig.gateway.bodies.reserved_bytes + BODY_BYTES_FREE < BYTES_FREE + 2 * BYTES_A_TURN
+        assert rig.gateway.memory.bodies.reserved_bytes + BODY_BYTES_FREE < BYTES_FREE + 2 * BYTES_A_TURN
         for _ in range(LONG_BODIES_A_TURN):
             turns.release()
         assert (await long.reply()).status == 200

@@ -104,7 +104,7 @@ async def test_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_
         await slow.send(large(90_000)[:1000])
         await late.send(large(90_000)[:80_000])
         await trio.sleep(1)
-        assert 40_000 < rig.gateway.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
+        assert 40_000 < rig.gateway.memory.bodies.reserved_bytes < 80_000, "by what has come, not by what was promised"
         await slow.send(large(90_000)[1000:])
         reply = await slow.reply()
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (503, "overloaded", "1")
@@ -114,7 +114,7 @@ async def test_bodies_of_all_clients_share_a_limit_by_the_bytes_received(rather_
         assert (await late.reply()).status == 200
         await late.stream.aclose()
         await trio.sleep(1)
-        assert rig.gateway.bodies.reserved_bytes == 0
+        assert rig.gateway.memory.bodies.reserved_bytes == 0
         await leave_all(rig)
 
 
@@ -125,7 +125,7 @@ async def test_requests_that_wait_in_lanes_share_the_limit_of_bodies(rather_slow
             await client.say(create("n=1 " + "x" * 10_000, stream_id=lane, instructions="y" * 10_000))
         refused = [event for event in await client.events("error") if event["type"] == "error"]
         assert refused[0]["error"]["code"] == "overloaded"
-        assert rig.gateway.bodies.reserved_bytes > 20_000
+        assert rig.gateway.memory.bodies.reserved_bytes > 20_000
         await leave_all(rig)
 
 
@@ -137,7 +137,7 @@ async def test_half_a_message_counts_by_the_bytes_received(rather_slow: MockCloc
         for client in clients:
             await client.send(begun)
         await trio.sleep(1)
-        assert rig.gateway.bodies.reserved_bytes <= 225_000
+        assert rig.gateway.memory.bodies.reserved_bytes <= 225_000
         codes = []
         for client in clients[:1] + clients[-1:]:
             with trio.move_on_after(5):
@@ -151,10 +151,10 @@ async def test_a_message_that_was_taken_gives_back_only_its_own_memory(rather_sl
         begun = bytes([0x81, 0xFF]) + (200_000).to_bytes(8, "big") + bytes(4) + b" " * 100_000
         await client.send(frame(b'{"type": "response.cancel"}') + frame(b"ping", 0x89) + begun)
         await trio.sleep(1)
-        assert rig.gateway.bodies.reserved_bytes == 100_000 - READ_BYTES
+        assert rig.gateway.memory.bodies.reserved_bytes == 100_000 - READ_BYTES
         await client.send(b" " * 100_000)
         await trio.sleep(1)
-        assert rig.gateway.bodies.reserved_bytes == 0
+        assert rig.gateway.memory.bodies.reserved_bytes == 0
         await leave_all(rig)
 
 
@@ -171,7 +171,7 @@ async def test_a_response_in_one_piece_that_never_fits_is_refused_with_its_param
         assert "answers_bytes_max" in reply.error["message"]
         streamed = await client.ask(post({**asked, "stream": True}))
         assert streamed.status == 200
-        assert rig.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.memory.answers.reserved_bytes == 0
 
 
 async def test_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
@@ -180,13 +180,13 @@ async def test_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> N
         asked = chat("n=5 s=1", max_completion_tokens=800)
         await first.send(post(asked))
         await trio.sleep(1)
-        assert rig.gateway.answers.reserved_bytes == 6400
+        assert rig.gateway.memory.answers.reserved_bytes == 6400
         refused = await second.ask(post(asked))
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
         assert (await first.reply()).status == 200
         assert (await second.ask(post(asked))).status == 200
         await trio.sleep(0.1)
-        assert rig.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.memory.answers.reserved_bytes == 0
 
 
 # Conversations -------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ async def test_backlogs_of_all_clients_share_a_limit_and_a_client_that_reads_is_
         for stream in greedy:
             await stream.send_all(post(chat("n=900", stream=True, max_completion_tokens=900)))
         await trio.sleep(1)
-        assert rig.gateway.backlogs.size_bytes <= 220_000
+        assert rig.gateway.memory.backlogs.size_bytes <= 220_000
         client = await rig.client()
         reply = await client.ask(post(chat("n=50 s=0.01", stream=True, max_completion_tokens=50)))
         assert (reply.status, reply.whole) == (200, True)
         await client.stream.aclose()
         await leave_all(rig)
-        assert rig.gateway.backlogs.count == 0
+        assert rig.gateway.memory.backlogs.count == 0
         assert b'espalier_clients_dropped_total{reason="backlog"}' in rig.metrics.render({})
 
 

@@ -18,9 +18,9 @@ from trio.testing import MockClock
 from actors.kit.calls import Address, mailbox
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.errors import StartFailed
-from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.server import serve
+from supervisor.gateway.turns import LoopTurns
 from tests.rig.gateway import (
     SECRET,
     Client,
@@ -243,13 +243,14 @@ async def test_a_drain_that_takes_too_long_ends_responses_with_an_error(rather_s
 async def test_part_of_a_request_is_refused_at_once_though_its_wait_had_not_begun_when_the_drain_took_too_long(
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def read_turn(gateway: Gateway) -> None:
-        gateway.drain()
-        gateway.abort()
-        await trio.lowlevel.checkpoint()
+    async with gateway_client(head_s=10, body_s=30) as (rig, client):
 
-    monkeypatch.setattr(Gateway, "wait_read_turn", read_turn)
-    async with gateway_client(head_s=10, body_s=30) as (_, client):
+        async def drain_and_abort(_: LoopTurns) -> None:
+            rig.gateway.drain()
+            rig.gateway.abort()
+            await trio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(LoopTurns, "wait_read", drain_and_abort)
         await client.send(head() * 5 + head()[:20])
         for _ in range(5):
             assert (await client.reply()).status == 200
@@ -335,7 +336,7 @@ async def test_a_bug_in_a_handler_fails_its_request_alone(
             await trio.lowlevel.checkpoint()
             raise ZeroDivisionError
 
-        rig.gateway.metrics_text = broken
+        rig.gateway.probes = evolve(rig.gateway.probes, metrics_text=broken)
         client = await rig.client()
         reply = await client.ask(head(path="/metrics"))
         assert (reply.status, reply.error["code"]) == (500, "internal")
@@ -356,7 +357,7 @@ async def test_a_gateway_that_leaves_its_port_answers_one_request_of_each_client
         assert (await lane.upgrade()).status == 101
         await streaming.send(post(chat("n=20 s=0.1", stream=True)))
         waiting = [socket.create_connection(("127.0.0.1", rig.port)) for _ in range(5)]
-        rig.gateway.leave_port()  # in the turn in which they came: none has been accepted
+        rig.gateway.port.leave()  # in the turn in which they came: none has been accepted
         queued = [Client(trio.SocketStream(trio.socket.from_stdlib_socket(each))) for each in waiting]
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(OSError, match="refused"):
@@ -387,7 +388,7 @@ async def test_a_drain_of_a_shared_port_waits_for_the_first_request_of_each_clie
         assert (await old.events())[-1]["type"] == "response.completed"
         connected = socket.create_connection(("127.0.0.1", rig.port))
         late = Client(trio.SocketStream(trio.socket.from_stdlib_socket(connected)))
-        rig.gateway.leave_port()
+        rig.gateway.port.leave()
         done = trio.Event()
 
         async def wait() -> None:
@@ -428,14 +429,14 @@ async def test_a_drain_of_a_shared_port_admits_the_requests_that_wait(rather_slo
 
 async def test_a_gateway_that_has_left_its_port_is_not_ready(rather_slow: MockClock) -> None:
     async with gateway_client(shares_port=True) as (rig, client):
-        rig.gateway.leave_port()
+        rig.gateway.port.leave()
         reply = await client.ask(head(path="/ready"))
         assert (reply.status, reply.error["code"]) == (503, "draining")
 
 
 async def test_a_gateway_whose_child_is_started_again_after_it_has_left_does_not_listen(rather_slow: MockClock) -> None:
     async with gateway_rig(shares_port=True) as rig:
-        rig.gateway.leave_port()
+        rig.gateway.port.leave()
         async with trio.open_nursery() as nursery:
             port = await nursery.start(serve, rig.gateway, ROUTES, "127.0.0.1", 0)
             with pytest.raises(OSError, match="failed"):
@@ -447,16 +448,16 @@ async def test_a_gateway_that_shares_its_port_listens_once_it_can_serve(rather_s
     async with gateway_rig(shares_port=True) as rig, trio.open_nursery() as nursery:
         rig.ready.append("engine a is starting")
         ready = trio.Event()
-        rig.gateway.wait_ready = ready.wait
-        rig.gateway.listens = False  # the rig's own listener has no part in this
+        rig.gateway.probes = evolve(rig.gateway.probes, wait_ready=ready.wait)
+        rig.gateway.port.listens = False  # the rig's own listener has no part in this
         port = await nursery.start(serve, rig.gateway, ROUTES, "127.0.0.1", 0)
         with pytest.raises(OSError, match="failed"):
             await trio.open_tcp_stream("127.0.0.1", port)
         rig.ready.clear()
         assert rig.gateway.gate_state().unready == "it does not listen yet"
         ready.set()
-        assert not rig.gateway.listens
-        await rig.gateway.wait_listening()
+        assert not rig.gateway.port.listens
+        await rig.gateway.port.wait_listening()
         assert rig.gateway.why_unready() is None
         client = Client(await trio.open_tcp_stream("127.0.0.1", port))
         assert (await client.ask(post(chat()))).status == 200

@@ -37,7 +37,8 @@ async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[
     configuration = cluster(folder)
     assembly, _ = built_assembly(configuration, "back", read_credentials(configuration, "back", environment))
     assert assembly.monitoring is not None
-    assembly.monitoring.new_id = lambda: "ab" * 16  # traces take no others
+    runtime = evolve(assembly.monitoring.runtime, new_id=lambda: "ab" * 16)  # traces take no others
+    assembly.monitoring.runtime = runtime
     async with trio.open_nursery() as nursery:
         await nursery.start(serve, assembly.monitoring, ROUTES.probes(), "127.0.0.1", 0)
         yield assembly
@@ -46,7 +47,7 @@ async def monitored(folder: Path, environment: dict[Any, Any]) -> AsyncIterator[
 
 async def get(assembly: Assembly, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     assert assembly.monitoring is not None
-    url = f"http://127.0.0.1:{assembly.monitoring.port}{path}"
+    url = f"http://127.0.0.1:{assembly.monitoring.port.number}{path}"
     request = urllib.request.Request(url, headers=headers, method=method)
 
     def ask() -> tuple[int, str]:
@@ -129,9 +130,9 @@ async def test_the_monitoring_endpoint_of_a_gateway_is_not_ready_while_its_node_
     assembly, _ = built_assembly(configuration, "front")
     assert assembly.monitoring is not None
     assert assembly.gateway is not None
-    assembly.gateway.unready = lambda: None
+    assembly.gateway.probes = evolve(assembly.gateway.probes, unready=lambda: None)
     await trio.lowlevel.checkpoint()
     unready = partial(monitoring.gateway_unready, assembly.directory, assembly.gateway)
     assert unready() is None
     assembly.directory.drain()
-    assert assembly.monitoring.unready() == unready() == "the node drains"
+    assert assembly.monitoring.probes.unready() == unready() == "the node drains"

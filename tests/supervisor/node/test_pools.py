@@ -111,7 +111,7 @@ async def test_counts_of_a_pool_are_by_outcome_and_by_what_stood_in(
 async def test_the_document_shows_each_engine_and_each_grid(written: Written, autojump_clock: MockClock) -> None:
     async with running(written, PAIRS) as (assembly, _):
         assert assembly.gateway is not None
-        document: Any = assembly.gateway.pools()
+        document: Any = assembly.gateway.administration.pools()
         assert [pool["name"] for pool in document["pools"]] == ["quick", "cheap", "short", "long"]
         slots = assembly.directory.local["p0"].idle_offer.slots
         quick = {"name": "quick", "model": "tiny", "leg": "prefill", "priority": 2, "up": 2, "busy": 0, "waiting": 0}
@@ -135,6 +135,6 @@ async def test_a_pool_whose_engine_is_not_up_says_so(written: Written) -> None:
     await trio.lowlevel.checkpoint()
     assembly, _ = built_assembly(read_cluster(written(WHOLES)), "main")
     assert assembly.gateway is not None
-    document: Any = assembly.gateway.pools()
+    document: Any = assembly.gateway.administration.pools()
     assert document["pools"][0]["engines"] == [{"name": "main/w0", "up": False, "busy": 0, "slots": 0}]
     assert (document["pools"][0]["up"], document["pools"][0]["slots"]) == (0, 0)

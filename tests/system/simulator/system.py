@@ -38,6 +38,8 @@ from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
+from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve_stream
@@ -149,13 +151,14 @@ class System(PrefixSystem):
             gate=self.gate,
             limits=self.limits,
             origins=Origins(frozenset({"127.0.0.1"})),
-            unready=partial(readiness.unready, self.directory, ("tiny",)),
-            metrics_text=partial(monitoring.local_metrics_text, engines, metrics),
-            new_id=new_id,
-            now=lambda: NOON + trio.current_time(),
-            certificate=None,
-            tls=tls.server() if self.tls else None,
             keys=_keys(self.secrets),
+            port=GatewayPort(tls=tls.server() if self.tls else None),
+            runtime=GatewayRuntime(new_id=new_id, now=lambda: NOON + trio.current_time()),
+            probes=Probes(
+                unready=partial(readiness.unready, self.directory, ("tiny",)),
+                metrics_text=partial(monitoring.local_metrics_text, engines, metrics),
+            ),
+            administration=NO_ADMINISTRATION,
         )
         self.node = bare_node(self.directory, self.gateway, None, self.drain_s, self.scope)
 
@@ -211,7 +214,7 @@ class System(PrefixSystem):
         model, vision = TINY, None
         if self.sighted:
             model = SIGHTED
-            vision = self.vision(self.directory, self.route, self.gateway.new_id, self._encoded_elsewhere)
+            vision = self.vision(self.directory, self.route, self.gateway.runtime.new_id, self._encoded_elsewhere)
         serve = partial(processor, self.asked_inbox, model, self.decode, limits, run_inline, self.requests_max)
         await serve(direct=self.asked_direct, vision=vision, task_status=task_status)
 

@@ -37,7 +37,7 @@ class Port:
     run: TwoGatewaysRun
 
     def connect(self) -> Any:
-        there = [front for front in self.run.gateways if not (front.over.is_set() or front.gateway.leaving)]
+        there = [front for front in self.run.gateways if not (front.over.is_set() or front.gateway.port.leaving)]
         # At a port that it shares, a gateway listens once it has been ready.
         self.run.listening.update(front for front in there if readiness.never_ready(front.directory, ("tiny",)) is None)
         return self.run.rng.choice([front for front in there if front in self.run.listening]).connect()
@@ -91,12 +91,12 @@ class TwoGatewaysRun(ClusterRun):
         self.restarts = self.rng.random() < 0.7 or self.plan.restarts
         self.new_second = partial(cast("partial[Cluster]", self.new_front), node_name="second")
         self.second = self._prepared(self.new_second())
-        self.system.gateway.shares_port = True
+        self.system.gateway.port.shared = True
 
     def _prepared(self, second: Cluster) -> Cluster:
         second.faults = self.system.faults
         second.routing.observer = self.observer()
-        second.gateway.shares_port = True
+        second.gateway.port.shared = True
         return second
 
     def new_faults(self) -> ClusterFaults:

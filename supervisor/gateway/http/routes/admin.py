@@ -15,7 +15,9 @@ async def server_info(exchange: Exchange, _: Body) -> None:
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     exchange.response.reply(
-        200, [JSON], msgspec.json.encode(gateway.server_info() | {"limits": msgspec.to_builtins(gateway.limits)})
+        200,
+        [JSON],
+        msgspec.json.encode(gateway.administration.server_info() | {"limits": msgspec.to_builtins(gateway.limits)}),
     )
     log_answered(exchange)
 

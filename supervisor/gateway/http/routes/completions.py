@@ -35,7 +35,7 @@ class Dialect(Protocol[Request]):
 async def _answer(dialect: Dialect[Request], api: str, exchange: Exchange, body: Body) -> None:
     """Answer one request; raises the `RequestError` by which it failed before its response began."""
     request = await exchange.read(dialect.parse, body)
-    response_id, created = exchange.gateway.new_id(), int(exchange.gateway.now())
+    response_id, created = exchange.gateway.runtime.new_id(), int(exchange.gateway.runtime.now())
     record = exchange.start_record(request.model, api)
     respond = dialect.to_respond(request, request_id=response_id)
     if request.stream:

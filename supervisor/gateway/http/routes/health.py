@@ -24,14 +24,14 @@ async def ready(exchange: Exchange, _: Body) -> None:
     await trio.lowlevel.checkpoint()
     if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")
-    if (why := exchange.gateway.unready()) is not None:
+    if (why := exchange.gateway.probes.unready()) is not None:
         raise NotReady(why)
-    missing = exchange.gateway.missing()
+    missing = exchange.gateway.probes.missing()
     exchange.response.reply(200, [TEXT], b"ready\n" if missing is None else f"ready, but {missing}\n".encode())
     log_answered(exchange)
 
 
 async def metrics(exchange: Exchange, _: Body) -> None:
     """Answer with the metrics, in the text format of Prometheus."""
-    exchange.response.reply(200, [METRICS], await exchange.gateway.metrics_text())
+    exchange.response.reply(200, [METRICS], await exchange.gateway.probes.metrics_text())
     log_answered(exchange)

@@ -61,7 +61,7 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     if exchange.request.method != "HEAD":
         request = await exchange.read(partial(parse, row), body) if row.has_fields else row.request()
         engine = None if row.answer_text else exchange.request.query("engine") or None
-        outcomes = await exchange.gateway.operations(request, engine)
+        outcomes = await exchange.gateway.administration.operate(request, engine)
     if (error := failure(row, outcomes)) is not None:
         exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
         return

@@ -13,5 +13,5 @@ from supervisor.gateway.http.routes.route import log_answered
 async def pools(exchange: Exchange, _: Body) -> None:
     """Answer with each pool at this moment and with each grid; both lists are empty where there are none."""
     await trio.lowlevel.checkpoint()
-    exchange.response.reply(200, [JSON], msgspec.json.encode(exchange.gateway.pools()))
+    exchange.response.reply(200, [JSON], msgspec.json.encode(exchange.gateway.administration.pools()))
     log_answered(exchange)

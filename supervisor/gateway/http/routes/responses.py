@@ -27,7 +27,7 @@ async def answer(exchange: Exchange, body: Body) -> None:
     if request.stream:
         await _streamed(exchange, request)
         return
-    response_id, created_at = exchange.gateway.new_id(), int(exchange.gateway.now())
+    response_id, created_at = exchange.gateway.runtime.new_id(), int(exchange.gateway.runtime.now())
     record = exchange.start_record(request.model, API)
     respond = responses.to_respond(request, request_id=response_id)
     builder = responses.Completion(request, request_id=response_id, created_at=created_at)
@@ -36,8 +36,8 @@ async def answer(exchange: Exchange, body: Body) -> None:
 
 async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
     gateway = exchange.gateway
-    response_id = gateway.new_id()
-    events = responses.Events(request, request_id=response_id, created_at=int(gateway.now()), sse=True)
+    response_id = gateway.runtime.new_id()
+    events = responses.Events(request, request_id=response_id, created_at=int(gateway.runtime.now()), sse=True)
     record = exchange.start_record(request.model, API)
     ended: ChoiceEnded | None = None
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from supervisor.gateway.http.connection import ON_ITS_WAY_S
@@ -32,7 +33,9 @@ async def test_health_readiness_and_models_are_answered(rather_slow: MockClock) 
 
 async def test_a_gateway_without_encoders_is_ready_and_says_what_is_missing(rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
-        rig.gateway.missing = lambda: "model tiny takes no images and videos: engine eyes is starting"
+        rig.gateway.probes = evolve(
+            rig.gateway.probes, missing=lambda: "model tiny takes no images and videos: engine eyes is starting"
+        )
         answer = await client.ask(head(path="/ready"))
         assert answer.status == 200
         assert answer.body == b"ready, but model tiny takes no images and videos: engine eyes is starting\n"

@@ -22,6 +22,8 @@ from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.keys import keys as module
 from supervisor.gateway.keys.keys import ADMIN, KEYS, ClientKey, Keys, KeySources
 from supervisor.gateway.limits import GatewayLimits
+from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.files import read_inline
@@ -62,13 +64,11 @@ def make_gateway(keys: Keys | None = None, **limits: int) -> Gateway:
         gate=AdmissionGate(8, 5.0, 8, lambda: None),
         limits=GatewayLimits(**limits),
         origins=Origins(frozenset({"localhost"})),
-        unready=lambda: None,
-        metrics_text=UNUSED,
-        new_id=str,
-        now=float,
         keys=keys or Keys(),
-        certificate=None,
-        tls=None,
+        port=GatewayPort(),
+        runtime=GatewayRuntime(new_id=str, now=float),
+        probes=Probes(unready=lambda: None, metrics_text=UNUSED),
+        administration=NO_ADMINISTRATION,
     )
 
 

@@ -139,13 +139,13 @@ async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_m
 ) -> None:
     async with gateway_rig() as rig:
         many, few = await rig.client(), await rig.client()
-        await rig.gateway.reading.acquire()  # as if a client sent very many pieces
+        await rig.gateway.turns.reading.acquire()  # as if a client sent very many pieces
         await many.send(head(path="/nothing") * AHEAD)
         await few.send(head() * FREE)
         for _ in range(FREE):
             assert (await few.reply()).status == 200
         assert heads.all <= 2 * FREE + 1
-        rig.gateway.reading.release()
+        rig.gateway.turns.reading.release()
         for _ in range(AHEAD):
             assert (await many.reply()).status == 404
 
@@ -153,11 +153,11 @@ async def test_a_client_with_few_pipelined_requests_does_not_wait_for_one_with_m
 async def test_a_client_with_few_frames_does_not_wait_for_one_with_many(rather_slow: MockClock, seen: Pass) -> None:
     async with gateway_rig() as rig:
         many, few = await websocket_client(rig), await websocket_client(rig)
-        await rig.gateway.reading.acquire()  # as if a client sent very many pieces
+        await rig.gateway.turns.reading.acquire()  # as if a client sent very many pieces
         await many.send(frame(b"", 0x01) + EMPTY * 600)
         assert (await whole(few, create("n=2")))["status"] == "completed"
         assert seen.all <= FREE
-        rig.gateway.reading.release()
+        rig.gateway.turns.reading.release()
         await many.send(frame(b'{"type": "response.cancel"}', 0x80))
         assert (await whole(many, create("n=2")))["status"] == "completed"
 

@@ -174,8 +174,8 @@ async def test_last_events_that_wait_for_their_reader_reserve_memory(
         await client.say(create("n=240"))
         await trio.sleep(60)
         for _ in range(300 if waits else 0):  # on a busy machine the clock jumps before the answer is whole
-            if rig.gateway.answers.reserved_bytes <= 2000:
+            if rig.gateway.memory.answers.reserved_bytes <= 2000:
                 await trio.sleep(1)
-        assert (rig.gateway.answers.reserved_bytes > 2000) is waits
+        assert (rig.gateway.memory.answers.reserved_bytes > 2000) is waits
         assert (await client.events())[-1]["type"] == "response.completed"
-        assert rig.gateway.answers.reserved_bytes == 0
+        assert rig.gateway.memory.answers.reserved_bytes == 0

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
+from attrs import evolve
 from trio.testing import MockClock
 
 from tests.rig.gateway import Rig, Worker, create, frame, gateway_rig, leave_all
@@ -23,7 +24,7 @@ async def reading(**limits: Any) -> AsyncIterator[tuple[Rig, Any, trio.Event]]:
             await parsing.wait()
             return function()
 
-        rig.gateway.run_in_thread = run_late
+        rig.gateway.runtime = evolve(rig.gateway.runtime, run_in_thread=run_late)
         client = await websocket_client(rig)
         await client.say(create("a prompt that takes its time"))
         await client.events("response.in_progress")

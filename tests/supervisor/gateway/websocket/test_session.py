@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 from trio.testing import MockClock
 
 from supervisor.gateway.heads.origins import Origins
@@ -287,7 +288,7 @@ async def test_a_client_that_leaves_is_noticed_while_a_long_message_waits_to_be_
             await busy.wait()
             return function()
 
-        rig.gateway.run_in_thread = run_late
+        rig.gateway.runtime = evolve(rig.gateway.runtime, run_in_thread=run_late)
         for leave in ("close", "end"):
             client = await websocket_client(rig)
             await client.say(create("a prompt that takes its time"))
@@ -303,10 +304,10 @@ async def test_pings_take_no_more_memory_than_a_message(rather_slow: MockClock) 
             await client.send(frame(b"x" * 125, 0x89) * 50)
             for _ in range(50):
                 assert (await client.frame())[0] == 0x8A
-        assert rig.gateway.bodies.reserved_bytes <= 100_000
+        assert rig.gateway.memory.bodies.reserved_bytes <= 100_000
         await client.say(create("n=3"))
         assert output_text(await client.events()) == "The oak is"
-        assert rig.gateway.bodies.reserved_bytes == 0
+        assert rig.gateway.memory.bodies.reserved_bytes == 0
         await leave_all(rig)
 
 

@@ -352,16 +352,16 @@ async def test_turning_tls_on_takes_a_restart_and_another_certificate_does_not(
     lines = 'requests_max = 8\ntls_certificate = "{0}.pem"\ntls_key = "{0}.key"'
     plain, tls = front(), front(text=FILE.replace("requests_max = 8", lines.format("a")))
     reloaded = await plain.reload(("requests_max = 8", lines.format("a")))
-    assert (reloaded.changed, reloaded.not_changed, plain.gateway.tls) == ((), (restart("gateway"),), None)
-    before = tls.gateway.tls
+    assert (reloaded.changed, reloaded.not_changed, plain.gateway.port.tls) == ((), (restart("gateway"),), None)
+    before = tls.gateway.port.tls
     reloaded = await tls.reload(("a.pem", "b.pem"), ("a.key", "b.key"))
     assert (len(reloaded.changed), reloaded.not_changed) == (2, ())
-    assert tls.gateway.tls is not before
-    assert tls.gateway.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
+    assert tls.gateway.port.tls is not before
+    assert tls.gateway.port.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
     reloaded = await tls.reload(("a.pem", "b.pem"))  # its key does not belong to it
     assert reloaded.refused[0].startswith("the file changes nothing: ")
     assert "gateway.tls_certificate: the certificate " in reloaded.refused[0]
-    assert tls.gateway.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
+    assert tls.gateway.port.certificate == Certificate(tmp_path / "b.pem", tmp_path / "b.key")
 
 
 async def test_a_process_more_of_the_gateway_is_known_at_once_and_the_rates_of_keys_take_a_restart(

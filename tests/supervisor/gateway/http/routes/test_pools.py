@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attrs import evolve
 from trio.testing import MockClock
 
 from tests.rig.gateway import gateway_client, head
@@ -14,7 +15,9 @@ from tests.supervisor.gateway.test_gateway_keys import locked
 async def test_the_pools_are_shown_as_they_are(rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
         assert (await client.ask(head("GET", "/pools"))).json == {"pools": [], "grids": []}
-        rig.gateway.pools = lambda: {"pools": [{"name": "quick"}], "grids": []}
+        rig.gateway.administration = evolve(
+            rig.gateway.administration, pools=lambda: {"pools": [{"name": "quick"}], "grids": []}
+        )
         assert (await client.ask(head("GET", "/pools"))).json["pools"] == [{"name": "quick"}]
 
 

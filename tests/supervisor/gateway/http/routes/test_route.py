@@ -166,7 +166,9 @@ async def test_tokenize_waits_for_admission(rather_slow: MockClock) -> None:
 async def test_server_info_shows_the_limits_of_this_moment(rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
         assert (await client.ask(head(path="/server_info"))).status == 404
-        rig.gateway.server_info = lambda: {"version": "1", "engines": {}}
+        rig.gateway.administration = evolve(
+            rig.gateway.administration, server_info=lambda: {"version": "1", "engines": {}}
+        )
         rig.gateway.limits = evolve(rig.gateway.limits, websocket_lanes_max=3)
         for path in ("/server_info", "/get_server_info"):
             info = (await client.ask(head(path=path))).json
@@ -199,7 +201,7 @@ async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rath
 
     async with gateway_client() as (rig, client):
         assert (await client.ask(post(b"", "/flush_cache"))).status == 404
-        rig.gateway.operations = operate
+        rig.gateway.administration = evolve(rig.gateway.administration, operate=operate)
         assert (await client.ask(head("HEAD", "/flush_cache"))).status == 200
         assert (await client.ask(head(path="/flush_cache", sec_fetch_site="cross-site"))).status == 403
         assert flushed == 0
