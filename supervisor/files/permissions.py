@@ -1,4 +1,4 @@
-"""Permissions of files with secrets: a file that others may write is refused, one that others may read is warned of."""
+"""Permissions of files with secrets: files writable by others are refused, readable ones get a warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from supervisor.files import reading
 
 
 def writable_by_others(path: Path) -> str | None:
-    """Return why a file cannot be trusted: other users may write it, or replace it in its folder; None if it can.
+    """Return the reason not to trust a file: other users may write it, or replace it in its folder; else None.
 
     Raises `OSError` if the file does not exist.
     """

@@ -1,8 +1,8 @@
-"""Reading of files that an operator names: whole, up to a limit of bytes, and never waiting for a writer.
+"""Reading of an operator's files: whole, up to a limit of bytes, and never waiting for a writer.
 
-A node reads such files again while it serves requests, so a path that leads to a pipe, a device or a dead disk must not
-stop it. Here only regular files are opened. A disk that does not answer is the caller's concern: `FileReader` is the
-port to a thread, and paths are recorded before they are touched, so that an error can name the one that hangs.
+A node reads such files again while it serves requests, so a path to a pipe, a device or a dead disk must not stop it.
+Only regular files are opened here. A dead disk is the caller's concern: `FileReader` is the port to a thread, and paths
+are recorded before they are touched, so that an error can name the hanging path.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class FileReader(Protocol):
     """A runner of functions that read files while a node runs."""
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises; raises `StartFailed` if a file does not answer."""
+        """Return the result of the function, or raise its error; raises `StartFailed` if a file does not answer."""
 
 
 @contextmanager
 def recording_paths() -> Iterator[list[Path]]:
-    """Yield a list to which each path is added before it is touched in the body: the last one may hang."""
+    """Yield a list of the paths touched in the body, each added before it is touched: the last one may hang."""
     paths: list[Path] = []
     token = _recorded.set(paths)
     try:
@@ -48,7 +48,7 @@ def record_path(path: Path) -> None:
 
 
 def read(path: Path, bytes_max: int) -> bytes:
-    """Return the contents of a regular file; raises `OSError` if it is longer than `bytes_max`, or no regular file.
+    """Return the contents of a regular file; raises `OSError` for a longer file than `bytes_max`, or an irregular one.
 
     Opening a pipe would wait for a writer, and reading a device might never end.
     """
@@ -68,7 +68,7 @@ def template(path: Path) -> str:
 
 
 def require_regular_files(*paths: Path) -> None:
-    """Raise `OSError` if a path leads to no regular file, before a library opens it by name."""
+    """Raise `OSError` unless all paths lead to regular files, before a library opens them by name."""
     for path in paths:
         record_path(path)
         _require_regular(path.stat(), path)

@@ -1,4 +1,4 @@
-"""Processes that their node controls by a socket: templates and zygotes, which fork the processes that do the work."""
+"""Processes controlled by their node over a socket: templates and zygotes, which fork worker processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from supervisor.processes.process import Process, start
 
 @frozen
 class Controlled:
-    """A process that has been started, the control socket to it, and what it prints; whoever has it closes these."""
+    """A started process, its control socket, and the stream of its output; the owner closes both."""
 
     process: Process
     control: trio.socket.SocketType
@@ -26,12 +26,12 @@ class Controlled:
 def start_controlled(
     name: str, command: Sequence[str], environment: dict[str, str], output_log: OutputLog
 ) -> Controlled:
-    """Start a process, whose last arguments are the descriptor of its control socket and the id of this process.
+    """Start a process; its last arguments are the descriptor of its control socket and the id of this process.
 
     The socket keeps packets apart. To be called from the main thread, as `start` is. Raises `OSError`, and leaves
     nothing open then.
     """
-    with ExitStack() as stack:  # closes what was opened, if a later step fails
+    with ExitStack() as stack:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stack.callback(theirs.close)
         failed = stack.enter_context(ExitStack())

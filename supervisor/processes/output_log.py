@@ -1,7 +1,7 @@
 """The output of a child process, kept in one bounded file and never on the operator's terminal.
 
-The child writes into a pipe that this process always reads, and a thread writes the file. So neither the child nor the
-event loop ever waits for a disk; what the disk does not take in time is dropped and counted.
+The child writes into a pipe, which this process always reads, and a thread writes the file. So neither the child nor
+the event loop ever waits for a disk; output that the disk does not take in time is dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
-TAIL_BYTES = 16 * 1024  # of each piece, searched for its last lines
+TAIL_BYTES = 16 * 1024  # the end of each piece, searched for its last lines
 
 
 def lost_output(_: int, size: int) -> bytes:
-    """Return the notice that stands for dropped output."""
+    """Return the notice in place of dropped output."""
     return f"\n[{size} bytes of output were lost]\n".encode()
 
 
 def append(path: Path, bytes_max: int, data: bytes) -> None:
-    """Append to a file, and rotate it when it has more than `bytes_max` bytes; raises `OSError`."""
+    """Append to a file, and rotate it beyond `bytes_max` bytes; raises `OSError`."""
     with path.open("ab") as file:
         file.write(data)
         size = file.tell()
@@ -39,9 +39,9 @@ def append(path: Path, bytes_max: int, data: bytes) -> None:
 
 
 def output_writer(path: Path, bytes_max: int = FILE_BYTES_MAX, backlog_bytes_max: int = BYTES_MAX) -> QueuedWriter:
-    """Return a writer that appends to `path` in a thread, and keeps at most twice `bytes_max` bytes on disk.
+    """Return a writer that appends to `path` in a thread, with at most twice `bytes_max` bytes on disk.
 
-    It logs when writes begin to fail, and when they succeed again.
+    It logs the first failure of writes, and the first success thereafter.
     """
 
     def log_failure(error: OSError | ValueError | None) -> None:
@@ -65,7 +65,7 @@ def output_writer(path: Path, bytes_max: int = FILE_BYTES_MAX, backlog_bytes_max
 class OutputLog:
     """The output of one process: copied from a pipe to the file `path`, and its last lines kept in memory.
 
-    `file` may be given, to be shared by the successive processes of one name.
+    The successive processes of one name may share `file`.
     """
 
     path: Path
@@ -75,7 +75,7 @@ class OutputLog:
     tail: deque[str] = field(factory=lambda: deque(maxlen=50))
 
     def pipe(self) -> tuple[trio.lowlevel.FdStream, int]:
-        """Return a new pipe: the end that `copy_from` reads, and the descriptor that the child writes to."""
+        """Return a new pipe: the reading end for `copy_from`, and the descriptor for the child."""
         read, write = os.pipe2(os.O_CLOEXEC)
         return trio.lowlevel.FdStream(read), write
 
@@ -88,7 +88,7 @@ class OutputLog:
 
     @property
     def last_error_line(self) -> str:
-        """The last line that looks like an exception, most likely why the process died; else the last line."""
+        """The last line that looks like an exception, the likely cause of death; else the last line."""
         for line in reversed(self.tail):
             name, colon, _ = line.strip().partition(":")
             if colon and name.rpartition(".")[2].endswith(("Error", "Exception")) and " " not in name:

@@ -1,12 +1,12 @@
-"""A child process that belongs to the tree: awaited through its pidfd, stopped by a ladder, never left behind.
+"""A child process of the tree: awaited through its pidfd, stopped by a ladder, never left behind.
 
 - A pidfd instead of a process id: it becomes readable when the process ends, so Trio waits for it without a thread and
-  without SIGCHLD, and a signal sent through it can never reach another process that got the same id.
-- Each process leads a process group of its own, and is stopped with the whole group: an engine forks workers that it
-  does not clean up itself. A group is signalled by its number, which the kernel may reuse once its leader is reaped;
-  therefore the leader is reaped last, in `close`, and by nobody else (see `reaper.watched_pids`).
-- A stop is a ladder with a deadline on each rung: ask, SIGTERM, SIGKILL. A second Ctrl-C shortens every one of these
-  waits at once (`GracePeriods`), and skips none of the rungs.
+  without SIGCHLD, and a signal sent through it can never reach a later process of the same id.
+- Each process leads a process group of its own, and is stopped with the whole group: an engine forks workers and does
+  not clean them up itself. A group is signalled by its number, which the kernel may reuse once its leader is reaped;
+  so the leader is reaped last, and only in `close` (see `reaper.watched_pids`).
+- A stop is a ladder with a deadline on each rung: ask, SIGTERM, SIGKILL. A second Ctrl-C shortens all waits at once
+  (`GracePeriods`), and skips no rung.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.processes import reaper
 
 @frozen
 class Ladder:
-    """The grace periods of a stop in seconds: after the process was asked, after SIGTERM, after SIGKILL."""
+    """The grace periods of a stop in seconds: after the request, after SIGTERM, after SIGKILL."""
 
     stop_s: float = 5.0
     term_s: float = 2.0
@@ -33,13 +33,13 @@ class Ladder:
 
     @property
     def total_s(self) -> float:
-        """The longest time in seconds that the whole ladder takes."""
+        """The longest time of the whole ladder in seconds."""
         return self.stop_s + self.term_s + self.kill_s
 
 
 @define(eq=False)
 class GracePeriods:
-    """The waits of a shutdown, all of which can be shortened at once, as a second signal does."""
+    """The waits of a shutdown, which a second signal shortens all at once."""
 
     shortened_s: float = 0.2
     shortened: bool = False
@@ -66,14 +66,14 @@ class GracePeriods:
 class Process:
     """One process, the leader of its own group; `pidfd` is closed by `close`.
 
-    Nothing else reaps it before that, so until then a signal to its group can reach no other process.
+    It is reaped only then, so until then a signal to its group can reach no other process.
     """
 
     name: str
     pid: int
     pidfd: int
     popen: subprocess.Popen[bytes] | None = None  # None: the process is a child of the zygote
-    release: Callable[[], None] = lambda: None  # called when the process id may be reused: lets the zygote reap it
+    release: Callable[[], None] = lambda: None  # called once the process id may be reused: the zygote may reap it
 
     def __attrs_post_init__(self) -> None:
         reaper.watched_pids.add(self.pid)
@@ -88,7 +88,7 @@ class Process:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to the whole group; do nothing if none of it is left."""
+        """Send a signal to the whole group; do nothing if it is empty."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -106,7 +106,7 @@ class Process:
                 await self.wait()
             if not scope.cancelled_caught:
                 break
-        self.signal_group(signal.SIGKILL)  # the members of the group that its leader left behind
+        self.signal_group(signal.SIGKILL)  # the members of the group without their leader
         self.close()
 
     def close(self) -> None:
@@ -131,10 +131,10 @@ def start(
     log: int,
     preexec: Callable[[], None] | None = None,
 ) -> Process:
-    """Start a process as the leader of its own session, with `fds` open in it and its output going to `log`.
+    """Start a process as the leader of its own session, with `fds` open and its output on the descriptor `log`.
 
     `preexec` is called in it before the command; it must take no lock, because another thread may have held it at the
-    fork. To be called from the main thread: a parent-death signal is tied to the thread that forks.
+    fork. To be called from the main thread: a parent-death signal is tied to the forking thread.
     """
     popen = subprocess.Popen(  # noqa: S603  # the command is ours
         command,

@@ -1,10 +1,10 @@
-"""Adopt orphaned descendants, reap them, and kill what is left when this process ends.
+"""Adopt orphaned descendants, reap them, and kill the remaining ones when this process ends.
 
-The process is a *subreaper*: what a descendant leaves behind becomes a child of this one. So nothing that an engine
-has started can escape, and whatever ends without a `Process` that waits for it is reaped here, as init would do.
+The process is a *subreaper*: orphans of a descendant become its children. So no process of an engine can escape, and
+ended processes without a `Process` are reaped here, as init would do.
 
-A pid in `watched_pids` is never reaped here: until its `Process` reaps it, the kernel gives neither its id nor that of
-its group to another process, so a signal sent to either reaches the right one.
+A pid in `watched_pids` is never reaped here: until its `Process` reaps it, the kernel reuses neither its id nor its
+group's, so a signal sent to either reaches the right process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ KILL_WITHIN_S = 0.4
 KILL_TICK_S = 0.002
 READ_BYTES = 64 * 1024
 
-_LIBC = ctypes.CDLL(None)  # at import: between a fork and an exec nothing may be loaded
+# Loaded at import: between a fork and an exec nothing may be loaded.
+_LIBC = ctypes.CDLL(None)
 
 
 def _open_children() -> int | None:
@@ -37,8 +38,9 @@ def _open_children() -> int | None:
     return None
 
 
-_CHILDREN = _open_children()  # at import: later there may be no descriptor left
-watched_pids: set[int] = set()  # of processes that a `Process` reaps
+# Opened at import: later there may be no descriptor left.
+_CHILDREN = _open_children()
+watched_pids: set[int] = set()  # the ids of processes with a `Process`
 
 
 def become_subreaper() -> None:
@@ -52,7 +54,7 @@ def die_with_parent() -> None:
 
 
 def exit_if_orphaned(pipe: int) -> None:
-    """Kill this process if the reading end of `pipe` is closed: its parent died before `die_with_parent` took hold."""
+    """Kill this process if the reading end of `pipe` is closed: its parent died before `die_with_parent`."""
     poll = select.poll()
     poll.register(pipe, 0)
     if poll.poll(0):
@@ -65,7 +67,7 @@ async def run() -> None:
         async for _ in signals:
             try:
                 reap()
-            except OSError:  # tried again when the next child ends; this must not end the node
+            except OSError:  # tried again at the next end of a child; it must not end the node
                 log.exception("children that ended could not be reaped")
 
 
@@ -78,10 +80,10 @@ def reap() -> None:
 
 
 def kill_all() -> int:
-    """Kill and reap all children that are left, and return how many there were; blocks for up to `KILL_WITHIN_S`.
+    """Kill and reap all remaining children, and return their number; blocks for up to `KILL_WITHIN_S`.
 
-    The children of a killed child become children of this process, and are killed as well. A process that hangs inside
-    the kernel is not ended by SIGKILL; it is not waited for any longer.
+    The children of a killed child become children of this process, and are killed as well. A process hung inside the
+    kernel is not ended by SIGKILL, and not waited for any longer.
     """
     ended = 0
     give_up_at = time.monotonic() + KILL_WITHIN_S
@@ -96,7 +98,7 @@ def kill_all() -> int:
 
 
 def child_pids() -> list[int]:
-    """Return the ids of this process's children, including those that have ended and are not reaped."""
+    """Return the ids of this process's children, unreaped ones included."""
     text = b""
     while _CHILDREN is not None and (read := os.pread(_CHILDREN, READ_BYTES, len(text))):
         text += read

@@ -1,12 +1,12 @@
 """The run folder of a node: removed when the node ends, or by the next node if it was killed.
 
-A folder is in use while any process holds its lock: the node, or an engine's process that inherited the descriptor. The
-kernel releases a lock with its last holder, whatever killed it, so a stale folder is one whose lock can be taken.
+A folder is in use while any process holds its lock: the node, or an engine's process with the inherited descriptor. The
+kernel releases a lock at the end of its last holder, even after SIGKILL, so a folder is stale if its lock can be taken.
 
-Folders lie in a directory that others may write to. So a folder is trusted only if it is a directory of this user that
-others may not enter, it is opened without following links, and everything in it is reached through that descriptor.
-Each folder inside a run folder is removed by a function that is passed in: only the owner of an engine knows what its
-processes have left elsewhere, such as shared memory.
+Folders lie in a directory writable by others. So a folder is trusted only if it is a private directory of this user, it
+is opened without following links, and everything in it is reached through its descriptor. An argument removes the
+folders inside a run folder: only the owner of an engine can find what its processes left elsewhere, such as shared
+memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ LOCK = "lock"
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Remove: TypeAlias = Callable[[str, int], None]
-"""Removes a folder, by its name in an open folder, with all that it refers to; raises `OSError`."""
+"""Removes a folder, by its name in an open folder, with everything it refers to; raises `OSError`."""
 
 
 @frozen
 class RunFolder:
-    """A node's folder, and the descriptor that holds its lock."""
+    """A node's folder, and the descriptor of its lock."""
 
     path: Path
     lock: int
@@ -54,8 +54,8 @@ class RunFolder:
     def restore(self) -> None:
         """Create the folder again if a cleaner of /tmp has removed it; raises `OSError`.
 
-        A folder that others have created in its place is refused. The lock keeps its descriptor's number, which
-        engines inherit.
+        A folder created in its place by others is refused. The lock keeps its descriptor's number, which engines
+        inherit.
         """
         if self.is_intact:
             return
@@ -76,7 +76,7 @@ class RunFolder:
 
 @contextmanager
 def run_folder(base: Path, remove_folder: Remove) -> Iterator[RunFolder]:
-    """Create a node's folder in `base`, locked; remove it and all that it refers to when the body ends."""
+    """Create a node's folder in `base`, locked; remove it and everything it refers to when the body ends."""
     while (created := _create(base)) is None:
         pass
     path, lock = created
@@ -103,7 +103,7 @@ def _create(base: Path) -> tuple[Path, int] | None:
 
 
 def remove_stale(base: Path, remove_folder: Remove) -> list[Path]:
-    """Remove the folders in `base` that belong to this user and are no longer locked; return their paths.
+    """Remove this user's unlocked folders in `base`; return their paths.
 
     A folder of another user, or one that others may enter, is left alone.
     """
@@ -137,7 +137,7 @@ def _is_ours(found: os.stat_result) -> bool:
 
 
 def remove(path: Path, remove_folder: Remove) -> None:
-    """Remove a node's folder and all that it refers to; one that others have created in its place is left alone."""
+    """Remove a node's folder and everything it refers to; one created in its place by others is left alone."""
     with suppress(OSError), _opened(path, None) as folder:  # another process may have removed it
         if _is_ours(os.fstat(folder)):
             _empty(folder, remove_folder)
@@ -155,7 +155,7 @@ def _opened(path: Path | str, parent: int | None) -> Iterator[int]:
 
 
 def _empty(folder: int, remove_folder: Remove) -> None:
-    """Remove all that an open folder contains."""
+    """Remove the contents of an open folder."""
     with os.scandir(folder) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_folder in entries:

@@ -1,7 +1,7 @@
-"""The signals that end a process of ours: the first one stops it, the second one shortens that, and SIGHUP reloads.
+"""The signals for a process of ours: the first one stops it, a second one shortens the stop, and SIGHUP reloads.
 
-A node and a launcher obey the same signals in the same way, so that a person need not know which of them the terminal
-has started. SIGHUP asks for a reload, unless it was sent because the terminal was closed: then it stops the process.
+A node and a launcher handle signals in the same way, so either may be what a terminal has started. SIGHUP asks for a
+reload, unless it was sent because the terminal was closed: then it stops the process.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class SignalHandler(Protocol):
         """Read the configuration again."""
 
     def on_stop(self, name: str) -> bool:
-        """Begin to stop, at the signal `name`; return False if a stop had begun before."""
+        """Begin to stop, at the signal `name`; return False if it has begun already."""
 
     def on_second_signal(self, number: int) -> None:
-        """Shorten the stop; the exit code is to be 128 plus `number`."""
+        """Shorten the stop; the exit code becomes 128 plus `number`."""
 
 
 async def handle_signals(
@@ -51,11 +51,11 @@ async def handle_signals(
 
 
 def accept_hang_up() -> None:
-    """Let SIGHUP reach this process from now on, also one that has come since the process began with it blocked."""
+    """Unblock SIGHUP, which a process begins with blocked; a pending one is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
 
 
 def ignore_signals() -> None:
-    """Ignore further signals: the process ends now, with the exit code that is due."""
+    """Ignore further signals, since the process ends now with its own exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,9 +1,9 @@
 """A reserve of file descriptors, and listeners that refuse connections instead of using it.
 
-Anybody can open connections, and everything else that a node does needs descriptors too: restarting an engine, writing
-a log, reading a key file again. So a few descriptors are held open without a use. When the process has no others left,
-they are closed while a task runs that must not fail, and new connections are refused until the reserve is full again.
-Running out of descriptors therefore costs new connections, and nothing that is already running.
+Strangers can open connections, and all other work of a node needs descriptors too: restarting an engine, writing a log,
+reading a key file again. So a few descriptors are held open without a use. When the process has no others left, the
+reserve is closed during a task that must not fail, and new connections are refused until it is full again. So a lack of
+descriptors costs new connections, and no running work.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attrs import define, field
 
 log = logging.getLogger(__name__)
 
-# The start of an engine takes about ten. Not configurable: it depends on what this code needs at once, on nothing else.
+# The start of an engine takes about ten. Not configurable: it depends only on the needs of this code.
 RESERVE = 16
-REFUSE_INTERVAL_S = 0.05  # between two refusals, to limit their cost; the kernel's queue is bounded
+REFUSE_INTERVAL_S = 0.05  # limits the cost of refusals; the kernel's queue is bounded
 LOG_INTERVAL_S = 60.0
 HEAD_BYTES = 64 * 1024
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -29,10 +29,10 @@ FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 @define(eq=False)
 class DescriptorReserve:
-    """Descriptors that are held open without a use, to be lent when the process has no others left."""
+    """Descriptors held open without a use, and lent when the process has no others left."""
 
     size: int = RESERVE
-    _borrowers: int = 0  # loans overlap, and end in any order
+    _borrowers: int = 0  # overlapping loans, which end in any order
     _held: list[int] = field(factory=list)
 
     @property
@@ -41,7 +41,7 @@ class DescriptorReserve:
         return self._borrowers > 0
 
     def fill(self) -> bool:
-        """Open as many descriptors as are missing, none while it is lent; return whether it is full."""
+        """Open the missing descriptors, none during a loan; return whether the reserve is full."""
         with suppress(OSError):
             while not self.lending and len(self._held) < self.size:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -49,7 +49,7 @@ class DescriptorReserve:
 
     @contextmanager
     def lend(self) -> Iterator[None]:
-        """Close the descriptors while the body runs, so that it can open some; fill the reserve after the last loan."""
+        """Close the descriptors, so that the body can open others; fill the reserve after the last loan."""
         self._borrowers += 1
         self.empty()
         try:
@@ -65,7 +65,7 @@ class DescriptorReserve:
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error means that no descriptor, or no memory for one, is left."""
+    """Return whether an error means a lack of descriptors, or of memory for one."""
     return error.errno in FULL
 
 
@@ -84,7 +84,7 @@ class GuardedListener(trio.abc.Listener[trio.SocketStream]):
     _logged_at: float = -LOG_INTERVAL_S
 
     async def accept(self) -> trio.SocketStream:
-        """Return the next connection for which a descriptor is left."""
+        """Return the next connection; refuse connections while no descriptor is left."""
         while True:
             if self.reserve.fill():
                 try:

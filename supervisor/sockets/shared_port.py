@@ -1,9 +1,9 @@
-"""Listeners at a port that several processes share, between which the kernel divides connections (`SO_REUSEPORT`).
+"""Listeners of several processes at one port, with connections divided among them by the kernel (`SO_REUSEPORT`).
 
 A connection belongs to one of the listeners as soon as its handshake is complete, before any process has accepted it.
-Linux resets the connections that wait at a listener that is closed, unless `net.ipv4.tcp_migrate_req` is set. So a
-process that leaves the port accepts all that wait there and closes the listener in one turn. Between the last look at
-the queue and the closing there are a few microseconds, in which a reset is still possible.
+When a listener is closed, Linux resets its queued connections, unless `net.ipv4.tcp_migrate_req` is set. So a process
+accepts its queue and closes its listener in one turn. In the few microseconds between the two a reset is still
+possible.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from supervisor.sockets.descriptor_reserve import HEAD_BYTES, DescriptorReserve,
 
 log = logging.getLogger(__name__)
 
-_Raw: TypeAlias = socket.socket  # one whose methods need no checkpoint
+_Raw: TypeAlias = socket.socket  # a socket with methods that need no checkpoint
 
-QUEUED_MAX = 4096  # connections that are taken at the end: clients that connect without end must not prevent it
+QUEUED_MAX = 4096  # connections taken at the end: clients that connect incessantly must not prevent it
 
 
 async def bound_sockets(port: int, host: str) -> list[trio.socket.SocketType]:
-    """Return sockets at all addresses of a host, at which other processes may listen too; raises `OSError`.
+    """Return sockets at all addresses of a host, shared with other processes; raises `OSError`.
 
     They get no connection before they listen.
     """
@@ -50,10 +50,10 @@ async def bound_sockets(port: int, host: str) -> list[trio.socket.SocketType]:
 
 @define(eq=False)
 class EmptiedListener(trio.abc.Listener[trio.SocketStream]):
-    """A listener whose queue is emptied when it is closed; `take` gets the connections that waited there.
+    """A listener whose queue is emptied when it is closed; `take` gets the queued connections.
 
-    Those for which no descriptor is left are refused with one of the `reserve`: `refused` is called for each, and
-    `answer` is sent to it.
+    Without further descriptors the rest is refused by means of the `reserve`: `refused` is called for each connection,
+    and `answer` is sent to it.
     """
 
     listener: trio.abc.Listener[trio.SocketStream]
@@ -68,7 +68,7 @@ class EmptiedListener(trio.abc.Listener[trio.SocketStream]):
         return await self.listener.accept()
 
     async def aclose(self) -> None:
-        """Accept all connections that wait, and close the listener in the same turn."""
+        """Accept all queued connections, and close the listener in the same turn."""
         waiting = list[socket.socket]()
         with socket.socket(fileno=self.socket.fileno()) as raw:  # Trio's has no `accept` without a checkpoint
             try:
@@ -89,7 +89,7 @@ class EmptiedListener(trio.abc.Listener[trio.SocketStream]):
             except OSError as error:
                 if is_full(error):
                     break
-                # It is the error of a connection that has ended in the queue.
+                # Else it is the error of a connection that has ended in the queue.
         with self.reserve.lend():
             for _ in range(QUEUED_MAX - len(waiting)):
                 try:

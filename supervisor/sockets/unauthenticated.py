@@ -1,8 +1,8 @@
-"""Connections that have not authenticated yet, which are closed to make room for others.
+"""Unauthenticated connections, which are closed to make room for others.
 
-Peers that can authenticate must not be kept out by peers that cannot, however many connections those open and however
-slowly they send. A client's connection is unauthenticated until one of its requests has been authorized by a key (or,
-where no keys are wanted, until its first request), a node's until it has proved its name.
+Peers without a key must not keep others out by many connections or slow ones. A client's connection is unauthenticated
+until a key has authorized one of its requests (without keys, until its first request), a node's until it has proved its
+name.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from attrs import define, field
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
-SITE_BYTES = 8  # of an IPv6 address: one host can use any address with the same first half
+SITE_BYTES = 8  # the first half of an IPv6 address: one host can use any address behind it
 
 
 @define(eq=False)
 class UnauthenticatedConnections(Generic[ConnectionT]):
     """All unauthenticated connections, the oldest first, in all and by address."""
 
-    _all: OrderedDict[ConnectionT, str] = field(factory=OrderedDict)  # with their addresses
+    _all: OrderedDict[ConnectionT, str] = field(factory=OrderedDict)  # the address of each
     _by_address: dict[str, OrderedDict[ConnectionT, trio.CancelScope]] = field(factory=dict)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of connections."""
         return len(self._all)
 
     def __iter__(self) -> Iterator[ConnectionT]:
-        """Yield each, the oldest first."""
+        """Yield the connections, the oldest first."""
         return iter(tuple(self._all))
 
     def add(self, connection: ConnectionT, address: str, scope: trio.CancelScope) -> None:
@@ -50,7 +50,7 @@ class UnauthenticatedConnections(Generic[ConnectionT]):
         return scope
 
     def count_from(self, address: str) -> int:
-        """Return how many come from an address."""
+        """Return the number of connections from an address."""
         return len(self._by_address.get(address, ()))
 
     def close_oldest(self, address: str | None = None) -> ConnectionT | None:
@@ -64,9 +64,9 @@ class UnauthenticatedConnections(Generic[ConnectionT]):
         return oldest
 
     def close_oldest_of_busiest_address(self) -> ConnectionT | None:
-        """End the oldest connection of the address that has most, and return it, None if there is none.
+        """End the oldest connection of the address with the most, and return it, None if there is none.
 
-        If several addresses have as many, it is the one with the oldest connection.
+        Among equal addresses it is the one with the oldest connection.
         """
         largest = max(map(len, self._by_address.values()), default=0)
         address = next((address for address in self._all.values() if len(self._by_address[address]) == largest), None)
@@ -74,9 +74,9 @@ class UnauthenticatedConnections(Generic[ConnectionT]):
 
 
 def address_of(stream: trio.SocketStream) -> str:
-    """Return the address by which a client's connections are counted, "" for clients on this host.
+    """Return a client's address for counting its connections, "" for clients on this host.
 
-    All clients behind one proxy have one address. Of an IPv6 address only the first half counts.
+    All clients behind one proxy have one address. Only the first half of an IPv6 address counts.
     """
     try:
         address = ip_address(str(stream.socket.getpeername()[0]).partition("%")[0])
