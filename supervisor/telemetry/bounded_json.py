@@ -1,4 +1,4 @@
-"""The values of a log line as JSON of bounded length, width and depth: clients and other nodes choose some of them."""
+"""The values of a log line as JSON of bounded length, width and depth, since clients and other nodes choose some."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from functools import lru_cache
 from itertools import islice
 
-VALUE_CHARACTERS_MAX = 2048  # of each text in a record
-VALUES_MAX = 64  # of each list or table
+VALUE_CHARACTERS_MAX = 2048  # each text in a record
+VALUES_MAX = 64  # each list or table
 DEPTH_MAX = 4
 INTEGER_MAX = 2**63
-NAMES_MAX = 256  # of fields, that are kept as JSON
+NAMES_MAX = 256  # cached names of fields
 
 _encoded = json.JSONEncoder(ensure_ascii=False).encode
 quoted = json.encoder.encode_basestring
 
 
 def bounded_json(value: object) -> str:
-    """Return the JSON of a value that `bounded` bounds; for the usual kinds of values without its steps."""
+    """Return the JSON of a value within the bounds of `bounded`, by a short way for the usual kinds of values."""
     kind = type(value)  # a subclass may be written otherwise
     if kind is str and isinstance(value, str) and len(value) <= VALUE_CHARACTERS_MAX:
         return quoted(value)
@@ -50,7 +50,7 @@ def bounded(value: object, depth: int = DEPTH_MAX) -> object:
 
 
 def truncated(text: str) -> str:
-    """Return the start of a text, and its length if it is longer than a record may have."""
+    """Return a text, cut to the limit of a record and with its length if it is longer."""
     if len(text) <= VALUE_CHARACTERS_MAX:
         return text
     return f"{text[:VALUE_CHARACTERS_MAX]}... ({len(text)} characters)"

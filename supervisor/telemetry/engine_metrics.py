@@ -1,8 +1,8 @@
 """Engines' own metrics, merged into one text of Prometheus's format with the engine and the rank of each series.
 
-What an engine reports is not trusted: it may come from another node. Of its text a line is taken only if it is what the
-format allows, belongs to the family above it, and has a name that no metric of ours can have; all others are counted.
-One text has thousands of lines, and there is one of each engine, so merging is done in steps of few lines.
+The text of an engine is not trusted: it may come from another node. A line is taken only if it is valid, belongs to the
+family above it, and has a name that no metric of ours can have; all others are counted. One text has thousands of
+lines, and there is one for each engine, so texts are merged in steps of few lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = re.compile(r"# (HELP|TYPE) ([a-zA-Z0-9_:]+) (.*)")
 _SERIES = re.compile(r"([a-zA-Z0-9_:]+)(?:{(.*)})? ([-+]?[0-9][0-9.]*(?:e[-+]?[0-9]+)?|NaN|[-+]Inf)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\["\\n])*)"(?:,|$)')
 _RANK = re.compile(r"[0-9]{1,5}")
-_SUFFIXES = {  # of the series of a family, by its type
+_SUFFIXES = {  # the series of a family, by its type
     "counter": ("",),
     "gauge": ("",),
     "untyped": ("",),
@@ -48,9 +48,9 @@ class _Family:
 
 @define(eq=False)
 class _Merge:
-    """The families of the engines that have been read, by name, and how many series of each were left out."""
+    """The families of the engines read so far, by name, and the number of series left out by engine."""
 
-    prefixes: tuple[str, ...]  # of the names of metrics, one of a kind of engine
+    prefixes: tuple[str, ...]  # the beginnings of metrics' names, one for each kind of engine
     families: dict[str, _Family] = Factory(dict)
     left_out: dict[str, int] = Factory(dict)
 
@@ -73,14 +73,14 @@ class _Merge:
                 yield
 
     def _family(self, name: str, kind: str, helps: str) -> _Family | None:
-        """Return the family of a name, None if no engine may report it, its type is none, or others give it another."""
+        """Return the family of a name, None for a forbidden name, an invalid type, or another engine's other type."""
         if kind not in _SUFFIXES or not name.startswith(self.prefixes):
             return None
         family = self.families.setdefault(name, _Family(kind, helps))
         return family if family.type == kind else None
 
     def _take(self, engine: str, name: str, family: _Family | None, line: str) -> bool:
-        """Add a series to its family with its engine and rank; return whether it could be."""
+        """Add a series to its family with its engine and rank; return whether it is valid."""
         series = _SERIES.fullmatch(line)
         if family is None or series is None or not series[1].startswith(name):
             return False
@@ -88,7 +88,7 @@ class _Merge:
         if labels is None or series[1][len(name) :] not in _SUFFIXES[family.type]:
             return False
         rank = labels.get("dp_rank", "0")
-        for ours in ("engine", "rank"):  # as Prometheus does with labels that it adds itself
+        for ours in ("engine", "rank"):  # Prometheus renames labels in the same way when it adds its own
             if ours in labels:
                 labels[f"exported_{ours}"] = labels.pop(ours)
         every = {"engine": engine, "rank": rank if _RANK.fullmatch(rank) else "0", **labels}
@@ -100,10 +100,10 @@ class _Merge:
 async def merge_in_steps(
     metrics: Mapping[str, EngineMetrics], prefixes: tuple[str, ...]
 ) -> tuple[bytes, dict[str, int]]:
-    """Return the text of the metrics of engines, given by their names, and how many series of each are not in it.
+    """Return the text of the metrics of engines, given by their names, and the number of series of each left out.
 
     The name of a metric begins with one of `prefixes`, the kinds' own; any other is left out. Each family has one line
-    of help and one of type; those that no series was taken of are left out.
+    of help and one of type; a family without series has no lines.
     """
     merge = _Merge(prefixes)
     for engine, reported in sorted(metrics.items()):
@@ -119,7 +119,7 @@ async def merge_in_steps(
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yield the lines of a text; one that is too long as a character that no line of the format begins with."""
+    """Yield the lines of a text; a line above the limit as `?`, which is no line of the format."""
     start = 0
     while start < len(text):
         end = text.find("\n", start)
@@ -129,7 +129,7 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def _labels(text: str) -> dict[str, str] | None:
-    """Return labels with their values as they are written; None if one is written wrongly, or stands twice."""
+    """Return labels with their values in written form; None if one is malformed or repeated."""
     labels: dict[str, str] = {}
     place = 0
     while place < len(text):

@@ -1,8 +1,8 @@
 """The log of a process: one JSON line for each event; on a terminal, readable lines above a live status line.
 
-Lines are written by threads behind bounded queues, so logging never blocks the event loop: what cannot be written in
-time is dropped and counted. Every value in a line is bounded as well, because clients and other nodes choose some of
-them. Prompts and answers are never logged.
+Lines are written by threads behind bounded queues, so logging never blocks the event loop: late lines are dropped and
+counted. Every value in a line is bounded as well, because clients and other nodes choose some of them. Prompts and
+answers are never logged.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 IN_MESSAGE = {"child", "child_event"}  # fields that the message of a readable line contains already
 SHOWN_LEVELS = {"warning", "error", "critical"}
-TRANSIENT_EVENTS = {"starting", "stopping"}  # of children; the live line shows them, so they get no line of their own
+TRANSIENT_EVENTS = {"starting", "stopping"}  # events of children in the live line, without a line of their own
 TICK_S = 0.2
 CLEAR = "\r\x1b[2K"
 TRACE_CHARACTERS_MAX = 16 * 1024
-PAUSE_S = 0.02  # between writes, so that many requests a second do not wake the writer's thread for each of their lines
-FLUSH_S = 1.0  # for the last lines to be written before a process exits
+PAUSE_S = 0.02  # the pause between writes: many requests a second do not wake the writer's thread for each line
+FLUSH_S = 1.0  # the time to write the last lines before a process exits
 
 
 class JsonFormatter(logging.Formatter):
@@ -78,7 +78,7 @@ class TextFormatter(logging.Formatter):
 
 
 def readable_line(node: str, text: str) -> str | None:
-    """Return a line that a node has logged, JSON or not, as readable text; None if the live line shows it instead."""
+    """Return a line of a node's log, JSON or not, as readable text; None if the live line shows it instead."""
     try:
         match json.loads(text):
             case {"time": str(time), "level": str(level), "event": str(event), **fields}:
@@ -116,7 +116,7 @@ def _without_middle(trace: str) -> str:
 
 @define(eq=False)
 class Terminal:
-    """The log's output and, on a terminal, a live line below it that shows which children are starting or stopping."""
+    """The log's output and, on a terminal, a live line below it with the starting and stopping children."""
 
     out: TextIO
     live: bool
@@ -158,7 +158,7 @@ class Terminal:
             self._announcements.put(_encoded(f"{self._formatted(text)}\n"))
 
     def report_failure(self, text: str) -> None:
-        """Log why the process ends."""
+        """Log the reason of the process's end."""
         text = f"espalier: {text}"
         self.line(text if self.live else self._formatted(text, logging.ERROR))
 
@@ -179,7 +179,7 @@ class Terminal:
             await trio.sleep(TICK_S)
 
     def redraw(self, now: float) -> None:
-        """Redraw the live line, if it has changed and what came before it is written."""
+        """Redraw the live line, if it has changed and all lines before it are written."""
         children = self._transient
         innermost = [path for path in children if not any(other.startswith(f"{path}/") for other in children)]
         parts = [f"{event} {path} {now - since:.1f} s" for path in innermost for event, since in [children[path]]]
@@ -241,9 +241,9 @@ def configure_logging(out: TextIO = sys.stderr, node: str | None = None) -> Term
 
 
 def exit_code_of_failed_write(error: OSError) -> int:
-    """Return the exit code of a command whose standard output was closed; raises `StartFailed` for any other error.
+    """Return the exit code of a command with a closed standard output; raises `StartFailed` for any other error.
 
-    From here on the standard output is `/dev/null`: the interpreter would fail when it flushes the rest at its exit.
+    The standard output becomes `/dev/null`, else the interpreter would fail to flush the rest at its exit.
     """
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -253,7 +253,7 @@ def exit_code_of_failed_write(error: OSError) -> int:
 
 
 def log_interpreter_warnings() -> None:
-    """Log the warnings that Python itself would write to the standard error stream, blocking."""
+    """Log Python's own warnings, instead of a blocking write to the standard error stream."""
     logging.captureWarnings(True)
     sys.unraisablehook = _log_unraisable
 

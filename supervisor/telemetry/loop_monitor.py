@@ -1,13 +1,13 @@
-"""The monitor of the event loop: which task's turn exceeded its budget, and where a blocked loop is.
+"""The monitor of the event loop: turns of tasks beyond their budget, and the stack of a blocked loop.
 
 Between two of its checkpoints a task has the event loop to itself: every other request, keepalive and signal waits
-until that *turn* is over. So each turn has a budget of wall time. A turn that exceeds it is a bug of this program, and
-is counted under the name of the task's function. Wall time is measured, because a thread that holds Python's lock and a
-busy machine delay others as much as work does. Garbage collection is counted by itself: it happens in whichever turn
-allocates next, and is not caused by that task.
+until that *turn* is over. So each turn has a budget of wall time. A turn beyond it is a bug of this program, and is
+counted under the name of the task's function. Wall time is measured, because a busy machine and a thread with Python's
+lock delay others as much as work does. Garbage collection is counted by itself: it happens in the turn of any
+allocation, and is not caused by that task.
 
-An instrument of Trio runs only after a turn. A turn that never ends is found by a thread that looks at the loop twice a
-second and logs where it is. The names under which turns are counted are bounded: they become labels of metrics.
+An instrument of Trio runs only after a turn. An endless turn is found by a thread, which looks at the loop twice a
+second and logs its stack. The counted names are bounded, since they become labels of metrics.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .registry import Registry
 log = logging.getLogger(__name__)
 
 TURN_MAX_S = 0.02
-BLOCKED_S = 2.0  # after which the thread logs where the loop is
-LOOK_INTERVAL_S = 0.5  # of the thread
-LOG_INTERVAL_S = 10.0  # for one function, which may exceed its budget with each request
+BLOCKED_S = 2.0  # a longer turn is logged by the thread
+LOOK_INTERVAL_S = 0.5  # the thread's interval
+LOG_INTERVAL_S = 10.0  # the time between two lines about one function
 NAMES_MAX = 64
 OTHERS = "others"
 COLLECTION = "garbage collection"
-DEPTH_MAX = 16  # of the calls of a task or thread that are logged
+DEPTH_MAX = 16  # logged calls of a task or thread
 
 
 @define(eq=False)
@@ -49,17 +49,17 @@ class _SlowTurns:
 
 @define(eq=False)
 class LoopMonitor(trio.abc.Instrument):
-    """Measure each turn of each task of a `trio.run`; count those that take longer than `turn_max_s` seconds."""
+    """Measure each turn of each task of a `trio.run`; count turns of more than `turn_max_s` seconds."""
 
     turn_max_s: float = TURN_MAX_S
     clock: Callable[[], float] = time.perf_counter
     start_thread: Callable[[Callable[[], None]], None] = start_daemon_thread
     stopped: threading.Event = field(factory=threading.Event)
-    _slow: dict[str, _SlowTurns] = field(factory=dict)  # by function
-    _since: float = 0.0  # when the present turn began
+    _slow: dict[str, _SlowTurns] = field(factory=dict)  # keys: names of functions
+    _since: float = 0.0  # the beginning of the present turn
     _idle: bool = True  # the loop waits for I/O or a deadline, for as long as it takes
     _collecting_since: float = 0.0
-    _thread: int = 0  # of the event loop
+    _thread: int = 0  # the id of the event loop's thread
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -76,11 +76,11 @@ class LoopMonitor(trio.abc.Instrument):
             trio.lowlevel.remove_instrument(self)
 
     def before_io_wait(self, _: float) -> None:
-        """Note that no task is ready."""
+        """Record that no task is ready."""
         self._idle = True
 
     def after_io_wait(self, _: float) -> None:
-        """Note that the first turn of the next batch begins."""
+        """Record the beginning of the first turn of a batch."""
         self._since = self.clock()
         self._idle = False
 
@@ -104,11 +104,11 @@ class LoopMonitor(trio.abc.Instrument):
         )
 
     def statistics(self) -> Mapping[str, int]:
-        """Return how many turns of each function exceeded the budget."""
+        """Return the number of turns beyond the budget by function."""
         return {name: slow.count for name, slow in self._slow.items()}
 
     def count(self, name: str, duration_s: float, task: trio.lowlevel.Task | None = None) -> None:
-        """Count a turn of a function that exceeded the budget, and log it unless the function was logged lately."""
+        """Count a function's turn beyond the budget, and log it unless the function was logged lately."""
         if name not in self._slow and len(self._slow) >= NAMES_MAX:
             name = OTHERS
         slow = self._slow.setdefault(name, _SlowTurns())
@@ -120,7 +120,7 @@ class LoopMonitor(trio.abc.Instrument):
             log.warning("a turn took too long", extra=extra | ({} if task is None else {"awaiting": await_chain(task)}))
 
     def collected(self, phase: str, _: Mapping[str, int]) -> None:
-        """Subtract a collection of garbage from the turn in which it happened, and measure it alone."""
+        """Subtract a collection of garbage from its turn, and measure it alone."""
         if phase == "start":
             self._collecting_since = self.clock()
             return
@@ -130,7 +130,7 @@ class LoopMonitor(trio.abc.Instrument):
             self.count(COLLECTION, duration_s)
 
     def _look(self) -> None:
-        """Log the stack of each turn that does not end, once; runs in a thread."""
+        """Log the stack of each blocked turn once; runs in a thread."""
         logged: float | None = None
         last_look_at = self.clock()
         while not self.stopped.wait(LOOK_INTERVAL_S):
@@ -147,7 +147,7 @@ class LoopMonitor(trio.abc.Instrument):
 
 
 def task_function(task: trio.lowlevel.Task) -> str:
-    """Return the qualified name of the function that a task runs: a bounded set, unlike the names of tasks."""
+    """Return the qualified name of a task's function: from a bounded set, unlike the names of tasks."""
     code = getattr(task.coro, "cr_code", None)
     if code is None:  # a coroutine of another kind
         return type(task.coro).__name__
@@ -156,7 +156,7 @@ def task_function(task: trio.lowlevel.Task) -> str:
 
 
 def await_chain(task: trio.lowlevel.Task) -> str:
-    """Return the functions in which a task awaits now: a slow turn that has just ended was in one of them."""
+    """Return the functions in which a task awaits now: one of them had a slow turn that has just ended."""
     names: list[str] = []
     coroutine: object = task.coro
     while (code := getattr(coroutine, "cr_code", None)) is not None and len(names) < DEPTH_MAX:

@@ -1,8 +1,7 @@
-"""The metrics of a node: their names, labels, and what increments them.
+"""The metrics of a node: their names, labels, and increments.
 
-Names follow OpenTelemetry's GenAI conventions where there is one (`gen_ai_server_...`), and Prometheus's habits
-elsewhere: a subject (`espalier_engine_...`), the unit last, and labels that are bounded sets. No label ever holds
-what a client chose.
+Names follow OpenTelemetry's GenAI conventions if there is one (`gen_ai_server_...`), and else Prometheus's habits: a
+subject (`espalier_engine_...`), the unit last, and labels from bounded sets. No label ever holds a client's text.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ENGINE_LOADS = {  # fields of an engine's load, and what they are
     "waiting": "Requests that wait inside the engine, by its own count",
     "kv_tokens_used": "KV memory that running requests hold, in tokens, by the engine's own count",
 }
-SCRAPES_MAX = 4  # that collect and merge the metrics of engines at a time; others wait
+SCRAPES_MAX = 4  # concurrent scrapes of the metrics of engines; others wait
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
@@ -48,11 +47,11 @@ class PoolMetrics:
         )
 
     def called(self, pool: str, outcome: str) -> None:
-        """Count a call to a worker of a pool that has ended: `ended`, `left`, or an error's code."""
+        """Count the end of a call to a worker of a pool: `ended`, `left`, or an error's code."""
         self._requests[pool, outcome] += 1
 
     def diverted(self, pool: str, actual: str) -> None:
-        """Count a request that the grid maps to one pool and that another serves; empty: a worker without a pool."""
+        """Count a request mapped to one pool and served by another; empty: a worker without a pool."""
         self._diversions[pool, actual] += 1
 
 
@@ -62,7 +61,7 @@ class Metrics:
 
     registry: Registry = field(factory=Registry)
     scrapes: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(SCRAPES_MAX))
-    logs: dict[str, QueuedWriter] = field(factory=dict)  # of the node and of each of its processes, by name
+    logs: dict[str, QueuedWriter] = field(factory=dict)  # the logs of the node and of its processes, by name
     pools: PoolMetrics = field(init=False, default=Factory(lambda self: PoolMetrics(self.registry), takes_self=True))
     _first_token: Histogram = field(init=False)
     _gap: Histogram = field(init=False)
@@ -159,18 +158,18 @@ class Metrics:
             "espalier_routing_predictions", "Requests by whether that was found, or were routed blind", "model outcome"
         )
 
-    # What happens to requests ------------------------------------------------------------
+    # Requests ----------------------------------------------------------------------------
 
     def first_token(self, model: str, seconds: float) -> None:
         """Count the time of a request until its first token."""
         self._first_token[model,].observe(seconds)
 
     def token_gaps(self, model: str) -> Buckets:
-        """Return the histogram of the times between two tokens of a model; a chunk's time is divided among its own."""
+        """Return the histogram of a model's times between two tokens; a chunk's time is divided among its tokens."""
         return self._gap[model,]
 
     def request_ended(self, model: str, api: str, outcome: str, seconds: float, usage: Usage) -> None:
-        """Count a request that has ended; `outcome` is a finish reason, `left`, or an error's code."""
+        """Count the end of a request; `outcome` is a finish reason, `left`, or an error's code."""
         self._requests[model, api, outcome] += 1
         if outcome == AskerLeft.code:
             self._cancelled[model,] += 1
@@ -180,7 +179,7 @@ class Metrics:
         self._tokens[model, "output"] += usage.completion_tokens
 
     def refused(self, code: str) -> None:
-        """Count a request or a connection that was refused before it was admitted."""
+        """Count a request or a connection refused before its admission."""
         self._refusals[code,] += 1
 
     def client_dropped(self, reason: str) -> None:
@@ -188,29 +187,29 @@ class Metrics:
         self._dropped[reason,] += 1
 
     def response_incomplete(self, api: str, reason: str) -> None:
-        """Count a complete response that its client received in part: `backlog`, `stalled`, `left` or `drain`."""
+        """Count a complete response received only in part: `backlog`, `stalled`, `left` or `drain`."""
         self._incomplete[api, reason] += 1
 
     def grammar_checked(self, model: str, outcome: str, seconds: float) -> None:
-        """Count a grammar check that has ended: `accepted`, `refused`, `left`, or an error's code."""
+        """Count the end of a grammar check: `accepted`, `refused`, `left`, or an error's code."""
         self._grammar_checks[model, outcome].observe(seconds)
 
     def media_prepared(self, model: str, outcome: str, seconds: float) -> None:
-        """Count a request whose images and videos were `prepared`, or were not: `left`, or an error's code."""
+        """Count the preparation of a request's images and videos: `prepared`, `left`, or an error's code."""
         self._media_preparations[model, outcome].observe(seconds)
 
-    # What happens to engines, workers and children ---------------------------------------
+    # Engines, workers and children -------------------------------------------------------
 
     def child_restarted(self, path: str) -> None:
         """Count a restart of the child at `path`."""
         self._restarts[path,] += 1
 
     def aborted(self, engine: str, seconds: float) -> None:
-        """Count how long a slot was kept after its request had been cancelled."""
+        """Count the time from a request's cancellation to the release of its slot."""
         self._abort_duration[engine,].observe(seconds)
 
     def set_stuck_slots(self, engine: str, slots: int) -> None:
-        """Set the number of slots of an engine whose requests have ended and that it has not released."""
+        """Set the number of an engine's slots not released after the end of their requests."""
         self._stuck_slots[engine,] = slots
 
     def canary_ended(self, engine: str, rank: str, outcome: str) -> None:
@@ -218,15 +217,15 @@ class Metrics:
         self._canaries[engine, rank, outcome] += 1
 
     def canary_answered(self, engine: str, rank: str, seconds: float) -> None:
-        """Count how long an engine took for the whole answer to a canary."""
+        """Count the time of an engine's whole answer to a canary."""
         self._canary_times[engine, rank].observe(seconds)
 
     def encoding_ended(self, engine: str, modality: str, outcome: str) -> None:
-        """Count a request to an encoder that has ended; the outcomes are those of its observer."""
+        """Count the end of a request to an encoder, with an outcome of its observer."""
         self._encodings[engine, modality, outcome] += 1
 
     def set_encoder_queue(self, engine: str, waiting: int, computing: int) -> None:
-        """Set how many items of an encoder wait for a batch, and how many are in the one that it computes."""
+        """Set the numbers of an encoder's items waiting for a batch, and in the present batch."""
         self._encoder_queue[engine, "waiting"] = waiting
         self._encoder_queue[engine, "computing"] = computing
 
@@ -235,16 +234,16 @@ class Metrics:
         self._encoding_waits[engine,].observe(seconds)
 
     def batch_encoded(self, engine: str, outcome: str, seconds: float) -> None:
-        """Count a batch of an encoder that has ended."""
+        """Count the end of an encoder's batch."""
         self._batches[engine, outcome].observe(seconds)
 
     def item_encoded(self, engine: str, modality: str, tokens: int) -> None:
-        """Count an item of a batch that has ended well."""
+        """Count an item of a successful batch."""
         self._encoded_items[engine, modality] += 1
         self._encoded_tokens[engine, modality] += tokens
 
     def worker_called(self, model: str, worker: str, outcome: str) -> None:
-        """Count a call to a worker that has ended: `ended`, `left`, or an error's code."""
+        """Count the end of a call to a worker: `ended`, `left`, or an error's code."""
         self._calls[model, worker, outcome] += 1
 
     def route_chosen(self, model: str, seconds: float) -> None:
@@ -252,9 +251,9 @@ class Metrics:
         self._choices[model,].observe(seconds)
 
     def overlap_found(self, model: str, expected: int | None, found: int, blind: bool) -> None:
-        """Count the prompt tokens of a request that a router expected in a prefix cache, and those that were there.
+        """Count the prompt tokens of a request expected in a prefix cache by its router, and found there.
 
-        None: its policy expects nothing. A choice was `blind` if some worker had not told yet what its cache had.
+        None: its policy expects nothing. A choice was `blind` if the cache of some worker had not been reported yet.
         """
         self._overlaps[model, "found"] += found
         if expected is None:
@@ -264,15 +263,15 @@ class Metrics:
         self._predictions[model, outcome] += 1
 
     def worker_ejected(self, model: str, worker: str, code: str) -> None:
-        """Count a worker, or a pair, that is ejected; `code` is that of its last failure."""
+        """Count an ejection of a worker or a pair; `code` is its last failure's."""
         self._ejections[model, worker, code] += 1
 
     def worker_lost(self, model: str, code: str, kind: str) -> None:
-        """Count a request whose worker was lost: it was `resumed` elsewhere, `retried`, or that was `impossible`."""
+        """Count a loss of a request's worker: `resumed` elsewhere, `retried`, or `impossible` to continue."""
         self._resumes[model, code, kind] += 1
 
     def retain_nodes(self, nodes: Collection[str]) -> None:
-        """Forget the counts of workers on other nodes than these, so that labels stay bounded."""
+        """Forget the counts of workers on all other nodes, so that labels stay bounded."""
         for counts in (self._calls, self._ejections):
             for labels in [labels for labels in counts if labels[1].partition("/")[0] not in nodes]:
                 del counts[labels]
@@ -282,7 +281,7 @@ class Metrics:
     def render(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> bytes:
         """Return all metrics in Prometheus's text format.
 
-        `loads` are the engines' own counts, and `left_out` how many series of their own metrics are, by engine.
+        `loads` are the engines' own counts, and `left_out` the numbers of series left out of their own metrics.
         """
         return b"".join(registry.render(self.families(loads, left_out)))
 
@@ -291,7 +290,7 @@ class Metrics:
         return await registry.render_in_steps(self.families(loads, left_out))
 
     def families(self, loads: Mapping[str, EngineLoad], left_out: Mapping[str, int] = NOTHING) -> Iterator[Metric]:
-        """Yield all metric families as they are now; those with many samples in pieces."""
+        """Yield all present metric families, large ones in pieces."""
         yield from self.registry.families()
         for key, about in ENGINE_LOADS.items():
             samples = (((engine,), float(getattr(load, key))) for engine, load in loads.items())

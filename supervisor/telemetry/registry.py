@@ -1,12 +1,12 @@
 """A registry of metrics, and their text in Prometheus's format.
 
-Two needs made this more than `prometheus_client`'s own registry. What happens once a token must cost next to nothing,
-so hot paths add to plain dictionaries, which become metric families only when they are scraped. And a cluster of a
-thousand nodes has a megabyte of metrics, which would block the event loop for as long as it takes to write them: so a
-large family is written in pieces, each in a step of its own.
+Two needs made this more than `prometheus_client`'s own registry. Work for each token must cost next to nothing, so hot
+paths add to plain dictionaries, and metric families are made only at a scrape. And a cluster of a thousand nodes has a
+megabyte of metrics, whose rendering would block the event loop: so a large family is written in pieces, each in a step
+of its own.
 
-A name is defined once: a second definition is a `ValueError` when it is made, because the later one would silently
-hide the earlier one from every dashboard.
+A name is defined once: a second definition is a `ValueError`, because it would silently hide the first one from every
+dashboard.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Counter: TypeAlias = defaultdict[LabelValues, float]
 
 @define(eq=False)
 class Buckets:
-    """A histogram of durations: how many fell into each bucket of `SECONDS`, and their sum."""
+    """A histogram of durations: their counts by the buckets of `SECONDS`, and their sum."""
 
     counts: list[int] = field(factory=lambda: [0] * (len(SECONDS) + 1))
     total_s: float = 0.0
@@ -47,7 +47,7 @@ class Buckets:
         self.total_s += seconds * times
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return how many durations were at most each bucket's limit, as Prometheus wants them."""
+        """Return the number of durations up to each bucket's limit, Prometheus's form of a histogram."""
         total, buckets = 0, []
         for limit, count in zip((*map(str, SECONDS), "+Inf"), self.counts, strict=True):
             total += count
@@ -62,27 +62,27 @@ Histogram: TypeAlias = defaultdict[LabelValues, Buckets]
 class Registry:
     """The metrics of a process: each name once, with a function that reads its samples at a scrape."""
 
-    _families: dict[str, Callable[[], Iterator[Metric]]] = field(factory=dict)  # by name, in the order of their text
+    _families: dict[str, Callable[[], Iterator[Metric]]] = field(factory=dict)  # in the order of their text
 
     def counter(self, name: str, about: str, labels: str) -> Counter:
-        """Define a counter that is added to in place; `labels` are names separated by spaces."""
+        """Define a counter for additions in place; `labels` are names separated by spaces."""
         values: Counter = defaultdict(float)
         self.add_counter(name, about, labels, values.items)
         return values
 
     def histogram(self, name: str, about: str, labels: str) -> Histogram:
-        """Define a histogram of durations that is added to in place; its name gets the suffix `_seconds`."""
+        """Define a histogram of durations for additions in place; its name gets the suffix `_seconds`."""
         values: Histogram = defaultdict(Buckets)
         name = f"{name}_seconds"
         self._add(name, partial(_histogram_pieces, name, about, labels, values))
         return values
 
     def add_counter(self, name: str, about: str, labels: str, read: Callable[[], Samples]) -> None:
-        """Define a counter whose samples are read at each scrape; its text gets the suffix `_total`."""
+        """Define a counter with samples read at each scrape; its text gets the suffix `_total`."""
         self._add(name, lambda: pieces(CounterMetricFamily, name, about, labels, read()))
 
     def add_gauge(self, name: str, about: str, labels: str, read: Callable[[], Samples]) -> None:
-        """Define a gauge whose samples are read at each scrape."""
+        """Define a gauge with samples read at each scrape."""
         self._add(name, lambda: pieces(GaugeMetricFamily, name, about, labels, read()))
 
     def add_value(self, name: str, about: str, read: Callable[[], float]) -> None:
@@ -90,7 +90,7 @@ class Registry:
         self.add_gauge(name, about, "", lambda: (((), read()),))
 
     def families(self) -> Iterator[Metric]:
-        """Yield the metric families as they are now; those with many samples in pieces."""
+        """Yield the present metric families, large ones in pieces."""
         for family in tuple(self._families.values()):
             yield from family()
 
@@ -101,7 +101,7 @@ class Registry:
 
 
 def render(families: Iterable[Metric]) -> Iterator[bytes]:
-    """Yield the text of each piece of each family; what is counted meanwhile may be in it or not."""
+    """Yield the text of each piece of each family, with or without the counts of the meantime."""
     previous = None
     for family in families:
         text = generate_latest(_Piece(family))
@@ -122,7 +122,7 @@ async def render_in_steps(families: Iterable[Metric]) -> bytes:
 def pieces(
     kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, about: str, labels: str, samples: Samples
 ) -> Iterator[Metric]:
-    """Yield a family in pieces, whose samples are all read in one step; one piece if there are no samples."""
+    """Yield a family in pieces, with all samples read in one step; one piece if there are no samples."""
     for part in _in_pieces(samples, SAMPLES_PER_PIECE):
         family = kind(name, about, labels=labels.split())
         for values, value in part:
@@ -141,7 +141,7 @@ def _histogram_pieces(
 
 
 def _in_pieces(values: Iterable[T], size: int) -> Iterator[Sequence[T]]:
-    """Yield the values as they are now, `size` at a time; one empty piece if there are none."""
+    """Yield the present values, `size` at a time; one empty piece if there are none."""
     now = tuple(values)
     yield now[:size]
     for start in range(size, len(now), size):

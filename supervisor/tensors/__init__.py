@@ -1,1 +1,1 @@
-"""Tensors in memory that a node shares with the processes of its engines."""
+"""Tensors in shared memory of a node and the processes of its engines."""

@@ -1,9 +1,9 @@
-"""The memory that a node shares with the processes of its engines: its limit, and its end.
+"""The shared memory of a node and the processes of its engines: its limit, and its end.
 
-A region is open from when its tensors are copied until its call is over or its lease has passed; a mapping of a region
-of another process is kept as long as any message refers to its bytes. Both end by a descriptor that is closed, here or,
-when this process dies, by the kernel. Closing the last one of much memory takes tens of milliseconds, so that is done
-in a thread.
+A region is open from the copying of its tensors until its call is over or its lease has passed; a mapping of another
+process's region is kept as long as any message refers to its bytes. Both end with the close of a descriptor, here or,
+at the death of this process, by the kernel. The last close of much memory takes tens of milliseconds, so a thread does
+it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from protocol.byte_budget import ByteBudget
 from protocol.tensors import Tensor
 from supervisor.links.waiting import taken_share
 
-CLOSED_AT_ONCE_BYTES = 4 * 1024 * 1024  # of a file that is closed in the event loop, in a millisecond at the most
-DESCRIPTOR_BYTES = 1024 * 1024  # that every region counts for at least, so that the limit bounds their number, too
+CLOSED_AT_ONCE_BYTES = 4 * 1024 * 1024  # closed in the event loop, within a millisecond
+DESCRIPTOR_BYTES = 1024 * 1024  # the least count of a region, so that the limit bounds their number, too
 
 
 @frozen
 class SharedStatistics:
-    """The regions that others may open, the mappings of regions of others, and the bytes of both.
+    """The open regions, the mappings of other processes' regions, and the bytes of both.
 
-    `taken_bytes` of the limit are those of calls that are not over, whose regions others may have mapped.
+    `taken_bytes` of the limit belong to running calls; other processes may have mapped their regions.
     """
 
     regions: int = 0
@@ -43,20 +43,20 @@ class SharedStatistics:
 
 @frozen
 class Copied:
-    """Tensors that have been copied into a region: their description, and the region, which may be closed early."""
+    """The description of tensors in a region, and the region itself, which may be closed early."""
 
     tensors: Sequence[Tensor]
     region: Region
     memory: SharedMemory
 
     def close(self) -> None:
-        """Let nobody open the region any more; idempotent."""
+        """Close the region for other processes; idempotent."""
         self.memory.close(self.region)
 
 
 @define(eq=False)
 class SharedMemory:
-    """The regions and mappings of a node; `bytes_max` of regions may exist at a time, and more wait."""
+    """The regions and mappings of a node; regions beyond `bytes_max` wait."""
 
     bytes_max: int = 512 * 1024 * 1024
     _budget: ByteBudget = field(init=False)
@@ -71,7 +71,7 @@ class SharedMemory:
         self._budget = ByteBudget(self.bytes_max)
 
     def statistics(self) -> SharedStatistics:
-        """Return what exists at this moment."""
+        """Return the counts at this moment."""
         return SharedStatistics(
             regions=len(self._regions),
             region_bytes=sum(self._regions.values()),
@@ -82,12 +82,12 @@ class SharedMemory:
         )
 
     def can_hold(self, tensors: Iterable[Tensor]) -> bool:
-        """Return whether a region with these tensors would ever fit."""
+        """Return whether a region with these tensors is within the limit."""
         return _counted_bytes(tensors) <= self.bytes_max
 
     @asynccontextmanager
     async def copied(self, tensors: Sequence[Tensor]) -> AsyncIterator[Copied]:
-        """Copy tensors into a region once there is room for it; it is freed when the body ends.
+        """Copy tensors into a region once there is room for it, and free it when the body ends.
 
         Other tasks run after each piece. Raises `Overloaded` if the system has neither memory nor descriptors.
         """
@@ -106,18 +106,18 @@ class SharedMemory:
             share.give_back()
 
     def keep(self, mapping: SealedMapping) -> None:
-        """Count a mapping, and close its descriptor once nothing refers to its bytes any more."""
+        """Count a mapping, and close its descriptor after the last reference to its bytes."""
         self._mappings[mapping.descriptor] = len(mapping)
         weakref.finalize(mapping, self._unmapped, mapping.descriptor, len(mapping)).atexit = False
 
     def close(self, region: Region) -> None:
-        """Let nobody open a region any more; idempotent."""
+        """Close a region for other processes; idempotent."""
         if (descriptor := region.release()) >= 0:
             del self._regions[descriptor]
             self._close(descriptor, region.size)
 
     async def run(self) -> None:
-        """Close the descriptors of much memory in a thread, until cancelled; several may run."""
+        """Close the descriptors of much memory in a thread, until cancelled; several runs may overlap."""
         self._token = trio.lowlevel.current_trio_token()
         self._runners += 1
         limiter = trio.CapacityLimiter(1)
@@ -134,7 +134,7 @@ class SharedMemory:
                     self._close_one()
 
     def _unmapped(self, descriptor: int, size: int) -> None:
-        """Close the descriptor of a mapping that is no more; this may be called in any thread."""
+        """Close the descriptor of a collected mapping; callable in any thread."""
         del self._mappings[descriptor]
         self._close(descriptor, size)
 

@@ -1,7 +1,7 @@
-"""The road of tensors between a node and the process of an engine: memory that both map, instead of the socket.
+"""The transfer of tensors between a node and the process of an engine: memory mapped by both, instead of the socket.
 
-What lies in a region of this process already is described as it is, without being copied: the pixels that a decoder has
-left in one, and the embeddings that came from another engine. Small tensors are attached, which costs less.
+Tensors in a region of this process are described without a copy: pixels from a decoder, and embeddings from another
+engine. Small tensors are attached, which costs less.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from supervisor.tensors.shared_memory import SharedMemory
 
 @define(eq=False)
 class SharedMemoryRoad:
-    """The road to the process with an id on this machine; None: any process may share tensors."""
+    """The transfer to the process with an id on this machine; None: any process may share tensors."""
 
     memory: SharedMemory
     lease_s: float = 30.0
@@ -31,10 +31,10 @@ class SharedMemoryRoad:
 
     @asynccontextmanager
     async def carry(self, message: Message) -> AsyncIterator[Carriage]:
-        """Copy the large tensors of a message into a region, and yield the message that describes where they are.
+        """Copy the large tensors of a message into a region, and yield the message with their description.
 
-        The other end may open the region until the body ends, or the carriage expires. Waits while the node shares as
-        much memory as it may; tensors for which that can never be enough are attached.
+        The other end may open the region until the body ends, or the carriage expires. Waits for room within the limit
+        of shared memory; tensors beyond the whole limit are attached.
         """
         tensors = [passed_on(tensor) or tensor for tensor in message.tensors]
         copied = [place for place, tensor in enumerate(tensors) if _is_large(tensor)]
@@ -49,7 +49,7 @@ class SharedMemoryRoad:
             yield Carriage(message.with_tensors(tensors), region.close)
 
     def take(self, message: Message) -> Message:
-        """Return a message with the bytes of its tensors, which are mapped and not copied."""
+        """Return a message with the bytes of its tensors, mapped without a copy."""
         places = [tensor.shared for tensor in message.tensors if tensor.shared is not None]
         if self.process is not None and any(place.process != self.process for place in places):
             raise InternalError("the tensors of a message are in the memory of another process than its sender's")

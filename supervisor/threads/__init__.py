@@ -1,1 +1,1 @@
-"""Worker threads: long text work, files that are read while a node runs, and writers that must not block."""
+"""Worker threads: long text work, the reading of files while a node runs, and writers that must not block."""

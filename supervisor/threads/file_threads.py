@@ -1,4 +1,4 @@
-"""Threads that read files while a node runs, so that a disk that does not answer never blocks the event loop."""
+"""Threads for reading files while a node runs: a dead disk never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from supervisor.threads.text_threads import NO_THREAD
 
 T = TypeVar("T")
 
-THREADS_MAX = 4  # a thread that waits for a dead disk cannot be ended; others read other disks meanwhile
+THREADS_MAX = 4  # a thread at a dead disk cannot be ended; others read other disks meanwhile
 
 
 @define(eq=False)
@@ -26,7 +26,7 @@ class FileThreads:
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Return what the function returns, or raise what it raises; raises `StartFailed` if it takes too long."""
+        """Return the result of the function, or raise its error; raises `StartFailed` if it takes too long."""
         with reading.recording_paths() as paths:
             try:
                 with trio.fail_after(self.within_s):

@@ -1,14 +1,13 @@
 """A bounded queue in front of a slow sink, and the one thread that writes to it: logging never blocks the event loop.
 
-A log goes to a terminal that may be stopped, to a pipe that nobody reads, or to a disk that is full or hangs. A thread
-waits for it, so that the event loop does not. Items for which the queue has no room are dropped and counted, and a
-notice is written in their place, so that a reader knows that something is missing, and how much.
+A log goes to a stopped terminal, an unread pipe, or a full or hanging disk. A thread waits for it, so that the event
+loop does not. Items without room in the queue are dropped and counted, and a notice in their place gives their number.
 
 Several processes may write to one pipe, so the thread writes whole lines, at most as many bytes at a time as the
 kernel writes atomically. The queue is safe to use from any thread and from a finalizer.
 
 A thread that wakes for each line takes the interpreter from the event loop each time. So a writer may have a pause: a
-line that comes alone is written at once, and those that follow within the pause are written together at its end.
+single line is written at once, and further lines within the pause are written together at its end.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ CHUNK_BYTES = select.PIPE_BUF  # up to this size a write to a pipe is atomic
 Sink: TypeAlias = Callable[[bytes], None]
 """Writes all of some bytes, and may block; raises `OSError`."""
 
-_Gap: TypeAlias = tuple[int, int]  # items that were dropped, and their bytes
+_Gap: TypeAlias = tuple[int, int]  # dropped items, and their bytes
 _NONE: _Gap = (0, 0)
 
 
 def start_daemon_thread(run: Callable[[], None]) -> None:
-    """Start a thread that the process does not wait for when it exits."""
+    """Start a thread that the process does not wait for at its exit."""
     threading.Thread(target=run, name="writer", daemon=True).start()
 
 
 def lost_lines(items: int, _: int) -> bytes:
-    """Return the notice that stands for dropped lines."""
+    """Return the notice in place of dropped lines."""
     return f"{items} log line{'s were' if items != 1 else ' was'} lost\n".encode()
 
 
@@ -55,9 +54,9 @@ def ignore(error: OSError | ValueError | None) -> None:
 class QueuedWriter:
     """A bounded queue of bytes, and a thread that writes them to `sink` in order.
 
-    Once everything is written, the thread sleeps for `pause_s` unless `flush` wakes it; what is queued meanwhile waits.
-    `notice` returns what is written in place of dropped items, from their number and their bytes. `on_failure` is
-    called in the thread with the error when writes begin to fail, and with None once they succeed again.
+    Once everything is written, the thread sleeps for `pause_s` unless `flush` wakes it; new items wait meanwhile.
+    `notice` makes the text in place of dropped items, from their number and their bytes. `on_failure` is called in the
+    thread with the first error of writes, and with None once they succeed again.
     """
 
     sink: Sink
@@ -68,11 +67,11 @@ class QueuedWriter:
     start: Callable[[Callable[[], None]], None] = start_daemon_thread
     chunk_bytes: int = CHUNK_BYTES
     pause_s: float = 0.0
-    lost_items: int = 0  # since the process started
+    lost_items: int = 0  # in all
     lost_bytes: int = 0
-    queued_bytes: int = 0  # those being written included
+    queued_bytes: int = 0  # bytes of the present write included
     failing: bool = False
-    _queue: deque[tuple[bytes, _Gap]] = field(factory=deque)  # each item with what was dropped just before it
+    _queue: deque[tuple[bytes, _Gap]] = field(factory=deque)  # each item with the gap just before it
     _gap: _Gap = _NONE  # dropped after the last queued item
     _writing: bool = False
     _running: bool = False  # the thread
@@ -98,7 +97,7 @@ class QueuedWriter:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to write; while writes fail, a notice of what was dropped waits."""
+        """Whether there is nothing to write; while writes fail, a notice of dropped items waits."""
         return not self._queue and not self._writing and (self.failing or self._gap == _NONE)
 
     def flush(self, within_s: float) -> bool:
@@ -126,7 +125,7 @@ class QueuedWriter:
                     self._drop(taken)
                 changed, self.failing = self.failing != (error is not None), error is not None
             if changed:
-                self._tell(error)
+                self._report(error)
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
@@ -136,7 +135,7 @@ class QueuedWriter:
                 self._hurried.clear()
 
     def _take(self) -> tuple[bytes, _Gap, _Gap]:
-        """Remove a chunk from the queue; return it with its notices, its size, and what the notices account for."""
+        """Remove a chunk from the queue; return it with its notices, its size, and the gap in its notices."""
         pieces: list[bytes] = []
         taken, noticed = _NONE, _NONE
         while self._queue and (not pieces or taken[1] + len(self._queue[0][0]) <= self.chunk_bytes):
@@ -151,10 +150,10 @@ class QueuedWriter:
     def _notice(self, gap: _Gap) -> bytes:
         try:
             return self.notice(*gap)
-        except Exception:  # noqa: BLE001  # it cannot be logged here: whoever logs may wait for this thread
+        except Exception:  # noqa: BLE001  # it cannot be logged here: a logger may wait for this thread
             return lost_lines(*gap)
 
-    def _tell(self, error: OSError | ValueError | None) -> None:
+    def _report(self, error: OSError | ValueError | None) -> None:
         try:
             self.on_failure(error)
         except Exception:
@@ -173,7 +172,7 @@ def _sum(left: _Gap, right: _Gap) -> _Gap:
 
 
 def file_sink(out: TextIO) -> Sink:
-    """Return a sink that writes past the buffer of `out`, whose lock must not be held when the interpreter exits."""
+    """Return a sink that bypasses the buffer of `out`: its lock must not be held when the interpreter exits."""
     try:
         fd = out.fileno()
     except (OSError, AttributeError):  # not a file

@@ -1,12 +1,12 @@
-"""The thread pool for work whose size a client chooses: tokenising, chat templates, large bodies.
+"""The thread pool for work of a size chosen by clients: tokenising, chat templates, large bodies.
 
 Such work would block the event loop, and in a plain thread pool one client's long prompts would delay all others. So
 each owner (the name of a client key) has a queue of its own, and threads are given to queues in turn: behind any number
 of long prompts of one key, another key waits for one task at most. Heavy work has queues of its own and never takes
-every thread, so that a short prompt finds one even where no keys are used.
+every thread, so that a short prompt finds one even without keys.
 
-A thread cannot be cancelled. A caller that leaves while its work runs abandons the thread, which counts as running
-until it ends: the limit is on threads, never on callers.
+A thread cannot be cancelled. If its caller leaves, a thread is abandoned and counts as running until it ends: the limit
+is on threads, never on callers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from protocol.errors import Overloaded
 T = TypeVar("T")
 
 NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
-HEAVY_CHARACTERS_MIN = 200_000  # to tokenise: about a tenth of a second
+HEAVY_CHARACTERS_MIN = 200_000  # tokenised in about a tenth of a second
 
 
 @frozen
 class TextLimits:
-    """The number of threads, and of callers that may wait for one."""
+    """The number of threads, and of waiting callers."""
 
     threads: int = 2
-    waiting_max: int = 512  # of all owners together
-    key_waiting_max: int = 128  # of one key, or of all clients without a key
+    waiting_max: int = 512  # all owners together
+    key_waiting_max: int = 128  # one key, or all clients without a key
 
 
 @define(eq=False)
@@ -45,7 +45,7 @@ class _Waiter:
 class _Queue:
     """The waiting callers of one owner and weight; exists while any of them waits or runs."""
 
-    last_turn: float  # the number of its latest turn; for a new queue, just before that of the latest of all
+    last_turn: float  # the number of its latest turn; a new queue begins just before the latest turn of all
     waiting: deque[_Waiter] = field(factory=deque)
     running: int = 0
 
@@ -66,12 +66,12 @@ class TextThreads:
     limits: TextLimits = TextLimits()
     running: int = 0  # abandoned threads included
     waiting: int = 0
-    _heavy: int = 0  # running
+    _heavy: int = 0  # running threads with heavy work
     _turns: int = 0
-    _queues: dict[tuple[str, bool], _Queue] = field(factory=dict)  # by owner, and whether the work is heavy
+    _queues: dict[tuple[str, bool], _Queue] = field(factory=dict)  # keys: an owner, and whether the work is heavy
 
     async def __call__(self, function: Callable[[], T], /, *, owner: str, size: int) -> T:
-        """Run `function` in a thread and return its result; raises what it raises, or `Overloaded` if a queue is full.
+        """Run `function` in a thread and return its result; raises its error, or `Overloaded` if a queue is full.
 
         `size` is the length of the text in characters. A caller that is cancelled while it waits gives up its place.
         """
@@ -89,8 +89,8 @@ class TextThreads:
         self._check_room(owner)
         key, waiter = (owner, heavy), _Waiter()
         if key not in self._queues:
-            # Before the queue that had the latest turn, and after all others. If new queues came first, an owner that
-            # asks again after each answer would get a new queue each time, and would overtake all who wait.
+            # Before the queue with the latest turn, and after all others. If new queues came first, an owner that
+            # asks again after each answer would get a new queue each time, and overtake all waiting ones.
             self._queues[key] = _Queue(self._turns - 0.5)
         self._queues[key].waiting.append(waiter)
         self.waiting += 1
@@ -116,7 +116,7 @@ class TextThreads:
         self._forget_empty((owner, heavy))
 
     def statistics(self) -> Statistics:
-        """Return how many callers run and wait now."""
+        """Return the counts at this moment."""
         return Statistics(self.running, self.waiting, len({owner for owner, _ in self._queues}))
 
     def _check_room(self, owner: str) -> None:
@@ -128,7 +128,7 @@ class TextThreads:
             raise Overloaded(f"{own} long texts of this key wait to be read")
 
     def _wake(self) -> None:
-        """Give each free thread to the queue whose latest turn is the longest ago, of those that may get it."""
+        """Give each free thread to the eligible queue with the oldest turn."""
         while self.running < self.limits.threads:
             heavy_allowed = self._heavy < max(1, self.limits.threads - 1)
             queues = [
@@ -155,7 +155,7 @@ class TextThreads:
 
 @frozen(eq=False)
 class _Limiter:
-    """A capacity limiter for Trio, which releases it when the thread has ended, even if the caller has left."""
+    """A capacity limiter for Trio, released at the end of the thread, even if the caller has left."""
 
     threads: TextThreads
     owner: str
