@@ -1,1 +1,1 @@
-"""The only room with hands: it opens sockets, reads files, starts processes, handles signals, plugs ports together."""
+"""The only room with I/O: it opens sockets, reads files, starts processes, handles signals, connects ports."""

@@ -1,7 +1,7 @@
 """The program `python -m supervisor`: the command line, whose modules take most of a second to import.
 
-Nothing is imported here before Ctrl-C has its meaning, so that an operator who interrupts a start sees no traceback. A
-SIGHUP that asks for a reload waits until there is a handler for it: by default it would end the process.
+Nothing is imported here before Ctrl-C is handled, so that an interrupted start prints no traceback. A SIGHUP, a request
+for a reload, is blocked until there is a handler: by default it would end the process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+INTERRUPTED = 130  # 128 plus the number of SIGINT, the convention of shells
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
         return command_line.main()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BaseExceptionGroup as group:  # from a nursery that was open
+    except BaseExceptionGroup as group:  # raised by an open nursery
         if group.subgroup(KeyboardInterrupt) is None:
             raise
         return INTERRUPTED

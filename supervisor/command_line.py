@@ -1,6 +1,6 @@
 """The command line: `python -m supervisor cluster.toml [--check] [--node NAME]`, `... COMMAND`, `hash-key`.
 
-What is checked before anything runs (the file, the placement, the limits of this host) ends the process here with a
+Mistakes found before anything runs (in the file, the placement, the limits of this host) end the process here with a
 sentence for the operator. From `_run` on, output goes through the queued log, so that nothing waits for its reader.
 """
 
@@ -46,7 +46,7 @@ OPERATOR_COMMANDS = ("status", "drain", "restart", "reload", "engine")
 def main() -> int:
     """Parse the command line; check a cluster, run nodes of it, or hash a key. Return the exit code.
 
-    To be called with SIGHUP blocked if it shall wait for the handlers of a node or of a launcher.
+    A caller blocks SIGHUP to keep it pending until a node or a launcher has its handlers.
     """
     if sys.argv[1:2] == ["hash-key"]:
         signals.accept_hang_up()
@@ -69,9 +69,10 @@ def main() -> int:
     parser.add_argument(
         "--join", metavar="HOST:PORT", action="append", default=[], help="where a node of a running cluster listens"
     )
-    parser.add_argument("--launched", type=int, help=argparse.SUPPRESS)  # by a launcher: the descriptor of its pipe
-    parser.add_argument("--restarts", type=int, default=0, help=argparse.SUPPRESS)  # of this node by its launcher
-    parser.add_argument("--ended-by", default="", help=argparse.SUPPRESS)  # why the last of them was
+    # A launcher's arguments: the descriptor of its pipe, its restarts of the node, and the reason of the last one.
+    parser.add_argument("--launched", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--restarts", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--ended-by", default="", help=argparse.SUPPRESS)
     parser.add_argument("--version", action="version", version=f"espalier {version()}")
     arguments = parser.parse_args()
     parent = None if arguments.launched is None else ParentPipe(arguments.launched)
@@ -129,7 +130,7 @@ def _run(loaded: load.Loaded, names: tuple[str, ...], parent: ParentPipe | None,
 
 
 def _print(text: str) -> int:
-    """Print a text and return the exit code; raises `StartFailed` if it cannot be written, as to a full disk."""
+    """Print a text and return the exit code; raises `StartFailed` if it cannot be written, such as to a full disk."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -192,7 +193,7 @@ def run_operator_command(arguments: list[str]) -> int:
 
 
 def hash_key(name: str) -> int:
-    """Read a secret from the standard input and print the lines that add it to a key file as `name`."""
+    """Read a secret from the standard input and print its lines for a key file, under `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
         code = _print(keys.key_file_lines(name, secret))

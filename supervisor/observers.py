@@ -30,18 +30,18 @@ class SlotMetrics(SlotObserver):
 
     metrics: Metrics
     engine: str
-    on_begun: Callable[[str], None] = _ignore  # called with the id of a request whose prompt has been computed
+    on_begun: Callable[[str], None] = _ignore  # called with the id of a request when its prompt has been computed
 
     def begun(self, request_id: str) -> None:
-        """Pass on that the prompt of a request has been computed."""
+        """Report that the prompt of a request has been computed."""
         self.on_begun(request_id)
 
     def aborted(self, seconds: float) -> None:
-        """Count how long a slot was kept after its request had been cancelled."""
+        """Count the time from a request's cancellation to the release of its slot."""
         self.metrics.aborted(self.engine, seconds)
 
     def stuck(self, slots: int) -> None:
-        """Set the number of slots that the engine has not released."""
+        """Set the number of slots not released in time."""
         self.metrics.set_stuck_slots(self.engine, slots)
 
 
@@ -53,7 +53,7 @@ class CanaryMetrics(CanaryObserver):
     engine: str
 
     def ended(self, rank: int, outcome: str, seconds: float) -> None:
-        """Count a canary, and the time of one that was answered."""
+        """Count a canary, and the time of its answer."""
         self.metrics.canary_ended(self.engine, str(rank), outcome)
         if outcome == ANSWERED:
             self.metrics.canary_answered(self.engine, str(rank), seconds)
@@ -71,11 +71,11 @@ class EncoderMetrics(EncoderObserver):
         self.metrics.encoding_ended(self.engine, modality, outcome)
 
     def queue_changed(self, waiting: int, computing: int) -> None:
-        """Set how many items wait for a batch, and how many are in one."""
+        """Set the numbers of items waiting for a batch, and in a batch."""
         self.metrics.set_encoder_queue(self.engine, waiting, computing)
 
     def waited(self, seconds: float) -> None:
-        """Count how long an item waited for its batch."""
+        """Count an item's wait for its batch."""
         self.metrics.encoding_waited(self.engine, seconds)
 
     def batch_ended(self, items: Sequence[MediaItem], outcome: str, seconds: float) -> None:
@@ -85,7 +85,7 @@ class EncoderMetrics(EncoderObserver):
             self.metrics.item_encoded(self.engine, item.modality, item.tokens)
 
     def aborted(self, seconds: float) -> None:
-        """Count how long the engine kept a batch that nobody wanted any more."""
+        """Count the time from a batch's cancellation to its release by the engine."""
         self.metrics.aborted(self.engine, seconds)
 
 
@@ -98,13 +98,13 @@ class RoutingMetrics(RoutingObserver):
     levels: ServiceLevels = ServiceLevels()
 
     def call_ended(self, worker: str, outcome: str) -> None:
-        """Count a call to a worker that has ended, and to its pool if it has one."""
+        """Count the end of a call to a worker, and to its pool if it has one."""
         self.metrics.worker_called(self.model, worker, outcome)
         if pool := self.levels.pool_of(worker):
             self.metrics.pools.called(pool, outcome)
 
     def diverted(self, pool: str, actual: str) -> None:
-        """Count a leg of a request for which another pool stands in."""
+        """Count a leg of a request served by another pool than its own."""
         self.metrics.pools.diverted(pool, actual)
 
     def chosen(self, seconds: float) -> None:
@@ -112,17 +112,17 @@ class RoutingMetrics(RoutingObserver):
         self.metrics.route_chosen(self.model, seconds)
 
     def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
-        """Count the tokens of a prompt that were expected in the prefix cache, and those that were there."""
+        """Count the tokens of a prompt expected in the prefix cache, and found there."""
         self.metrics.overlap_found(self.model, overlap, cached, blind)
 
     def call_resumed(self, code: str, sent: int) -> None:
-        """Count a request that is resumed at another worker, after `sent` tokens were sent to its client."""
+        """Count the resume of a request at another worker, after `sent` tokens for its client."""
         self.metrics.worker_lost(self.model, code, "resumed" if sent else "retried")
 
     def call_not_resumed(self, code: str) -> None:
-        """Count a request that ends because no other worker can resume it exactly."""
+        """Count the end of a request that no other worker can resume exactly."""
         self.metrics.worker_lost(self.model, code, "impossible")
 
     def worker_ejected(self, worker: str, code: str) -> None:
-        """Count a worker, or a pair, that is ejected."""
+        """Count an ejection of a worker or a pair."""
         self.metrics.worker_ejected(self.model, worker, code)

@@ -1,4 +1,4 @@
-"""Text from clients, files and other nodes, made safe to print in a log, a terminal or an error message."""
+"""Text from clients, files and other nodes, made safe for a log, a terminal or an error message."""
 
 from __future__ import annotations
 

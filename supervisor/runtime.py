@@ -1,7 +1,7 @@
-"""The runtime of a node: all that its children take from the machine, passed to them as one value.
+"""The runtime of a node: the resources of the machine for its children, passed to them as one value.
 
-Time, randomness, threads and the environment come in here and nowhere else, so that a test or a simulation can replace
-them, and a run with the same seed takes the same steps.
+Time, randomness, threads and the environment come in only here, so that a test or a simulation can replace them, and a
+run with the same seed takes the same steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Runtime:
     run_in_thread: RunInThread
     grace: GracePeriods
     metrics: Metrics
-    chance: Callable[[int], RandomSource]  # from a seed
+    chance: Callable[[int], RandomSource]  # makes a random source from a seed
     new_nonce: Callable[[], bytes]
-    new_number: Callable[[], int]  # of 63 bits, which no other call of any node of the cluster returns
+    new_number: Callable[[], int]  # draws 63 bits, unique in the cluster
     reserve: DescriptorReserve = field(factory=DescriptorReserve)

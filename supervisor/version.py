@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 
-CHECKOUT = "0.1.0"  # as in pyproject.toml
+CHECKOUT = "0.1.0"  # the version in pyproject.toml
 
 
 def version() -> str:

@@ -1,1 +1,1 @@
-"""Images and videos of clients: fetched only from where the operator allows, and decoded in processes of their own."""
+"""Images and videos of clients: fetched only from allowed sources, and decoded in processes of their own."""

@@ -1,8 +1,7 @@
-"""The addresses that media may be fetched from: those of the public internet, and of networks that the operator allows.
+"""The allowed addresses for fetching media: the public internet, and networks allowed by the operator.
 
-A URL is chosen by a client, and its host resolves to whatever the owner of its domain likes: this machine, its
-neighbours, or the address at which a cloud gives credentials away. An IPv4 address within an IPv6 address is judged as
-itself.
+A URL is chosen by a client, and the owner of its domain chooses the address: it may be this machine, a neighbour, or a
+cloud's address for credentials. An IPv4 address within an IPv6 address is checked as itself.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from supervisor.config.media import IpNetwork
 
 IpAddress: TypeAlias = IPv4Address | IPv6Address
 
-# What `is_global` calls public, or did in some versions of Python, and must not be asked.
+# Public addresses to `is_global`, in some versions of Python, and forbidden here.
 FORBIDDEN = tuple(
     map(
         ip_network,
@@ -30,11 +29,11 @@ FORBIDDEN = tuple(
     )
 )
 _NAT64 = ip_network("64:ff9b::/96")
-_UNICAST = (ip_network("2000::/3"), _NAT64)  # all that is assigned of IPv6
+_UNICAST = (ip_network("2000::/3"), _NAT64)  # the assigned part of IPv6
 
 
 def may_be_asked(address: IpAddress, allowed: Collection[IpNetwork]) -> bool:
-    """Whether media may be fetched from an address; `allowed` are the networks that the operator allows besides."""
+    """Whether media may be fetched from an address; `allowed` are further networks of the operator."""
     if any(_within(address, network) for network in allowed):
         return True
     return all(_is_public(each) for each in (address, *_embedded(address)))
@@ -63,5 +62,5 @@ def _embedded(address: IpAddress) -> Iterator[IPv4Address]:
 
 def _within(address: IpAddress, network: IpNetwork) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None and network.version == 4:
-        address = address.ipv4_mapped  # which a socket treats as that
+        address = address.ipv4_mapped  # a socket dials this one
     return address.version == network.version and address in network

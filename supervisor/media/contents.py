@@ -1,7 +1,7 @@
-"""Contents in memory: files without a name, which are sealed once they are whole and handed to decoders as they are.
+"""Contents in memory: files without a name, sealed once they are whole and passed to decoders without a copy.
 
-What a client chose is never one object of Python: it is written in pieces as it comes, and its bytes are read by a
-decoder's process alone.
+A client's content is never one object of Python: it is written in pieces as it comes, and only a decoder's process
+reads its bytes.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from attrs import define
 
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 FREED_IN_PLACE_BYTES_MAX = 1024 * 1024
-"""Of memory that is freed in a turn of the event loop; freeing it takes about 0.2 ms a MiB."""
+"""The most memory freed in a turn of the event loop; it takes about 0.2 ms a MiB."""
 
 
 @define(eq=False)
 class StoredContent:
-    """A content: the bytes of what a URL led to, or the text of a data URL; whoever has it closes it."""
+    """A content: the bytes behind a URL, or the text of a data URL; its owner closes it."""
 
     descriptor: int
     size_bytes: int
     is_data_url: bool = False
-    free: Callable[[int], None] = os.close  # closes the descriptor of much memory, where that delays nobody
+    free: Callable[[int], None] = os.close  # closes the descriptor of much memory, outside the event loop
 
     def close(self) -> None:
-        """Free it; idempotent."""
+        """Free the content; idempotent."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             (os.close if self.size_bytes <= FREED_IN_PLACE_BYTES_MAX else self.free)(descriptor)
 
     def __del__(self) -> None:
-        """Free it where nobody could: a thread that read a file was abandoned meanwhile."""
+        """Free a content without an owner: the result of an abandoned thread."""
         self.close()
 
 
 @define(eq=False)
 class ContentWriter:
-    """A content that is being written."""
+    """A content in the course of being written."""
 
     descriptor: int
     size_bytes: int = 0
@@ -54,7 +54,7 @@ class ContentWriter:
         self.size_bytes += len(data)
 
     def finish(self, *, is_data_url: bool = False) -> StoredContent:
-        """Seal what was written, and return it."""
+        """Seal the content, and return it."""
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
         content = StoredContent(self.descriptor, self.size_bytes, is_data_url)
         self.descriptor = -1
@@ -63,7 +63,7 @@ class ContentWriter:
 
 @contextmanager
 def content_writer() -> Iterator[ContentWriter]:
-    """Yield a writer; what is not finished in the body is freed. Raises `OSError` if there is no descriptor left."""
+    """Yield a writer; an unfinished content is freed after the body. Raises `OSError` without a descriptor left."""
     writer = ContentWriter(os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         yield writer
@@ -73,10 +73,10 @@ def content_writer() -> Iterator[ContentWriter]:
 
 
 def sealed_size(descriptor: int) -> int | None:
-    """Return the size of a file that nobody can change any more; None if somebody can.
+    """Return the size of a sealed file, which cannot change any more; None for any other file.
 
-    A file that shrinks while it is mapped would kill this process, so nothing else is ever mapped. None also for one
-    whose name is not ASCII: messages to engines contain it.
+    A mapped file that shrinks would kill this process, so only sealed files are mapped. None also for a name that is
+    not ASCII: messages to engines contain it.
     """
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS:

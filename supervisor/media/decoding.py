@@ -1,8 +1,8 @@
-"""Jobs for the decoders, and the check of what they answer: a content may have taken over the process that read it.
+"""Jobs for the decoders, and the check of their answers: a content may have taken over its reader's process.
 
-So an answer must be one of the few that are known, in their order; a size or a shape must be what was computed here;
-and a file must be sealed before it is mapped, since one that shrinks would kill this process. A decoder that crashes,
-lies or takes too long costs its own item, and its process.
+So an answer must be one of a few kinds, in their order; a size or a shape must equal the one computed here; and a file
+must be sealed before it is mapped, since a shrinking file would kill this process. A crash, a malformed answer or a
+timeout costs a decoder its own item, and its process.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ A = TypeVar("A", bound=jobs.JobAnswer)
 
 log = logging.getLogger(__name__)
 
-READY_WITHIN_S = 10.0  # a template that is being started again
+READY_WITHIN_S = 10.0  # the restart of a template
 SLOWDOWN_MAX = 4.0  # elapsed time over processor time of a job, on a busy machine
 SLOWDOWN_GRACE_S = 2.0
-RIGHTS_BYTES = 4  # of one descriptor
+RIGHTS_BYTES = 4  # one descriptor in a control message
 FPS_MAX = 1_000.0
 DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 REFUSALS: dict[str, tuple[type[RequestError], str]] = {
@@ -66,21 +66,21 @@ REFUSALS: dict[str, tuple[type[RequestError], str]] = {
 
 @frozen
 class DecodeLimits:
-    """The limits of a content and of the process that decodes it."""
+    """The limits of a content and of its decoder's process."""
 
     bytes_max: int
     bounds: Bounds
-    decode_s: float = 10.0  # of processor time, to read the header of a content or to decode it
-    memory_bytes_max: int = 1024 * 1024 * 1024  # of one process
+    decode_s: float = 10.0  # processor time, to read the header of a content or to decode it
+    memory_bytes_max: int = 1024 * 1024 * 1024  # one process
 
 
 @define(eq=False)
 class DecoderStatistics:
-    """The number of jobs, and of those that ended in a crash, or in an answer that no decoder gives."""
+    """Counts of jobs, crashes and malformed answers."""
 
     jobs: int = 0
     crashes: int = 0
-    lies: int = 0
+    malformed: int = 0
 
 
 @define(eq=False)
@@ -93,7 +93,7 @@ class Decoders:
     counts: DecoderStatistics = field(factory=DecoderStatistics)
 
     async def inspect(self, content: StoredContent, modality: Modality) -> Inspected[StoredContent]:
-        """Return what a content is; the text of a data URL is closed, and replaced by what it encodes."""
+        """Return the facts about a content; the text of a data URL is closed, and replaced by its decoded bytes."""
         task = jobs.Inspect(modality, content.is_data_url, self.limits.bytes_max, self.limits.bounds)
         output_bytes = self.limits.bytes_max if content.is_data_url else 1
         encoded: StoredContent | None = None
@@ -115,7 +115,7 @@ class Decoders:
                 encoded.close()
 
     async def decode(self, content: StoredContent, plan: Plan) -> Tensor:
-        """Return the tensor of a content, as planned."""
+        """Return the planned tensor of a content."""
         async with self._answers(plan.task, plan.size_bytes, content, plan.item.modality) as answers:
             await answers.next(jobs.Decoded)
             descriptor = answers.take_file(plan.size_bytes)
@@ -162,22 +162,22 @@ class Decoders:
 
 @frozen(eq=False)
 class _Answers:
-    """The answers of one job, each of which is checked, and the descriptors that came with them."""
+    """The checked answers of one job, and their descriptors."""
 
     decoders: Decoders
     modality: Modality
     socket: trio.socket.SocketType
-    received: list[int] = field(factory=list)  # descriptors that nobody has taken
+    received: list[int] = field(factory=list)  # descriptors until they are taken
 
     def close(self) -> None:
-        """Close what nobody has taken."""
+        """Close the descriptors that were not taken."""
         while self.received:
             os.close(self.received.pop())
 
     async def next(self, kind: type[A]) -> A:
-        """Return the next answer, which must be of a kind; raises `RequestError` if it is not.
+        """Return the next answer; raises `RequestError` unless it is of this kind.
 
-        So it does for a refusal, and for the end of the job's process.
+        A refusal, and the end of the job's process, raise it as well.
         """
         packet, ancillary, flags, _ = await self.socket.recvmsg(
             jobs.PACKET_BYTES_MAX, socket.CMSG_LEN(RIGHTS_BYTES), socket.MSG_CMSG_CLOEXEC
@@ -200,11 +200,11 @@ class _Answers:
         try:
             answer: jobs.JobAnswer = jobs.decode_answer(packet)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self.lied("an answer that is none")
+            self.malformed("an answer that is none")
         return answer
 
     def _failed(self, answer: jobs.JobAnswer) -> NoReturn:
-        """Raise the error of an answer in place of the one that was expected."""
+        """Raise the error of an unexpected answer."""
         if isinstance(answer, Refused):
             error, verdict = REFUSALS[answer.code]
             detail = printable(answer.detail)[: jobs.DETAIL_CHARACTERS_MAX]
@@ -212,7 +212,7 @@ class _Answers:
                 log.warning("a media decoder failed", extra={"modality": self.modality.value, "reason": detail})
             raise error(f"the {self.modality} {verdict}: {detail}")
         if not isinstance(answer, JobEnded):
-            self.lied("an answer out of order")
+            self.malformed("an answer out of order")
         if answer.signal < 0:
             raise NotReady("no process could be started for a media decoder")
         if answer.signal == signal.SIGXCPU:
@@ -222,42 +222,42 @@ class _Answers:
             )
         self.decoders.counts.crashes += 1
         log.warning("a media decoder crashed", extra={"modality": self.modality.value, "signal": answer.signal})
-        if answer.signal == signal.SIGKILL:  # by the kernel, which has no memory left: no content does that
+        if answer.signal == signal.SIGKILL:  # by the kernel, for lack of memory: no fault of the content
             raise NotReady(f"the decoder of the {self.modality} was killed")
         raise BadRequest(f"the {self.modality} cannot be read: its decoder crashed")
 
-    def lied(self, what: str) -> NoReturn:
-        """Raise the error of an answer that no decoder gives."""
-        self.decoders.counts.lies += 1
+    def malformed(self, what: str) -> NoReturn:
+        """Count a malformed answer, and raise its error."""
+        self.decoders.counts.malformed += 1
         log.error("a media decoder gave a false answer", extra={"modality": self.modality.value, "reason": what})
         raise BadRequest(f"the {self.modality} cannot be read: its decoder gave a false answer")
 
     def take_file(self, size_bytes: int) -> int:
-        """Return the descriptor that came, which must lead to a file of a size that nobody can change any more."""
+        """Return the received descriptor of a sealed file of this size; any other is malformed."""
         if not self.received:
-            self.lied("no file")
+            self.malformed("no file")
         if not 0 <= size_bytes == sealed_size(self.received[0]):
-            self.lied("a file that is not sealed, or of another size")
+            self.malformed("a file that is not sealed, or of another size")
         return self.received.pop(0)
 
     def checked_digest(self, opened: Opened) -> str:
         """Return the digest of a content."""
         bytes_max = self.decoders.limits.bytes_max
         if not (DIGEST.fullmatch(opened.digest) and 0 <= opened.size_bytes <= bytes_max):
-            self.lied("a digest that is none")
+            self.malformed("a digest that is none")
         return opened.digest
 
     def checked_facts(self, facts: Facts) -> Facts:
-        """Return what a content is, if it is within the limits that it was to be checked against."""
+        """Return the facts about a content; facts beyond the limits of the job are malformed."""
         bounds = self.decoders.limits.bounds
         if (self.modality is Modality.VIDEO) is not isinstance(facts, VideoFacts):
-            self.lied("facts of another modality")
+            self.malformed("facts of another modality")
         if isinstance(facts, EmbeddingFacts):
             if min(facts.tokens, facts.width) < 1 or facts.tokens * facts.width > self.decoders.limits.bytes_max:
-                self.lied("an impossible shape")
+                self.malformed("an impossible shape")
             return facts
         if min(facts.height, facts.width) < 1 or facts.height * facts.width > bounds.pixels_max:
-            self.lied("an impossible size")
+            self.malformed("an impossible size")
         if isinstance(facts, VideoFacts) and not (0 < facts.frames <= bounds.frames_max and 0 < facts.fps <= FPS_MAX):
-            self.lied("an impossible number of frames")
+            self.malformed("an impossible number of frames")
         return facts

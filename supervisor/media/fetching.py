@@ -1,9 +1,9 @@
-"""The fetch of a content by its URL, from where the operator allows and nowhere else.
+"""The fetch of a content by its URL, from allowed sources only.
 
-A host is checked three times: its name against the list of the operator, its addresses after they were resolved, and
-both again after each redirect. The address that was checked is the one that is dialed, so that a name which resolves to
-another address a moment later gains nothing. Whatever a foreign server does wrong is an error of the client that named
-it; what this server cannot reach is described no further, so that nobody maps our network by asking.
+A host is checked three times: its name against the list of the operator, its resolved addresses, and both again after
+each redirect. The checked address itself is dialed, so a name that later resolves to another address gains nothing. A
+fault of a foreign server is an error of the client with its URL. All unreachable hosts get the same error, so that
+clients cannot map our network.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from supervisor.media.urls import FileUrl, WebUrl
 log = logging.getLogger(__name__)
 
 RESOLVE_S = 5.0
-CONNECT_S = 5.0  # to one address, TLS included
-STALL_S = 5.0  # without a byte
-TEXT_PIECE = 256 * 1024  # characters of a data URL that are written in one turn
+CONNECT_S = 5.0  # one address, TLS included
+STALL_S = 5.0  # the time without a byte
+TEXT_PIECE = 256 * 1024  # characters of a data URL written in one turn
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ENOBUFS, errno.EADDRNOTAVAIL}
 
 
 @frozen(kw_only=True)
 class FetchRules:
-    """The rules of what may be fetched, and the limits of a fetch."""
+    """The allowed sources, and the limits of a fetch."""
 
     hosts: Sequence[HostPattern]
     networks: Sequence[config.IpNetwork]
@@ -59,13 +59,13 @@ class Fetcher:
     network: FetchNetwork
     files: MediaFiles
     tls: ssl.SSLContext
-    free: Callable[[int], None]  # closes the descriptor of a content where that delays nobody
+    free: Callable[[int], None]  # closes the descriptor of a content outside the event loop
 
     def source(self, url: str) -> Source:
-        """Return what a URL may cost; raises `BadRequest`, `TooLarge` or `Unsupported` if it may not be opened."""
+        """Return the cost of a URL; raises `BadRequest`, `TooLarge` or `Unsupported` if it may not be opened."""
         if urls.is_data(url):
             urls.check_data(url, self.rules.bytes_max)
-            return Source(2 * len(url), is_remote=False)  # the text, and beside it what it encodes
+            return Source(2 * len(url), is_remote=False)  # the text, and beside it the decoded bytes
         parsed = urls.parse(url)
         if isinstance(parsed, FileUrl):
             self.files.check()
@@ -119,7 +119,7 @@ class Fetcher:
             await trio.aclose_forcefully(stream)  # noqa: ASYNC102  # it does not wait
 
     async def _connected(self, url: WebUrl) -> trio.abc.Stream:
-        """Return a connection to the host of a URL, at an address that has been checked."""
+        """Return a connection to the host of a URL, at a checked address."""
         for address in await self._addresses(url):
             try:
                 with trio.move_on_after(CONNECT_S):
@@ -162,7 +162,7 @@ class Fetcher:
 
 
 def _unreachable(url: WebUrl) -> BadRequest:
-    """Return one error for a name that does not exist, a host that does not answer and one that may not be asked."""
+    """Return the one error for unknown names, silent hosts and forbidden ones."""
     return BadRequest(f"{url.authority} cannot be reached from this server")
 
 

@@ -1,8 +1,8 @@
-"""Files that `file:` URLs lead to: regular files below one folder, by whatever links, read in a thread.
+"""Files of `file:` URLs: regular files below one folder, also by way of links, read in a thread.
 
-A path below the folder is opened first without any effect (`O_PATH`). Then the kernel is asked where that is, and only
-a regular file that lies below the folder is opened for reading, by the descriptor and not by its path again. So neither
-a link, nor one that is changed meanwhile, leads out.
+A path below the folder is opened first without any effect (`O_PATH`). The kernel then gives its true path, and a
+regular file below the folder is opened for reading, by the descriptor and not by its path again. So no link leads out,
+even if it is changed meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from supervisor.threads.text_threads import NO_THREAD
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1024 * 1024
-THREADS_MAX = 4  # a thread that waits for a dead disk cannot be ended
+THREADS_MAX = 4  # a thread at a dead disk cannot be ended
 NOT_FOUND = "there is no such file in the folder that file URLs may name"
 
 
@@ -75,7 +75,7 @@ def _read(root: Path, path: str, bytes_max: int) -> StoredContent:
     except OSError as error:
         if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC}:
             raise Overloaded("there is no memory or no descriptor left to read the file") from error
-        raise BadRequest(NOT_FOUND) from error  # whether it is elsewhere is nobody's business
+        raise BadRequest(NOT_FOUND) from error  # the same error for files outside the folder
 
 
 def _open_below(root: Path, path: str) -> int:

@@ -1,8 +1,8 @@
-"""One GET of one URL over a connection that has been made: what comes back, read in pieces and within limits.
+"""One GET of one URL over an open connection: its response, read in pieces and within limits.
 
-The other end is whoever a client has named. So every byte counts, those of the head and of chunks too; a body that is
-encoded is refused, since it could grow; and what comes in many small pieces is read late, a few pieces a turn of the
-event loop, and refused if it does not end.
+The other end is chosen by a client. So every byte counts, heads and chunks included; an encoded body is refused, since
+it could grow; and many small pieces are read late, a few pieces a turn of the event loop, and refused if they do not
+end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from supervisor.media.urls import WebUrl
 
 READ_BYTES = 64 * 1024
 HEAD_BYTES_MAX = 32 * 1024
-FRAMING_BYTES_MAX = 64 * 1024  # beside the body: heads, and what stands between chunks
+FRAMING_BYTES_MAX = 64 * 1024  # heads, and the framing of chunks
 EVENTS_A_TURN = 16
 EVENTS_MAX, EVENT_BYTES_MIN = 1_000, 512  # further events must have so many bytes on average: each takes some 20 us
-SMALL_BYTES, PAUSE_S = 4096, 0.002  # after so little, more is awaited before it is read: a packet a byte costs no more
+SMALL_BYTES, PAUSE_S = 4096, 0.002  # a pause after each small read collects a packet a byte into few reads
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 OK = 200
 ACCEPT = "image/png, image/jpeg, image/webp, image/gif, video/mp4, video/webm, */*;q=0.1"
@@ -28,24 +28,21 @@ ACCEPT = "image/png, image/jpeg, image/webp, image/gif, video/mp4, video/webm, *
 
 @frozen
 class Redirect:
-    """Another URL to ask instead, as its server wrote it."""
+    """Another URL to ask instead, in the server's own words."""
 
     location: str
 
 
 @frozen
 class HttpLimits:
-    """The limits of one response: the bytes of its body, and for how long nothing may come."""
+    """The limits of one response: the bytes of its body, and the time without a byte."""
 
     bytes_max: int
     stall_s: float
 
 
 async def get(stream: trio.abc.Stream, url: WebUrl, agent: str, limits: HttpLimits) -> StoredContent | Redirect:
-    """Ask for a URL and return the body, or where else it is; raises `BadRequest` or `TooLarge`.
-
-    It may also raise what `stream` raises.
-    """
+    """Ask for a URL and return the body, or a redirect; raises `BadRequest`, `TooLarge`, or an error of `stream`."""
     reader = _Reader(stream, limits)
     headers = [
         ("Host", url.authority),

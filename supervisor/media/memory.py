@@ -1,9 +1,9 @@
-"""The memory of decoded images and videos in the node: mapped and not copied, and freed where that delays nobody.
+"""The memory of decoded images and videos in the node: mapped without a copy, and freed outside the event loop.
 
-Mapping costs nothing until somebody reads. Giving back a hundred megabytes takes tens of milliseconds in the kernel,
-and the event loop would stand still meanwhile. So the pages of a tensor are dropped piece by piece when its lease ends,
-and its file is closed in a thread once the last view of it is gone. Until then an engine's process may open it, so that
-pixels get there without being copied. A small tensor is copied, for each mapping has descriptors.
+A mapping costs nothing until it is read. The release of a hundred megabytes takes tens of milliseconds in the kernel,
+and would block the event loop. So the pages of a tensor are dropped piece by piece when its lease ends, and its file is
+closed in a thread after its last view. Until then an engine's process may open the file, so pixels get there without a
+copy. A small tensor is copied, since each mapping needs descriptors.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from attrs import define, field
 from actors.engines.shared_tensors import SealedMapping
 from protocol.tensors import Tensor
 
-COPIED_BYTES_MAX = 2 * 1024 * 1024  # of a tensor that is copied, in about half a millisecond
-CLOSED_IN_PLACE_BYTES_MAX = 8 * 1024 * 1024  # of one whose memory is freed with its last view: some 3 ms
-DROPPED_BYTES = 4 * 1024 * 1024  # of pages, in one turn
+COPIED_BYTES_MAX = 2 * 1024 * 1024  # a copied tensor: about half a millisecond
+CLOSED_IN_PLACE_BYTES_MAX = 8 * 1024 * 1024  # a tensor freed with its last view: some 3 ms
+DROPPED_BYTES = 4 * 1024 * 1024  # pages dropped in one turn
 
 
 @define(eq=False)
@@ -36,7 +36,7 @@ class MediaMemory:
     _token: trio.lowlevel.TrioToken | None = None  # while `run` runs
 
     def take(self, descriptor: int, size_bytes: int) -> memoryview:
-        """Return the bytes of a sealed file, whose descriptor this takes over; raises `OSError` if it cannot."""
+        """Return the bytes of a sealed file, and take over its descriptor, even if it raises `OSError`."""
         if size_bytes <= COPIED_BYTES_MAX:
             try:
                 return memoryview(os.pread(descriptor, size_bytes, 0))
@@ -47,20 +47,20 @@ class MediaMemory:
         except BaseException:
             os.close(descriptor)
             raise
-        # The memory is there as long as this descriptor is open: where it is much, that is closed after the mapping.
+        # The memory lasts as long as this descriptor is open: much memory is closed later, in a thread.
         close = self.close_later if size_bytes > CLOSED_IN_PLACE_BYTES_MAX else os.close
         weakref.finalize(mapping, close, descriptor).atexit = False
         return memoryview(mapping)
 
     def release(self, tensor: Tensor) -> None:
-        """Drop the pages of a tensor whose lease has ended; whoever still reads it gets them again."""
+        """Drop the pages of a tensor after its lease; a later read gets them again."""
         mapping = tensor.data.obj
         if isinstance(mapping, mmap.mmap):
             self._dropped.append(mapping)
             self._wake()
 
     def close_later(self, descriptor: int) -> None:
-        """Close a descriptor of much memory; this may be called in any thread."""
+        """Close a descriptor of much memory; callable in any thread."""
         self._closing.append(descriptor)
         self._wake()
 
@@ -70,12 +70,12 @@ class MediaMemory:
         limiter = trio.CapacityLimiter(1)
         try:
             while True:
-                while self._dropped or self._closing:  # either grows while the other is being worked on
+                while self._dropped or self._closing:  # either may grow during work on the other
                     if self._dropped:
                         await _drop_pages(self._dropped.popleft())
                     else:
                         await trio.to_thread.run_sync(os.close, self._closing[0], limiter=limiter)
-                        self._closing.popleft()  # behind it: a cancellation may come before the thread begins
+                        self._closing.popleft()  # not before: a cancellation may come before the thread begins
                 await self._changed.park()
         finally:
             self._token = None

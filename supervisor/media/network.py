@@ -1,4 +1,4 @@
-"""The network as fetches see it: names to addresses, connections to addresses. A test gives them another one."""
+"""The network of fetches: names to addresses, connections to addresses. Tests replace it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from attrs import define, field
 
 from supervisor.media.addresses import IpAddress
 
-ADDRESSES_MAX = 8  # of one name, that are tried
-RESOLVERS_MAX = 8  # threads: one that waits for a dead name server cannot be ended
+ADDRESSES_MAX = 8  # tried addresses of one name
+RESOLVERS_MAX = 8  # threads: a thread at a dead name server cannot be ended
 
 
 class FetchNetwork(Protocol):
-    """The part of the network that a fetch needs; each method raises `OSError`."""
+    """The network interface of a fetch; each method raises `OSError`."""
 
     async def resolve(self, host: str, port: int) -> Sequence[IpAddress]:
         """Return the addresses of a host."""

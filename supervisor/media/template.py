@@ -1,7 +1,7 @@
 """The template of the decoders as a child of the tree: a process that forks one process for each job.
 
-It is one process that has imported the parsers, so a decoder is there in a few milliseconds and no job waits for a
-start. It never reads a content itself. If it dies all the same, its jobs end, and it is started again after a while.
+The process has imported the parsers, so a decoder starts in a few milliseconds. It never reads a content itself. If it
+dies all the same, its jobs end, and it is started again after a while.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 @define(eq=False)
 class DecoderTemplate:
-    """A template that is ready, by its control socket."""
+    """A ready template, by its control socket."""
 
     control: trio.socket.SocketType
     _sending: trio.Lock = field(factory=trio.Lock)  # two tasks may not wait for room in one socket
@@ -48,7 +48,7 @@ class DecoderTemplate:
     async def job(self, job: jobs.Job, content: int) -> AsyncIterator[trio.socket.SocketType]:
         """Begin a job on the content in a descriptor; yields the socket of its answers. Leaving kills its process.
 
-        Waits while the template does not read. Raises `OSError` if there is no descriptor left, or the template died.
+        Waits while the template does not read. Raises `OSError` without a descriptor left, or after the template's end.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         answers = trio.socket.from_stdlib_socket(ours)
@@ -61,7 +61,7 @@ class DecoderTemplate:
                 await self._send(packet, rights)
             yield answers
         finally:
-            answers.close()  # by which the template knows
+            answers.close()  # the template kills the job's process now
 
     async def _send(self, packet: bytes, rights: bytes) -> None:
         async with self._sending:
@@ -72,7 +72,7 @@ class DecoderTemplate:
 
 
 def decoder_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the template: what Python needs to find its modules, and nothing else."""
+    """Return the environment of the template: only the variables that Python needs to find its modules."""
     kept = {name: environment[name] for name in KEPT_VARIABLES if name in environment}
     path = [str(ROOT), *filter(None, [kept.get("PYTHONPATH", "")])]
     return {**ONE_THREAD, **kept, "PYTHONPATH": os.pathsep.join(path)}
@@ -106,7 +106,7 @@ async def decoder_template(
             if ready := await _is_ready(control):
                 with registration.publish(DecoderTemplate(control)):
                     await started.process.wait()
-            with trio.move_on_after(LAST_OUTPUT_S):  # its last line says why it ended
+            with trio.move_on_after(LAST_OUTPUT_S):  # its last line has the reason of its end
                 await copied.wait()
             nursery.cancel_scope.cancel(reason="the decoders have ended")
     finally:
@@ -118,7 +118,7 @@ async def decoder_template(
 
 
 async def _is_ready(control: trio.socket.SocketType) -> bool:
-    """Wait until the template is ready; return whether it is. Logs what its sandbox lacks on this machine."""
+    """Wait until the template is ready; return whether it is. Logs the gaps of its sandbox on this machine."""
     message = b""
     with trio.move_on_after(READY_WITHIN_S):
         try:

@@ -1,4 +1,4 @@
-"""The URLs that clients name media by, read strictly: what is checked here is what is asked, byte by byte."""
+"""The clients' URLs of media, read strictly: the checked URL is the dialed one, byte by byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WebUrl:
 
     @property
     def authority(self) -> str:
-        """The host as the `Host` header has it."""
+        """The host in the form of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -48,15 +48,15 @@ def is_data(url: str) -> bool:
 
 
 def check_data(url: str, bytes_max: int) -> None:
-    """Raise `BadRequest` for a data URL that is not in base64, `TooLarge` for more characters than `bytes_max` need."""
+    """Raise `BadRequest` for a data URL not in base64, `TooLarge` for more characters than `bytes_max` need."""
     if (mistake := mistake_in_data(url)) is not None:
         raise BadRequest(f"the URL {mistake}")
-    if len(url) > 3 * bytes_max + URL_CHARACTERS_MAX:  # 4/3 of the bytes, and more with signs that are percent-encoded
+    if len(url) > 3 * bytes_max + URL_CHARACTERS_MAX:  # 4/3 of the bytes, and more with percent-encoded signs
         raise TooLarge(f"a content can have {bytes_max:,} bytes, and this data URL has {len(url):,} characters")
 
 
 def parse(url: str) -> WebUrl | FileUrl:
-    """Return the parts of a URL that is no data URL; raises `BadRequest` or `Unsupported`."""
+    """Return the parts of a URL other than a data URL; raises `BadRequest` or `Unsupported`."""
     if len(url) > URL_CHARACTERS_MAX:
         raise BadRequest(f"the URL has {len(url):,} characters; the limit is {URL_CHARACTERS_MAX:,}")
     if not _PRINTABLE.fullmatch(url):

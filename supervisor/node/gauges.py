@@ -78,7 +78,7 @@ def add_media_gauges(registry: Registry, media: MediaChildren) -> None:
 
     def failures() -> Samples:
         counts = DecoderStatistics() if media.decoders is None else media.decoders.counts
-        return [(("crash",), float(counts.crashes)), (("false_answer",), float(counts.lies))]
+        return [(("crash",), float(counts.crashes)), (("false_answer",), float(counts.malformed))]
 
     def taken() -> Samples:
         now = budgets()

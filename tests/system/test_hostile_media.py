@@ -347,7 +347,7 @@ async def test_hostile_media_is_refused(modality: Modality, tmp_path: Path) -> N
             else:
                 wrong[name] = "it was not refused in time"
         assert rig.reached == []
-        assert (rig.decoders.counts.crashes, rig.decoders.counts.lies) == (0, 0)
+        assert (rig.decoders.counts.crashes, rig.decoders.counts.malformed) == (0, 0)
     assert wrong == {}
 
 

@@ -145,7 +145,7 @@ async def test_what_is_refused_has_its_code_and_a_sentence(tmp_path: Path) -> No
             with stored(content) as kept, pytest.raises(error, match=reason) as caught:
                 await found.inspect(kept, modality)
             assert type(caught.value) is error
-        assert (found.counts.crashes, found.counts.lies) == (0, 0)
+        assert (found.counts.crashes, found.counts.malformed) == (0, 0)
 
 
 async def test_a_job_whose_asker_leaves_is_killed_at_once(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_a_false_answer_costs_its_own_item_alone(tmp_path: Path) -> None:
         for number, body in enumerate(FALSE_ANSWERS):
             with stored(bytes([number])) as content, pytest.raises(BadRequest, match="gave a false answer"):
                 await found.inspect(content, Modality.IMAGE)
-            assert found.counts.lies == number + 1, body
+            assert found.counts.malformed == number + 1, body
 
 
 FALSE_FILES = [
@@ -250,7 +250,7 @@ async def test_a_file_that_could_change_or_has_another_size_is_never_mapped(tmp_
         for number, body in enumerate(bodies):
             with stored(bytes([number])) as content, pytest.raises(BadRequest, match="gave a false answer"):
                 await found.decode(content, step)
-            assert (found.counts.lies, open_descriptors()) == (number + 1, before), body
+            assert (found.counts.malformed, open_descriptors()) == (number + 1, before), body
 
 
 async def test_a_result_with_further_descriptors_leaves_none_open(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ async def _run(numbers: range | list[int], seed: int, report: Report, *, show: b
                     clients.start_soon(client)
             await trio.sleep(0.5)  # the last process ends after its answer
             report.counts["decoder jobs"] = found.counts.jobs
-            _check_end(report, found.counts.lies, template, preparations.statistics().prepared_bytes.taken)
+            _check_end(report, found.counts.malformed, template, preparations.statistics().prepared_bytes.taken)
             actor.cancel_scope.cancel()
     if open_descriptors() > before + 4:  # of threads that are kept
         report.problems.append(f"{open_descriptors() - before} descriptors are left")
