@@ -1,8 +1,8 @@
 """Prefill: compute prompts, and hand their KV caches to their decodes.
 
 A request and its decode meet at the rendezvous that the router has chosen for both; the engine moves the cache by
-itself, and neither actor sees it. The answer is one token, which says that the decode has the cache: the router passes
-nothing of it on, since the decode streams that token too. An engine is warm before it is offered here.
+itself, and neither actor sees it. The answer is one token, once the decode has the cache: the router does not pass it
+on, since the decode streams it too. An engine is warm before it is offered here.
 
 It bounds no prompts of its own, unlike a decode whose engine computes prompts. The decode has memory set aside for each
 awaited prompt: a prompt held back here could keep memory from the prompts before it, and neither would go on. The

@@ -1,9 +1,9 @@
 """Shared memory that outlives a host: the list of its names, and their removal.
 
-SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each in a
-list in its folder as early as it knows the name; the node, or the next node that starts, reads the list and removes
-both. A host could write anything into its list, so only names that SGLang's libraries make and files of this user are
-removed. For the tensors of requests, which come and go, the list has a pattern: the prefix of this host's names alone.
+SGLang and multiprocessing create names under /dev/shm that a killed process cannot remove. A host records each name in
+a list in its folder as early as it can; the node, or the next node that starts, reads the list and removes both. A host
+could write anything into its list, so only names that SGLang's libraries make and files of this user are removed. For
+the tensors of requests, which come and go, the list has a pattern: the prefix of this host's names alone.
 """
 
 from __future__ import annotations

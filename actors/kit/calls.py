@@ -275,7 +275,7 @@ class Call(Generic[Req, Rep, Res]):
         if failure is not None:
             self.answer.fail(failure)
         if first_of(error, ActorError) is not None:
-            raise error  # whatever else is in the group: the actor cannot go on
+            raise error  # the actor cannot go on, even if the group has other errors
         if not consists_of(error, RequestError):
             request_id, trace = getattr(self.request, "id", None), getattr(self.request, "trace", None)
             log.error("a bug failed a request", exc_info=error, extra={"request_id": request_id, **log_fields(trace)})

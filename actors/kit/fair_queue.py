@@ -1,8 +1,8 @@
 """A queue in which owners take turns.
 
 First come, first served is unfair between clients: one that sends a thousand requests at once makes all others wait
-behind all of them. Here each owner (a client's key) has an *account*: what it has had so far or holds now, in whatever
-unit the user of the queue charges. Among items of the highest priority, the owner with the smallest account goes first;
+behind all of them. Here each owner (a client's key) has an *account*: the units that it has had so far or holds now,
+charged by the user of the queue. Among items of the highest priority, the owner with the smallest account goes first;
 of equal accounts, the one whose turn was longest ago. The items of one owner keep the order in which they came. So an
 owner waits behind at most one item of each other owner with no larger account, however many items that owner has, and
 however often its account is empty again.

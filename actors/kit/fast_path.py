@@ -63,7 +63,7 @@ class FastPath:
             return False
         try:
             text = self._texts[token]
-        except Exception:  # noqa: BLE001  # it rises again on the general way, in the stage that knows the texts
+        except Exception:  # noqa: BLE001  # it rises again on the general way, in the stage with the texts
             return False
         if text is None:
             return False

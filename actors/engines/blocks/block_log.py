@@ -71,7 +71,8 @@ class BlockLog:
         missed = self.number - since
         if not 0 <= missed <= len(self._tail):
             return None
-        latest = [*islice(reversed(self._tail), missed)]  # from its end: most readers have missed little
+        # Read from the end: most readers have missed little.
+        latest = [*islice(reversed(self._tail), missed)]
         return reversed(latest)
 
     def blocks(self) -> list[tuple[_Location, list[int]]]:

@@ -181,7 +181,7 @@ _CHOICES = {
 }
 
 TYPES: dict[str, str] = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}
-"""What an argument may be, by its name: `any` where a word does not say it."""
+"""The types of arguments, by name: `any` where no word of these describes it."""
 
 CHOICES: dict[str, tuple[str, ...]] = {name: tuple(words.split()) for name, words in _CHOICES.items()}
 """The only words that some arguments may be."""

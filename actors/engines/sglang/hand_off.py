@@ -15,7 +15,7 @@ from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo
 
 ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
-HOST_LENGTH_MAX = 253  # of a name in the DNS
+HOST_LENGTH_MAX = 253  # the longest name in the DNS
 
 NO_PARTNER = "2.2.2.2"
 """The host of a rendezvous without a partner, by which SGLang chooses a transfer that moves nothing."""

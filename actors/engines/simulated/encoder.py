@@ -43,7 +43,7 @@ async def embed(item: MediaItem, media: MediaInfo) -> Tensor:
         data += drawn
         if not row % ROWS:
             await trio.lowlevel.checkpoint()
-    return Tensor(media.dtype, (item.tokens, media.width), memoryview(data).toreadonly())  # noqa: ASYNC910  # of a row
+    return Tensor(media.dtype, (item.tokens, media.width), memoryview(data).toreadonly())  # noqa: ASYNC910  # an item has a row
 
 
 @define(eq=False)

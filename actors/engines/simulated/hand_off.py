@@ -18,7 +18,7 @@ class Rendezvous:
     """A room in which a prefill and a decode meet; without an address neither waits for the other."""
 
     room: int
-    rank: int = 0  # of the prefill
+    rank: int = 0  # the prefill's
     address: bytes = b""
 
     @property

@@ -14,7 +14,8 @@ def main() -> None:
     """Run the host of the command line's boot message, over its three descriptors: link, node, log."""
     link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is already this process's output
     boot = boot_message.decode(sys.argv[4].encode())
-    watchdog = start_watchdog(Path(boot.folder), link, node)  # before SGLang is imported, which takes many seconds
+    # The import of SGLang takes many seconds: the watchdog runs before it.
+    watchdog = start_watchdog(Path(boot.folder), link, node)
     if boot.checks is not None:
         from actors.engines.sglang.host.grammars import grammar_checker
 

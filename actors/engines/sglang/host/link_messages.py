@@ -116,7 +116,7 @@ class LinkMessages:
 
     def end(self, stream: int, result: Message) -> None:
         """End a stream with its result, whose tensors come before it; one that fits no link fails the stream."""
-        if self.peer.served.state(stream) == "leaving":  # nobody would come for its tensors
+        if self.peer.served.state(stream) == "leaving":  # its tensors would stay
             self.fail(stream, AskerLeft("the asker left"))
             return
         try:

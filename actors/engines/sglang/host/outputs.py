@@ -174,6 +174,6 @@ class StepReceiver:
                 self._on_step(step)
                 begin = end
             del buffer[:begin]
-        except Exception as error:  # noqa: BLE001  # of any kind: requests would wait for ever
+        except Exception as error:  # noqa: BLE001  # any error: requests would wait for ever
             traceback.print_exception(error, file=sys.stderr)
             self._end(f"an output of the scheduler could not be handled: {error!r}")

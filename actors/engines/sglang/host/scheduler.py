@@ -5,9 +5,9 @@ compiled, and the request has got KV memory and passed through a step of the mod
 long as the answers in it. Here it ends at once, as a request in the waiting queue does: neither holds anything yet.
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
-then no router knows where an answer is cached, and its next turn may go elsewhere. Here each step's events are
-published after it. With `enable_metrics` it also sends counts of its memory to a socket without a reader, where they
-would wait for ever: here it sends none. Written for SGLang 0.5.23.
+then no router can find the cached answer, and its next turn may go elsewhere. Here each step's events are published
+after it. With `enable_metrics` it also sends counts of its memory to a socket without a reader, where they would wait
+for ever: here it sends none. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class ServedLink:
                     if isinstance(frame, Cancel):
                         self.messages.taken(frame.stream)
                     self.on_frame(frame)
-                self.flush()  # what the state machine of the link sends by itself
+                self.flush()  # the state machine of the link may answer by itself
             except (PeerViolation, LocalViolation) as error:
                 self._send(Bye("peer_violation" if isinstance(error, PeerViolation) else "internal", str(error)))
                 raise

@@ -30,8 +30,8 @@ def sglang_request(
 ) -> GenerateReqInput:
     """Return a request as SGLang's `GenerateReqInput`, with what has been made of its images and videos.
 
-    A prefill is told twice which of its ranks a request is for. From the room alone SGLang 0.5.23 takes every rank but
-    the first for the wrong one.
+    A prefill gets the rank of a request twice. From the room alone SGLang 0.5.23 takes every rank but the first for the
+    wrong one.
     """
     trace = request.trace if traced else None
     is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
@@ -94,7 +94,7 @@ def logprobs(found: Likeliest | None, top: int) -> tuple[Logprob, ...]:
 
 
 def is_failure(reason: Mapping[str, object]) -> bool:
-    """Return whether SGLang's finish reason says that an answer is not whole; its last tokens may be anything."""
+    """Return whether SGLang's finish reason is that of a broken answer; its last tokens may be anything."""
     return reason["type"] == "abort" or reason.get("matched") == NOT_A_NUMBER
 
 
@@ -109,7 +109,7 @@ def abort_error(reason: Mapping[str, object]) -> RequestError:
         return EngineRefused(detail)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return Overloaded(detail)
-    if detail.startswith(GRAMMAR_FAILED):  # of this request alone: the engine is not at fault, however many there are
+    if detail.startswith(GRAMMAR_FAILED):  # this request alone is at fault, and not the engine
         return EngineRefused("no token is left that the grammar and the request's other options allow")
     return HandOffFailed(detail) if any(word in detail for word in HAND_OFF_ERRORS) else InternalError(detail)
 

@@ -1,4 +1,4 @@
-"""Patches by which SGLang 0.5.23 runs on a CPU; README.md says why each is needed and when it can be removed."""
+"""Patches by which SGLang 0.5.23 runs on a CPU; README.md has the reason for each, and when it can be removed."""
 
 from __future__ import annotations
 

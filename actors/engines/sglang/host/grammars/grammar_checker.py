@@ -325,7 +325,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
     try:
         backend = grammar_backend(boot.arguments)
-    except Exception as error:  # noqa: BLE001  # of any kind: it is the reason why no grammar can be checked
+    except Exception as error:  # noqa: BLE001  # any error is the reason of the failed start
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
         link.sendall(peer.data_to_send())

@@ -23,7 +23,7 @@ from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 IDLE_MS = 1000  # the pause after a batch at which its burst is over
 REPLAY_S = 10.0
-RETRY_S = 1.0  # after a failure, twice as long each time
+RETRY_S = 1.0  # the pause after a failure; twice as long each time
 RETRY_MAX_S = 30.0
 END = (-1).to_bytes(8, "big", signed=True)  # the number behind a replay
 QUEUE_MAX = 100_000  # batches that wait to be received
@@ -63,7 +63,7 @@ _CHANGES = {
 
 
 def translated(payload: bytes, rank: int) -> Iterator[BlockEvent]:
-    """Yield the events of a batch; kinds that are not known are left out. Raises `msgspec.DecodeError`."""
+    """Yield the events of a batch; unknown kinds are left out. Raises `msgspec.DecodeError`."""
     for event in _decode(payload).events:
         if (change := _CHANGES.get(event.type)) is not None:
             yield BlockEvent(

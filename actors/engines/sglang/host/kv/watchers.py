@@ -57,7 +57,7 @@ class Watchers:
             await sending
         except asyncio.CancelledError:
             self.link.messages.fail(stream, AskerLeft("the asker left"))
-        except Exception as error:  # noqa: BLE001  # of SGLang's load: no request depends on it
+        except Exception as error:  # noqa: BLE001  # a failed read of the load: no request depends on it
             why = f"the engine cannot be watched: {last_line(error)}"
             self.link.messages.fail(stream, EngineRefused(why))
         else:

@@ -171,7 +171,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         digest = model_files.model_digest(Path(str(boot.arguments["model_path"])))
         info = encoder_info("sglang", __version__, tower.media, boot.batch_max, digest)
         leftover_memory.record(folder, leftover_memory.mapped())
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # of any kind: it is the reason why this did not start
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
         traceback.print_exc()
         peer = Peer(boot.name, serves_max=0)
         peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))

@@ -58,7 +58,7 @@ class Absent(torch.nn.Module):
     """A stand-in for a part that is left out: it has no weights, and nothing can be computed with it."""
 
     dtype = torch.float32
-    embed_tokens = None  # of a language model whose head shares them
+    embed_tokens = None  # read by a language model whose head shares them
 
     def __init__(self, *_: object, **__: object) -> None:
         super().__init__()

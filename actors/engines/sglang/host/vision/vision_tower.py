@@ -116,11 +116,11 @@ def _failed(detail: str) -> EmbeddingOutcome:
 def make_tower(arguments: dict[str, Setting], folder: Path) -> VisionTower:
     """Return the vision tower that SGLang's arguments describe; `folder` is this process's own.
 
-    Raises `ValueError` for a model without a tower, and whatever SGLang raises.
+    Raises `ValueError` for a model without a tower, and SGLang's own errors.
     """
     layout = folder_layout(str(arguments["model_path"]))
     if layout is None:
-        raise ValueError("the model has no vision tower, or one of a family that is not known here")
+        raise ValueError("the model has no vision tower, or one of an unsupported family")
     towers.leave_out_language()
     server_args = ServerArgs(**arguments)
     publish(server_args, role="encoder")
