@@ -111,9 +111,8 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
         # The call and the receiver refer to this answer: circles that would wait for the garbage collector.
         call, self.call = self.call, None
         self._receiver = None
-        if call is not None and (
-            self.sent or not self.over.is_set()
-        ):  # else it was answered in this task, and has ended
+        # A call that was answered in this task, and has ended, is not left.
+        if call is not None and (self.sent or not self.over.is_set()):
             call.leave()
 
     async def __anext__(self) -> Rep:

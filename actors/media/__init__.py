@@ -1,1 +1,1 @@
-"""Images and videos: the actor that prepares them, sizes, patches and tokens, and the processes that decode them."""
+"""Images and videos: the preparing actor, sizes, patches and tokens, and the decoder processes."""

@@ -1,7 +1,7 @@
 """The jobs of decoder processes and their answers: JSON in packets, with descriptors beside them.
 
-Both sides read these types strictly. A decoder works on bytes that a client chose, so a node believes nothing that it
-answers: sizes, shapes and seals are checked again where they arrive (`supervisor/media/decoding.py`).
+Both sides read these types strictly. A decoder works on a client's bytes, so a node trusts none of its answers: sizes,
+shapes and seals are checked again where they arrive (`supervisor/media/decoding.py`).
 
 A job is sent to the template of all decoders with two descriptors: a socket for the answers and the content. It is
 answered by `Opened` and `InspectedHeader`, or by `Decoded`, or by `Refused`; `JobEnded` comes last, as its process has
@@ -19,7 +19,7 @@ from protocol.tensors import Dtype
 
 READY = b"ready"
 PACKET_BYTES_MAX = 64 * 1024
-"""Of one packet, either way: the frames of a video that are kept are its longest part."""
+"""The most bytes of one packet, either way: the kept frames of a video are its longest part."""
 DETAIL_CHARACTERS_MAX = 300
 
 
@@ -27,7 +27,7 @@ class Bounds(msgspec.Struct, frozen=True):
     """Limits of what may be decoded; pixels are height times width, frames those of the file."""
 
     pixels_max: int
-    aspect_max: float = 200.0  # of the longer to the shorter side
+    aspect_max: float = 200.0  # the longer side divided by the shorter one
     frames_max: int = 10_000
     seconds_max: float = 600.0
 
@@ -61,19 +61,19 @@ Facts: TypeAlias = ImageFacts | VideoFacts | EmbeddingFacts
 
 
 class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
-    """Compute the digest of a content, and read from its header what it is.
+    """Compute the digest of a content, and read the facts in its header.
 
-    A content that `is_data_url` is the text of one; what it encodes comes back with `Opened`, in a descriptor.
+    A content that `is_data_url` is the text of one; its decoded bytes come back with `Opened`, in a descriptor.
     """
 
     modality: Modality
     is_data_url: bool
-    bytes_max: int  # of the content
+    bytes_max: int  # the content's
     bounds: Bounds
 
 
 class DecodeContent(msgspec.Struct, frozen=True, tag="decode"):
-    """Decode a content of which these facts are known, resized to a height and width if they differ.
+    """Decode a content with these facts, resized to a height and width if they differ.
 
     Of a video these `frames` are kept, in this order, each as often as it is named.
     """
@@ -100,7 +100,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The SHA-256 of a content; sent before any of it is parsed, so that no content can change its own digest."""
+    """The SHA-256 of a content; sent before any of it is parsed: no content can change its own digest."""
 
     digest: str
     size_bytes: int

@@ -1,10 +1,9 @@
-"""The layout of images and videos in patches: how a model resizes them, and how many tokens stand for them.
+"""The layout of images and videos in patches: their sizes after a model's resizing, and their numbers of tokens.
 
 It is arithmetic of sizes alone, so that a prompt's length is known before anything is encoded. Three places depend on
-it and must agree: what decodes an image or a video, what expands the placeholders of a prompt, and the processor beside
-the vision tower; a request on which they differ fails. The formulas are those of the image and video processors of
-Qwen2-VL and Qwen2.5-VL in transformers (`smart_resize`), and of the way in which SGLang 0.5.23 samples and resizes the
-frames of a video before that.
+it and must agree: the decoder, the expansion of a prompt's placeholders, and the processor beside the vision tower; a
+request on which they differ fails. The formulas are `smart_resize` of the image and video processors of Qwen2-VL and
+Qwen2.5-VL in transformers, after SGLang 0.5.23's sampling and resizing of a video's frames.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from attrs import evolve, field, frozen
 from protocol.errors import BadRequest
 from protocol.messages.media import Detail, Modality, grid_tokens
 
-ASPECT_MAX = 200  # of the longer side to the shorter: beyond it the models refuse an image
+ASPECT_MAX = 200  # the longer side divided by the shorter: beyond it the models refuse an image
 LOW_DETAIL_TOKENS = 256  # the most tokens of an image of low detail
 
 # SGLang's own sampling and resizing of frames.
@@ -26,7 +25,7 @@ FRAMES_PER_SECOND = 2.0
 FRAME_SIZE_FACTOR = 28
 FRAME_PIXELS_MIN, FRAME_PIXELS_MAX = 128 * 28 * 28, 768 * 28 * 28
 VIDEO_PIXELS_MAX = int(128_000 * 28 * 28 * 0.9)
-FRAME_PIXELS_SLACK = 1.05  # by which the most pixels of a frame exceed the least
+FRAME_PIXELS_SLACK = 1.05  # the least ratio of a frame's most pixels to its least
 
 
 @frozen
@@ -41,7 +40,7 @@ class PixelLimits:
 class Fit:
     """An item as a model sees it: its grid of patches in time, height and width, and its tokens.
 
-    `decoded` is the height and width to which it is resized by what decodes it: its own, unless they are too large.
+    `decoded` is its height and width after decoding: its own, unless they are too large.
     """
 
     grid: tuple[int, int, int]
@@ -51,7 +50,7 @@ class Fit:
 
 @frozen
 class FrameSampling:
-    """The frames of a video that a model sees, by their places in it, and the time between two of them, in seconds."""
+    """The frames of a video that a model sees, by index, and the time between two of them, in seconds."""
 
     frames: tuple[int, ...]
     interval_s: float
@@ -65,10 +64,10 @@ class VisionLayout:
     merge: int  # patches in each direction that one token stands for
     temporal_patch: int  # frames of a patch
     image: PixelLimits
-    video: PixelLimits  # of a frame
+    video: PixelLimits  # a frame's
     image_token: int | None = None  # the token id that stands for a part of an image; None: the model takes none
     video_token: int | None = None
-    settings: str = field(default="", repr=False)  # of the model's processors: part of the digest of an item
+    settings: str = field(default="", repr=False)  # the settings of the model's processors, for the digest of an item
 
     def placeholder(self, modality: Modality) -> int | None:
         """Return the token id that stands for items of a modality, None if the model takes none."""
@@ -95,8 +94,8 @@ class VisionLayout:
         if count < FRAME_FACTOR:
             raise BadRequest(f"a video has at least {FRAME_FACTOR} frames, and this one has {frames}")
         step = (frames - 1) / (count - 1)
-        places = sorted({*(int(place * step) for place in range(count - 1)), frames - 1})
-        return FrameSampling(tuple(places), frames / frames_per_second / len(places))
+        indices = sorted({*(int(number * step) for number in range(count - 1)), frames - 1})
+        return FrameSampling(tuple(indices), frames / frames_per_second / len(indices))
 
     def fit_video(self, frames: int, height: int, width: int) -> Fit:
         """Return the fit of a video of so many sampled frames; raises `BadRequest` for one that is too narrow."""
@@ -128,10 +127,10 @@ class VisionLayout:
         return low if prod(low) < prod(own) and self._becomes(low, low) else own
 
     def _shrunk(self, height: int, width: int, own: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to which a large image is decoded, so that the model's processor resizes it to `own`.
+        """Return the decoded size of a large image, from which the model's processor resizes it to `own`.
 
         That is `own`, but where its rounding exceeds a limit of the same processor: the sides of a narrow image are
-        rounded by much. There the image is halved, as often as that leads to the same.
+        rounded by much. There the image is halved, as often as the result stays the same.
         """
         if self._becomes(own, own):
             return own
@@ -173,7 +172,7 @@ def resize(height: int, width: int, factor: int, limits: PixelLimits) -> tuple[i
 
 
 def resize_frame(height: int, width: int, factor: int, limits: PixelLimits) -> tuple[int, int]:
-    """Return the height and width of `smart_resize` of SGLang, which differs from that of transformers for small sides.
+    """Return the height and width of SGLang's `smart_resize`, which differs from transformers' for small sides.
 
     Raises `BadRequest` as `resize` does.
     """

@@ -1,9 +1,9 @@
 """The media actor: fetches and decodes the images and videos of requests, and holds them while they are needed.
 
-A call is a lease: it is answered by one `MediaPrepared` and lasts until its asker leaves. Then its memory is free.
-What a request may take is known before it begins: the bytes of its contents while they are fetched, and the bytes of
-its tensors once every header has been read. Both are budgets of all requests together, so that a request waits instead
-of taking memory that others hold. It takes each of them once and whole: no two requests wait for each other's.
+A call is a lease: it is answered by one `MediaPrepared` and lasts until its asker leaves. Then its memory is free. The
+memory of a request is reserved before it is used: the bytes of its contents before they are fetched, and the bytes of
+its tensors once every header has been read. Both are budgets of all requests together, in which a request waits for
+free memory. It takes each of them once and whole: no two requests wait for each other's.
 
 The items of a request run in one nursery: the first that fails ends the others. This file neither opens a URL nor reads
 a byte of a content.
@@ -37,14 +37,14 @@ from protocol.errors import (
 from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import NO_TENSOR, Tensor
 
-OWNER_PART = 0.75  # of memory and of fetches, that one owner may have
-FETCHES_MAX = 16  # at a time
+OWNER_PART = 0.75  # one owner's largest part of memory and of fetches
+FETCHES_MAX = 16  # fetches at a time
 WAITING_MAX = 256  # requests that wait to begin
-CONTENT_BYTES_MIN = 1024 * 1024  # that a content counts at least: each has a descriptor, too
+CONTENT_BYTES_MIN = 1024 * 1024  # the least bytes that a content counts, for its descriptor
 
 
 class Content(Protocol):
-    """The content that a URL led to; whoever has it closes it."""
+    """The content of a URL; its owner closes it."""
 
     @property
     def size_bytes(self) -> int:
@@ -59,7 +59,7 @@ C = TypeVar("C", bound=Content)
 
 @frozen
 class Source:
-    """A URL before it is opened: the most memory that its content takes, and whether fetching it waits for others."""
+    """A URL before it is opened: the most memory of its content, and whether its fetch waits for others."""
 
     bytes_max: int
     is_remote: bool
@@ -76,13 +76,13 @@ class Inspected(Generic[C]):
 
 @frozen
 class MediaPorts(Generic[C]):
-    """The ports that do the work; each raises `RequestError`, and ends at once when it is cancelled."""
+    """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled."""
 
     source: Callable[[str], Source]
     fetch: Callable[[str], Awaitable[C]]
     inspect: Callable[[C, Modality], Awaitable[Inspected[C]]]
     decode: Callable[[C, Plan], Awaitable[Tensor]]
-    release: Callable[[Tensor], None]  # a tensor that nobody uses any more
+    release: Callable[[Tensor], None]  # frees an unused tensor
 
 
 @frozen
@@ -115,9 +115,9 @@ class MediaStatistics:
 
 @define(eq=False)
 class Preparations(Generic[C]):
-    """Prepares requests within their limits. It outlives the actor's restarts; a request that ends gives all back."""
+    """Prepares requests within their limits. It outlives the actor's restarts; an ended request gives all back."""
 
-    layouts: Mapping[str, VisionLayout]  # by model
+    layouts: Mapping[str, VisionLayout]  # layouts by model
     ports: MediaPorts[C]
     limits: PreparationLimits
     observe: Observer
@@ -134,7 +134,7 @@ class Preparations(Generic[C]):
         self._decodes = FairBudget("a decoder", limits.decodes_max)
 
     def statistics(self) -> MediaStatistics:
-        """Return what is taken and what waits."""
+        """Return the budgets' counts."""
         budgets = self._fetched, self._prepared, self._fetches, self._decodes
         return MediaStatistics(*(budget.statistics() for budget in budgets))
 
@@ -187,11 +187,11 @@ class Preparations(Generic[C]):
             detail = f"a request can have {self.limits.items_max} images and videos, and this one has {len(media)}"
             raise BadRequest(detail, param=media[self.limits.items_max].param or None)
         items: list[_Item[C]] = []
-        for each in media:
-            with _blaming(each):
-                if layout.placeholder(each.modality) is None:
-                    raise Unsupported(f"the model {request.model} takes no {each.modality}s")
-                items.append(_Item(each, self.ports.source(each.url)))
+        for one in media:
+            with _blaming(one):
+                if layout.placeholder(one.modality) is None:
+                    raise Unsupported(f"the model {request.model} takes no {one.modality}s")
+                items.append(_Item(one, self.ports.source(one.url)))
         return layout, items
 
     async def _open(

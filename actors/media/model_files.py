@@ -1,8 +1,8 @@
 """The vision layout of a model, from the files of its folder.
 
-Model families differ in how they cut images, so those that are known stand in a table; a model of any other family
-takes text alone here, even if its weights could do more. The places where the settings of processors stand, and the
-order in which they count, are those of transformers.
+Model families differ in their patches, so the supported ones stand in a table; a model of any other family takes text
+alone here, even if its weights could do more. The files with the settings of processors, and their precedence, are as
+in transformers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from protocol.errors import StartFailed
 Settings: TypeAlias = Mapping[str, object]
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl"})
-"""The families, by `model_type`, whose layout is known."""
+"""The supported families, by `model_type`."""
 
 PROCESSOR, IMAGE_PROCESSOR, VIDEO_PROCESSOR = (
     "processor_config.json",  # has the two others within it, if it was written by transformers 5
     "preprocessor_config.json",
     "video_preprocessor_config.json",
 )
-IMAGE_PIXELS = PixelLimits(56 * 56, 28 * 28 * 1280)  # of processors whose settings name none
+IMAGE_PIXELS = PixelLimits(56 * 56, 28 * 28 * 1280)  # the limits of processors whose settings have none
 FRAME_PIXELS = PixelLimits(128 * 28 * 28, 768 * 28 * 28)
 
 

@@ -35,21 +35,21 @@ def expand(
 def _expanded(tokens: list[int], placeholder: int, counts: Sequence[int]) -> list[int]:
     expanded: list[int] = []
     before = 0
-    for place, count in zip(_places(tokens, placeholder), counts, strict=True):
-        expanded += tokens[before:place]
+    for index, count in zip(_indices(tokens, placeholder), counts, strict=True):
+        expanded += tokens[before:index]
         expanded += [placeholder] * count
-        before = place + 1
+        before = index + 1
     return expanded + tokens[before:]
 
 
-def _places(tokens: list[int], placeholder: int) -> Iterator[int]:
-    place = -1
+def _indices(tokens: list[int], placeholder: int) -> Iterator[int]:
+    index = -1
     while True:
         try:
-            place = tokens.index(placeholder, place + 1)
+            index = tokens.index(placeholder, index + 1)
         except ValueError:
             return
-        yield place
+        yield index
 
 
 def _counted(count: int, noun: str) -> str:

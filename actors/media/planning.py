@@ -1,7 +1,7 @@
-"""The plan of one item: how it is decoded, and what its result must be, from what is known of its content.
+"""The plan of one item: its decoding job and the shape of the result, from the facts about its content.
 
-What is known comes from a process that a client's content may have taken over. So a plan states the exact shape of the
-result, and nothing of it can be larger than the model's own limits.
+The facts come from a process that a client's content may have hijacked. So a plan states the exact shape of the result,
+and nothing in it can be larger than the model's own limits.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _pixels(
 
 
 def _embeddings(layout: VisionLayout, content_digest: str, facts: EmbeddingFacts) -> Plan:
-    """Return the plan of a client's own embeddings of an image: they must be as many as its grid makes tokens."""
+    """Return the plan of a client's own embeddings of an image: there must be one for each token of its grid."""
     time, height, width = facts.grid
     tokens = grid_tokens(facts.grid, layout.merge)
     if time != 1 or tokens == 0:
@@ -92,5 +92,5 @@ def _embeddings(layout: VisionLayout, content_digest: str, facts: EmbeddingFacts
 
 
 def _digest(content: str, modality: Modality, settings: str, processing: str) -> str:
-    """Return the digest of content and processing: no two of them may share what is computed of one."""
+    """Return the digest of content and processing, under which embeddings and cached blocks are shared."""
     return sha256(f"{content}\n{modality.value}\n{settings}\n{processing}".encode()).hexdigest()

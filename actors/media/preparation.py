@@ -2,8 +2,8 @@
 
 Pixels are held by a call to the media actor, whose lease ends with the call. Engines that compute with pixels need them
 until the answer is whole. For engines that compute with embeddings, pixels are released as soon as they are encoded;
-the embeddings stay until the answer is whole, since a request that loses its engine goes on at another one. They have
-a budget of their own, shared by all requests.
+the embeddings stay until the answer is whole, since a request without its engine goes on at another one. They have a
+budget of their own, shared by all requests.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class MediaStage:
     async def prepare(self) -> tuple[MediaItem, ...]:
         """Return the items of the request, in the order of its turns.
 
-        Raises `BadRequest` for embeddings of a client that differ from those of the engines.
+        Raises `BadRequest` for a client's embeddings in another form than the engines'.
         """
         await self.held.enter_async_context(self._pixels)
         return await self._pixels.enter_async_context(_prepared(self.request, self.vision, self.info))
 
     async def encode(self, generations: list[list[Generate]]) -> list[list[Generate]]:
-        """Return the generations of the only prompt with embeddings in place of pixels, which are released.
+        """Return the generations of the only prompt with embeddings in place of pixels, and release the pixels.
 
         Generations stay as they are where engines compute with pixels. Raises `TooLarge` for more embeddings than the
         budget has, and `InternalError` for embeddings that do not fit the prompt.
@@ -152,7 +152,7 @@ def _check_encoded(encoded: Sequence[MediaItem], items: Sequence[MediaItem], req
 
 
 def _mistake(item: MediaItem, info: MediaInfo) -> str | None:
-    """Return how embeddings differ from those of the engines, whose size their memory is counted by."""
+    """Return how embeddings differ from the engines', by whose size their memory is counted."""
     if info.form is not MediaForm.EMBEDDINGS:
         return f"this model computes with {info.form}, and takes no embeddings"
     shape = item.tokens, info.width

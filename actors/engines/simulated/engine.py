@@ -50,9 +50,7 @@ class SimulatedEngine:
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     publishes: bool = True  # whether watchers get the blocks of its prefix cache
     _batches: tuple[Batch, ...] = field(init=False)  # one a rank
-    _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(
-        init=False
-    )  # handlers of operations
+    _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # by operation
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
     _lost: trio.Event = field(init=False, factory=trio.Event)

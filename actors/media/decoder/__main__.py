@@ -1,9 +1,9 @@
 """The template of the decoders: a process that has imported the parsers once, and forks one process for each job.
 
-It never reads what a client sent: a job's process does, in its sandbox, and ends with the job. So no content can reach
-the content of another client, and a job is ended by killing its process. That is done here as soon as the node closes
-its end of the job's socket, whatever the job is doing. The template dies with its node, and its jobs die with it. It
-may never start a thread, which would not survive a fork.
+It never reads a content: a job's process does, in its sandbox, and ends with the job. So no content can reach the
+content of another client, and a job is ended by killing its process, at any moment: as soon as the node closes its end
+of the job's socket. The template dies with its node, and its jobs die with it. It may never start a thread, which would
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.media import jobs
 from actors.media.decoder import job, sandbox, trial
 from actors.media.jobs import JobEnded
 
-DESCRIPTORS = 2  # of a job: the socket of its answers, its content
+DESCRIPTORS = 2  # a job's: the socket of its answers, its content
 
 
 @define(eq=False)
@@ -102,7 +102,7 @@ class Template:
         running.killed = True
 
     def _ended(self, running: _Running) -> None:
-        """Reap a job's process, and tell the node how it ended: it may have answered before."""
+        """Reap a job's process, and report its end to the node: it may have answered before."""
         ended = os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED)
         by_signal = ended is not None and ended.si_code != os.CLD_EXITED
         self._poll.unregister(running.pidfd)
@@ -139,7 +139,7 @@ def main() -> None:
     if not sandbox.die_with_parent(parent):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warnings.simplefilter("ignore")  # of corrupt metadata: what matters raises
+    warnings.simplefilter("ignore")  # about corrupt metadata: serious faults are errors
     gc.collect()
     gc.freeze()
     gc.disable()  # here alone: a job that ends soon needs no collector either

@@ -23,12 +23,12 @@ class ContentRefusal(Exception):  # named as what happened
 
 
 def read(descriptor: int) -> bytes:
-    """Return everything in a file, from its beginning and whatever its position."""
+    """Return everything in a file, from its beginning, without moving its position."""
     pieces: list[bytes] = []
-    place = 0
-    while piece := os.pread(descriptor, READ_BYTES, place):
+    offset = 0
+    while piece := os.pread(descriptor, READ_BYTES, offset):
         pieces.append(piece)
-        place += len(piece)
+        offset += len(piece)
     return b"".join(pieces)
 
 

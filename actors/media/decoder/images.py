@@ -26,9 +26,9 @@ from actors.media.decoder.sniffing import ContentKind
 from actors.media.jobs import Bounds, ImageFacts
 
 CORRUPT = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
-"""The errors that Pillow's plugins raise for what they cannot read."""
+"""The errors that Pillow's plugins raise for unreadable images."""
 
-ORIENTATION = 0x0112  # of EXIF
+ORIENTATION = 0x0112  # the tag in EXIF
 _UPRIGHT = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT,),
     3: (Image.Transpose.ROTATE_180,),
@@ -116,9 +116,9 @@ def _is_animated(image: ImageFile.ImageFile, kind: ContentKind) -> bool:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return how the image is to be turned; 1, which is upright, if that is not stated or makes no sense."""
+    """Return the EXIF orientation of the image; 1, upright, if it is absent or invalid."""
     try:
         value = image.getexif().get(ORIENTATION, 1)
-    except Exception:  # noqa: BLE001  # whatever a corrupt EXIF raises: the pixels are what counts
+    except Exception:  # noqa: BLE001  # any error of a corrupt EXIF: only the pixels count
         return 1
     return value if isinstance(value, int) and 1 <= value <= max(_UPRIGHT) else 1

@@ -1,6 +1,6 @@
 """One job in its own process: the answers to its node, and the files that come with them.
 
-The digest of a content is sent before any of it is parsed: code that a content has taken over can no longer change it.
+The digest of a content is sent before any of it is parsed: hijacked code can no longer change it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SE
 
 
 def run(task: Inspect | DecodeContent, answers: socket.socket, descriptor: int) -> None:
-    """Do a job and send its answers; whatever fails is an answer, too."""
+    """Do a job and send its answers; a failure is an answer, too."""
     try:
         if isinstance(task, Inspect):
             _inspect(task, answers, descriptor)
@@ -97,7 +97,7 @@ def _decode(task: DecodeContent, answers: socket.socket, descriptor: int) -> Non
 
 
 def write_sealed(pieces: Iterable[bytes]) -> int:
-    """Write pieces into a new file in memory that nobody can change any more, and return its descriptor."""
+    """Write pieces into a new file in memory, seal it against changes, and return its descriptor."""
     descriptor = os.memfd_create("media", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     for piece in pieces:
         left = memoryview(piece)

@@ -1,9 +1,9 @@
-"""The sandbox of a job's process: what is left to code that a hostile content has taken over.
+"""The sandbox of a job's process, with the few system calls left to hijacked code.
 
 It may compute, within limits of processor time, address space and file size, and write into files that it makes in
-memory. It may open nothing, connect to nothing, start nothing and signal nobody: a filter in the kernel lets it use the
-system calls of the list below and no others, and `fcntl` for seals alone: it could have the kernel send any signal to
-any process of this user. Nothing here can be undone by the process itself.
+memory. It may open nothing, connect to nothing, start nothing and signal no process: a filter in the kernel lets it use
+the system calls of the list below and no others, and `fcntl` for seals alone, since `fcntl` could have the kernel send
+any signal to any process of this user. Nothing here can be undone by the process itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.media.jobs import JobLimits
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 SECCOMP_MODE_FILTER = 2
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
-DESCRIPTORS_MAX = 16  # of a job
+DESCRIPTORS_MAX = 16  # a job's
 TEMPLATE_DESCRIPTORS_MAX = 4096
 NICE = 10  # the priority of decoders: the event loop and engines go first
 
@@ -51,7 +51,7 @@ _AUDIT_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Classic BPF: load a word of the call's description, compare it, return a verdict.
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
-_NUMBER_AT, _ARCHITECTURE_AT, _SECOND_ARGUMENT_AT = 0, 4, 24  # of the argument its lower half, which comes first
+_NUMBER_AT, _ARCHITECTURE_AT, _SECOND_ARGUMENT_AT = 0, 4, 24  # of the argument only its lower half, which comes first
 _INSTRUCTION_BYTES = 8
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -79,7 +79,7 @@ def _filter() -> bytes:
         (_JUMP_IF_EQUAL, 0, 1, fcntl.F_ADD_SEALS),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
-        *((_JUMP_IF_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)),
+        *((_JUMP_IF_EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)),
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
@@ -93,7 +93,7 @@ def _prctl(option: int, *values: int | ctypes.Array[ctypes.c_char]) -> None:
 
 
 def die_with_parent(parent: int) -> bool:
-    """Ask the kernel to kill this process when its parent dies; return whether `parent` is still that."""
+    """Ask the kernel to kill this process when its parent dies; return whether `parent` is still its parent."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL.value)
     return os.getppid() == parent
 

@@ -1,4 +1,4 @@
-"""The type of a content by its first bytes; what a client or a server claims it to be is never asked.
+"""The type of a content by its first bytes, never by a client's or a server's claim.
 
 A short list is decoded: each more type is one more parser for what strangers send. The others are known by their first
 bytes too, so that a refusal can name them.
@@ -39,7 +39,7 @@ class ContentKind(StrEnum):
 
 @frozen
 class Unknown:
-    """A type that is not decoded: its name, and why it never is, if that has a reason of its own."""
+    """A type that is not decoded: its name, and perhaps a reason of its own."""
 
     name: str
     reason: str = ""
@@ -47,7 +47,7 @@ class Unknown:
 
 _PICKLE = "a pickle can run code: send the embeddings as a safetensors file"
 _AUDIO = "audio is not supported"
-_KNOWN: tuple[tuple[int, bytes, ContentKind | Unknown], ...] = (  # where the bytes are, they, and what they tell
+_SIGNATURES: tuple[tuple[int, bytes, ContentKind | Unknown], ...] = (  # an offset, the bytes there, and the type
     (0, b"\x89PNG\r\n\x1a\n", ContentKind.PNG),
     (0, b"\xff\xd8\xff", ContentKind.JPEG),
     (0, b"GIF87a", ContentKind.GIF),
@@ -96,7 +96,7 @@ def sniff(head: bytes) -> ContentKind | Unknown:
     """Return the type of a content, given its first bytes: a few dozen are enough."""
     if not head:
         return Unknown("empty", "it has no content")
-    for place, magic, kind in _KNOWN:
+    for place, magic, kind in _SIGNATURES:
         if head[place : place + len(magic)] == magic and (place == 0 or head[:4] == b"RIFF"):
             return kind
     if head[4:8] == b"ftyp":
