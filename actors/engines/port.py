@@ -62,7 +62,8 @@ class Engine(Protocol):
         """Carry out the request of a row of `OPERATIONS`, and return its result.
 
         Raises `Unsupported` unless the engine's info lists the operation, and `Overloaded` if running requests forbid
-        it, as they do a flush of the prefix cache.
+        it, as they do a flush of the prefix cache. If it is cancelled during an operation that keeps
+        the engine out of service, it returns once the engine has ended the operation.
         """
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:

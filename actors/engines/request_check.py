@@ -9,7 +9,7 @@ from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupport
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF
+from protocol.messages.operations import OPERATION_OF, EngineOperation
 
 
 def check_request(request: Generate, info: EngineInfo) -> None:
@@ -42,11 +42,12 @@ def check_request(request: Generate, info: EngineInfo) -> None:
     check_media(request, info)
 
 
-def check_operation(request: Message, info: EngineInfo) -> None:
-    """Raise `Unsupported` for an operation that the engine does not list."""
-    name = OPERATION_OF[type(request)].name
-    if name not in info.operations:
-        raise Unsupported(f"this engine does not carry out {name}")
+def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
+    """Return the row of an operation; raises `Unsupported` if the engine does not list it."""
+    operation = OPERATION_OF[type(request)]
+    if operation.name not in info.operations:
+        raise Unsupported(f"this engine does not carry out {operation.name}")
+    return operation
 
 
 def _check_hand_off(hand_off: bytes, info: EngineInfo) -> None:

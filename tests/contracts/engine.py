@@ -32,7 +32,7 @@ from protocol.messages.generation import (
     Usage,
 )
 from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
-from protocol.messages.operations import FlushCache
+from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0
@@ -506,6 +506,17 @@ async def drops_its_cache_only_when_idle(engine: Engine) -> None:
     await serves_on(engine)
 
 
+async def refuses_operations_that_it_does_not_list(engine: Engine) -> None:
+    names = engine.info.operations
+    assert "flush-cache" in names
+    assert ("metrics" in names) is engine.info.metrics
+    for operation in OPERATIONS:
+        if operation.name not in names and not operation.has_fields:
+            with pytest.raises(Unsupported, match=operation.name):
+                await engine.operate(operation.request())
+    await serves_on(engine)
+
+
 async def drops_its_cache_right_after_the_last_answer(engine: Engine) -> None:
     """The scheduler may still be in a step of a request whose end the asker has seen, be it ended or aborted."""
     for number in range(10):
@@ -616,6 +627,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_what_is_wrong_and_serves_on,
     serves_the_longest_prompt,
     drops_its_cache_only_when_idle,
+    refuses_operations_that_it_does_not_list,
     drops_its_cache_right_after_the_last_answer,
     sends_log_probabilities_when_asked,
     a_bias_forces_and_forbids_a_token,
