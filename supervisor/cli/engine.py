@@ -24,6 +24,7 @@ from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIO
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError
+from supervisor.printable import printable
 
 EVERY = "all"  # in the place of an engine's name
 NO_FIELDS = "{}"
@@ -126,11 +127,15 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
         try:
             answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node))
             assert isinstance(answer, Operated)  # nothing else answers an Operate
-            result = answer.fields
+            result = json.dumps(json.loads(answer.fields))  # in ASCII, so that it controls no terminal
         except EspalierError as error:
             why = str(error)
+        except ValueError:
+            why = "its node answered with something else"
     if why:
         print_sentence(console, f"{asked.name} was not {operation.participle}: {why}")
         return 1
-    print_sentence(console, f"{asked.name} was {operation.participle}" + f": {result}" * (result != NO_FIELDS))
+    done = printable(f"{asked.name} was {operation.participle}")
+    # A result is printed as a whole, however long it is.
+    console.print(done if result == NO_FIELDS else f"{done}: {result}", markup=False, emoji=False, soft_wrap=True)
     return 0

@@ -217,7 +217,7 @@ def test_an_operation_is_added_by_its_row_and_a_handler_in_each_kind_of_engine(t
     assert foreign == "other sites' pages may not use this server"
     assert described.startswith("Stir the memory of every engine. Requires an admin key, if the server requires keys.")
     assert "'$ref': '#/components/schemas/Stir'" in described
-    assert sorted(rest[:2]) == ['main/one was stirred: {"times":4}', 'main/two was stirred: {"times":4}']
+    assert sorted(rest[:2]) == ['main/one was stirred: {"times": 4}', 'main/two was stirred: {"times": 4}']
     assert rest[2:] == [
         *("0", "main/two was not stirred: the memory is dizzy", "1", 'times: expected an integer, got "much"'),
         "{'times': 2}",

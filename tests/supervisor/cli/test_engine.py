@@ -45,6 +45,7 @@ class Nodes(client.ClusterClient):
         super().__init__(schema.Cluster(model={}, engine={}), b"", None, bytes)
         self.offers, self.errors = offers, errors or {}
         self.asked: list[Message] = []
+        self.result = '{"text":"x 1"}'
 
     async def poll(self) -> dict[str, StatusOrError]:
         await trio.lowlevel.checkpoint()
@@ -59,7 +60,7 @@ class Nodes(client.ClusterClient):
         assert isinstance(request, Operate)
         if (error := self.errors.get(f"{name}/{request.engine}")) is not None:
             raise error
-        return Operated('{"text":"x 1"}' if request.operation == "metrics" else "{}")
+        return Operated(self.result if request.operation == "metrics" else "{}")
 
 
 async def operate(nodes: Nodes, name: str, request: Message) -> tuple[int, list[str]]:
@@ -96,7 +97,7 @@ async def test_every_engine_has_an_outcome_of_its_own() -> None:
 
 async def test_one_engine_is_named_and_its_result_is_printed() -> None:
     nodes = Nodes(a=(ENGINE, EYES), b=(ENGINE,), d="nobody listens")
-    assert await operate(nodes, "b/tiny-0", GetMetrics()) == (0, ['b/tiny-0 was read: {"text":"x 1"}'])
+    assert await operate(nodes, "b/tiny-0", GetMetrics()) == (0, ['b/tiny-0 was read: {"text": "x 1"}'])
     assert nodes.asked == [Operate("tiny-0", "metrics", "{}", "b")]
     assert await operate(nodes, "eyes", FlushCache()) == (0, ["a/eyes was flushed"])
     several = (1, ["Several engines are named tiny-0: a/tiny-0, b/tiny-0."])
@@ -112,6 +113,19 @@ async def test_an_operation_for_one_engine_is_not_asked_of_all(monkeypatch: pyte
     nodes = Nodes(a=(ENGINE,))
     assert await operate(nodes, "all", FlushCache()) == (1, ["flush-cache is for one engine: name it."])
     assert await operate(nodes, "tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed"])
+
+
+async def test_a_result_is_printed_as_a_whole_and_controls_no_terminal() -> None:
+    nodes = Nodes(a=(ENGINE,))
+    nodes.result = '{"text": "' + "x" * 5000 + '\u009b2J\\n"}'
+    code, (line,) = await operate(nodes, "tiny-0", GetMetrics())
+    assert (code, line.isascii(), line.count("x")) == (0, True, 5000 + 1)
+    assert line.endswith('\\u009b2J\\n"}')
+    nodes.result = "{nothing"
+    assert await operate(nodes, "tiny-0", GetMetrics()) == (
+        1,
+        ["a/tiny-0 was not read: its node answered with something else"],
+    )
 
 
 # The command line ---------------------------------------------------------------------
