@@ -23,7 +23,8 @@ from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread, RunWork
 from actors.media.preparation import Vision, media_stage
-from actors.text.choices import Choices, Emit
+from actors.text.candidates import Emit
+from actors.text.choices import Choices
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.generations import make_generations
 from actors.text.limits import PromptLimits
@@ -36,9 +37,12 @@ from protocol.messages.generation import Finished, Generate, Grammar, Started, T
 from protocol.messages.text import (
     Accepted,
     Answered,
+    AnswerPiece,
+    CallPart,
     ChoiceEnded,
     Detokenize,
     Detokenized,
+    Reasoning,
     Respond,
     Text,
     Tokenize,
@@ -46,7 +50,7 @@ from protocol.messages.text import (
 )
 
 TextRequest: TypeAlias = Respond | Tokenize | Detokenize
-TextReply: TypeAlias = Accepted | Started | Text | ChoiceEnded
+TextReply: TypeAlias = Accepted | Started | AnswerPiece | ChoiceEnded
 TextResult: TypeAlias = Answered | Tokenized | Detokenized
 
 TOKENIZE_TOKENS_MAX = 262_144
@@ -136,7 +140,11 @@ async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimit
 
 
 def _put(put: Callable[[TextReply, int], None], reply: TextReply) -> None:
-    put(reply, reply.tokens if isinstance(reply, Text) else 0)
+    # Text comes first: nearly every reply is one.
+    if isinstance(reply, Text):
+        put(reply, reply.tokens)
+    else:
+        put(reply, reply.tokens if isinstance(reply, Reasoning | CallPart) else 0)
 
 
 async def _respond(

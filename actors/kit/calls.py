@@ -24,7 +24,7 @@ from typing import Generic, Protocol, TypeVar
 import trio
 from attrs import Factory, define, field, frozen
 
-from actors.kit.fast_path import FastPath, Record, RelayedAnswer, ignore_tokens
+from actors.kit.fast_path import AnyFastPath, Record, RelayedAnswer, ignore_tokens
 from actors.kit.groups import consists_of, first_of, raise_part
 from protocol.errors import ActorError, ActorLost, AskerLeft, InternalError, RequestError, TooManyInternalErrors
 from protocol.trace import log_fields
@@ -59,7 +59,7 @@ class Answer(Generic[Rep, Res]):
     _receiver_error: Exception | None = None
     _abandoned: bool = False
     _first_wakes: bool = False  # the first reply wakes the relay, whose deadline depends on it
-    fast_path: FastPath | None = None  # the way of tokens that skip this answer's relay
+    fast_path: AnyFastPath | None = None  # the way of tokens that skip this answer's relay
 
     # The answerer's side, all of it synchronous ----------------------------------------
 
@@ -111,7 +111,7 @@ class Answer(Generic[Rep, Res]):
         self,
         receiver: Callable[[Rep], None],
         until: Callable[[], float] | None = None,
-        fast_path: FastPath | None = None,
+        fast_path: AnyFastPath | None = None,
     ) -> Res | None:
         """Call `receiver` with every reply, in the task that puts it, and return the result.
 

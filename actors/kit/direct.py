@@ -20,7 +20,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.calls import Answer, Call, Inlet, Rep, Req, Res
-from actors.kit.fast_path import FastPath, ignore_tokens
+from actors.kit.fast_path import AnyFastPath, ignore_tokens
 
 END_WITHIN_S = 2.0
 """How long an actor waits for the direct calls that it has cancelled, which have nothing to wait for but threads."""
@@ -123,7 +123,7 @@ class _DirectAnswer(Answer[Rep, Res], Generic[Req, Rep, Res]):
         self,
         receiver: Callable[[Rep], None],
         until: Callable[[], float] | None = None,
-        fast_path: FastPath | None = None,
+        fast_path: AnyFastPath | None = None,
     ) -> Res | None:
         """Relay as any answer; without `until` it is computed in this task, if the actor begins it at once."""
         direct, call = self.address.direct, self.call

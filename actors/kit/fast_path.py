@@ -7,20 +7,21 @@ skipped record it later, several tokens at once: `settle`.
 
 No stage can see the difference: any other event of an answer in the chain (another reply, its end, a deadline, an asker
 that leaves) settles first. A reply that is not a plain token goes the general way, through all stages; so does every
-token while the path is not open. Only the stage with the texts opens it. The chain is built from the last asker towards
-the source: each stage attaches the answer that it relays. It is cut where an answer ends. An error of the last asker's
-receiver, or of a recording stage, is raised by its own relay.
+token while the path is not open. Only the stage with the payloads opens it. The chain is built from the last asker
+towards the source: each stage attaches the answer that it relays. It is cut where an answer ends. An error of the last
+asker's receiver, or of a recording stage, is raised by its own relay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Generic, Never, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field
 
-from protocol.messages.generation import Tokens, one_token
-from protocol.messages.text import Text
+Payload = TypeVar("Payload", contravariant=True)
+Reply = TypeVar("Reply")
+ReplyPut = TypeVar("ReplyPut", contravariant=True)
 
 TOKENS_MAX = 256  # the most tokens that are recorded at once
 
@@ -32,18 +33,18 @@ class RelayedAnswer(Protocol):
     """The part of an answer that its fast path needs."""
 
     credit: int
-    fast_path: FastPath | None
+    fast_path: AnyFastPath | None
 
     def fail_relay(self, error: Exception) -> None:
         """End the relay of this answer with an error."""
 
 
 @define(eq=False)
-class FastPath:
-    """The fast path of one answer; `receiver` gets the text of each token and the time, and may raise."""
+class FastPath(Generic[Payload]):
+    """The fast path of one answer; `receiver` gets the payload of each token and the time, and may raise."""
 
-    receiver: Callable[[Text, float], None]
-    _texts: Mapping[int, Text | None] = field(factory=dict)
+    receiver: Callable[[Payload, float], None]
+    _payloads: Mapping[int, Payload | None] = field(factory=dict)
     _room: int = 0  # tokens until the next `settle`; 0 while the path is not open
     _tokens: list[int] = field(factory=list)  # tokens not recorded by the stages yet
     _last_at: float = 0.0
@@ -62,15 +63,15 @@ class FastPath:
         if len(tokens) >= self._room:
             return False
         try:
-            text = self._texts[token]
-        except Exception:  # noqa: BLE001  # it rises again on the general way, in the stage with the texts
+            payload = self._payloads[token]
+        except Exception:  # noqa: BLE001  # it rises again on the general way, in the stage with the payloads
             return False
-        if text is None:
+        if payload is None:
             return False
         tokens.append(token)
         self._last_at = now
         try:
-            self.receiver(text, now)
+            self.receiver(payload, now)
         except Exception as error:  # noqa: BLE001  # it is raised again, in the task of the relay
             self._answers[0].fail_relay(error)
         return True
@@ -88,9 +89,9 @@ class FastPath:
                 answer.fail_relay(error)
         self.measure()
 
-    def open(self, texts: Mapping[int, Text | None]) -> None:
-        """Let tokens take the path from now on, if `texts` has a text for them."""
-        self._texts, self._opened = texts, True
+    def open(self, payloads: Mapping[int, Payload | None]) -> None:
+        """Let tokens take the path from now on, if `payloads` has one for them."""
+        self._payloads, self._opened = payloads, True
         self.measure()
 
     def close(self) -> None:
@@ -125,18 +126,22 @@ class FastPath:
             self.measure()
 
 
-class TokenAnswer(RelayedAnswer, Protocol):
+AnyFastPath: TypeAlias = FastPath[Never]
+"""A fast path for a stage that neither reads nor opens it: any payload will do."""
+
+
+class TokenAnswer(RelayedAnswer, Protocol[ReplyPut]):
     """An answer that a source puts tokens into."""
 
-    def put(self, reply: Tokens, units: int = 1, /) -> None:
+    def put(self, reply: ReplyPut, units: int = 1, /) -> None:
         """Hand over the next reply."""
 
 
-def put_token(answer: TokenAnswer, token: int, now: float) -> None:
-    """Hand over one token without log probabilities, by the fast path if it is open."""
+def put_token(answer: TokenAnswer[Reply], token: int, now: float, reply_of: Callable[[int], Reply]) -> None:
+    """Hand over one token without log probabilities, by the fast path if it is open, and otherwise as a reply."""
     path = answer.fast_path
     if path is None or not path.take(token, now):
-        answer.put(one_token(token), 1)
+        answer.put(reply_of(token), 1)
 
 
 def ignore_tokens(_: Sequence[int], __: float) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from typing import TypeAlias
 
 import trio
 from attrs import define, evolve, field
 
-from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.staged_text import StagedText
 from protocol.dialects.logprobs import finite
 from protocol.messages.generation import Logprob, Started, Tokens
-from protocol.messages.text import Accepted, ChoiceEnded, Text
+from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Text
 
 TOKENS_A_TURN = 16  # with their top log probabilities: about a millisecond
 
-Emit = Callable[[Accepted | Started | Text | ChoiceEnded], None]
+Emit: TypeAlias = Callable[[Accepted | Started | AnswerPiece | ChoiceEnded], None]
 
 
 @define(eq=False)
@@ -36,7 +37,7 @@ class CandidateChoice:
     _tokens: int = 0
     _ended: ChoiceEnded | None = None
 
-    def __call__(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
+    def __call__(self, reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
         """Take the next reply of the choice; replies about the request as a whole are passed on."""
         match reply:
             case Text():
@@ -60,8 +61,8 @@ class CandidateChoice:
         """Return the mean log probability of its tokens."""
         return self._total / self._tokens if self._tokens else 0.0
 
-    async def replay(self, detokenizer: IncrementalDetokenizer, emit: Emit) -> None:
-        """Detokenise the choice again, a few tokens a turn, and emit its text as the choice of `detokenizer`."""
+    async def replay(self, text: StagedText, emit: Emit) -> None:
+        """Detokenise the choice again, a few tokens a turn, and emit it as the choice of `text`."""
         start = 0
         for begin in range(0, len(self._ids), TOKENS_A_TURN):
             end = min(begin + TOKENS_A_TURN, len(self._ids))
@@ -71,13 +72,16 @@ class CandidateChoice:
                 top = tuple(zip(self._top_ids[start:stop], self._top_logprobs[start:stop], strict=True))
                 logprobs.append(Logprob(self._logprobs[place], top))
                 start = stop
-            if (text := detokenizer.feed(self._ids[begin:end], logprobs)) is not None:
-                emit(text)
+            text.take(self._ids[begin:end], logprobs)
+            for piece in text.give(TOKENS_A_TURN):
+                emit(piece)
             await trio.lowlevel.checkpoint()
-        if (text := detokenizer.finish()) is not None:
-            emit(text)
+        text.finish()
+        while pieces := text.give(TOKENS_A_TURN):
+            for piece in pieces:
+                emit(piece)
         assert self._ended is not None
-        emit(evolve(self._ended, choice=detokenizer.choice))
+        emit(evolve(self._ended, choice=text.detokenizer.choice))
         await trio.lowlevel.checkpoint()
 
 

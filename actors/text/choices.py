@@ -7,26 +7,26 @@ client wants; they are kept as token ids (`candidates`) until the likeliest are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias, cast
 
 import trio
 from attrs import define
 
 from actors.kit.calls import Askable
-from actors.kit.fast_path import RelayedAnswer
-from actors.text.candidates import CandidateChoice, without_top
+from actors.kit.fast_path import FastPath, RelayedAnswer
+from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
 from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.formats.table import FORMATS
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
-from actors.text.pieces import PIECES_A_STEP, TextPieces
+from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
-from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
+from protocol.messages.text import ChoiceEnded, Respond, Text
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
-Emit: TypeAlias = Callable[[Accepted | Started | Text | ChoiceEnded], None]
 
 
 @define(eq=False)
@@ -78,7 +78,7 @@ class Choices:
             self._echo(prompt, first + place, self.emit)
             scored = self.request.logprobs is not None
             detokenizer = self._detokenizer(generations[place], first + place, scored=scored)
-            await candidate.replay(detokenizer, self.emit)
+            await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), self.emit)
 
     def _echo(self, prompt: int, choice: int, emit: Emit) -> None:
         if self.echoes:
@@ -96,7 +96,8 @@ class Choices:
     ) -> None:
         """Read one choice; `task_status.started()` is called when its prompt is computed."""
         detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
-        candidate, pieces = emit if isinstance(emit, CandidateChoice) else None, TextPieces()
+        candidate = emit if isinstance(emit, CandidateChoice) else None
+        text = self._staged(detokenizer) if candidate is None else StagedText(detokenizer)
 
         def pass_on(reply: Started | Tokens) -> None:
             if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:  # as in nearly every step
@@ -117,25 +118,25 @@ class Choices:
                 candidate.note(reply, scored=self.request.logprobs is not None)
                 reply = without_top(reply)
             _close_fast_path(generation)
-            pieces.take(detokenizer.feed(reply.ids, reply.logprobs))
-            for text in pieces.give(PIECES_A_STEP):
-                emit(text)
+            text.take(reply.ids, reply.logprobs)
+            for piece in text.give(PIECES_A_STEP):
+                emit(piece)
             if detokenizer.matched is not None:
                 generation.abandon()  # leaving aborts the request: further tokens are not wanted
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
-        await self._rest(detokenizer, pieces, emit)
+        await self._rest(text, emit)
         self._ended(detokenizer, finished, emit)
 
-    async def _rest(self, detokenizer: IncrementalDetokenizer, pieces: TextPieces, emit: Emit) -> None:
+    async def _rest(self, text: StagedText, emit: Emit) -> None:
         """Pass on the rest of the text of a choice."""
         if not self.request.warm_up:
-            pieces.take(detokenizer.finish())
+            text.finish()
         await trio.lowlevel.checkpoint()
-        while rest := pieces.give(PIECES_A_STEP):
-            for text in rest:
-                emit(text)
+        while rest := text.give(PIECES_A_STEP):
+            for piece in rest:
+                emit(piece)
             await trio.lowlevel.checkpoint()
 
     def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None, emit: Emit) -> None:
@@ -152,6 +153,11 @@ class Choices:
         else:
             self._completion += finished.usage.completion_tokens
             emit(ChoiceEnded(finished.reason, choice, finished.matched))
+
+    def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
+        """Return the text of a choice behind the stage of its model's format."""
+        stage = FORMATS[self.model.format](self.request)
+        return StagedText(detokenizer, stage, self.model.whole_tokens, scored_max)
 
     def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model
@@ -175,7 +181,8 @@ def _open_fast_path(answer: RelayedAnswer | None, source: RelayedAnswer, detoken
     path, texts = None if answer is None else answer.fast_path, detokenizer.whole_tokens
     if path is not None and texts is not None and not path.is_open:
         path.attach(source, answer, lambda ids, _: detokenizer.record_whole(ids))
-        path.open(texts)
+        # The path is the asker's own, who takes the text of a token as it takes every other reply.
+        cast("FastPath[Text]", path).open(texts)
 
 
 def _close_fast_path(source: RelayedAnswer) -> None:

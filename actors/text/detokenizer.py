@@ -7,14 +7,14 @@ become a stop string. Text that was given out is never taken back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import define, field
 from tokenizers import Tokenizer
 
 from actors.text.logprobs import PendingLogprobs
 from actors.text.stop_strings import StopScanner, StopStrings
-from actors.text.whole_tokens import REPLACEMENT_CHARACTER, WholeTokens
+from actors.text.whole_tokens import REPLACEMENT_CHARACTER
 from protocol.messages.generation import Logprob
 from protocol.messages.text import Text
 
@@ -113,7 +113,7 @@ class IncrementalDetokenizer:
     choice: int = 0
     pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted
     with_ids: bool = False
-    whole_tokens: WholeTokens | None = None  # for `feed_whole`, which takes nothing without them
+    whole_tokens: Mapping[int, Text | None] | None = None  # the table of `feed_whole`, which takes nothing without it
     prompt: Sequence[int] = ()  # behind which the answer is decoded, where that makes a difference
     tokens: int = 0
     matched: str | int | None = None

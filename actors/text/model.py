@@ -50,6 +50,7 @@ class TextModel:
     digest: Digest = ()  # of the files that it was made from
     whole_tokens: WholeTokens | None = None  # None: its decoder allows none
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
+    format: str = "plain"  # the row of `FORMATS` for its answers
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""

@@ -18,7 +18,10 @@ from tokenizers import Tokenizer
 from protocol.messages.text import Text
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-TOKENS_MAX = 65_536  # that are kept: some 15 MB
+# The most texts in one table: some 15 MB.
+TOKENS_MAX = 65_536
+# The most tables of one model. A table shares its texts with the table of the model.
+TABLES_MAX = 16
 
 
 class WholeTokens(dict[int, Text | None]):
@@ -28,12 +31,38 @@ class WholeTokens(dict[int, Text | None]):
         super().__init__()
         self._tokenizer = tokenizer
         self._excluded = frozenset(excluded)
+        self._tables: dict[frozenset[str], _UnwatchedTokens] = {}
 
     def __missing__(self, token: int) -> Text | None:
         if len(self) >= TOKENS_MAX:
             self.clear()
         text: str = "" if token in self._excluded else self._tokenizer.decode([token], skip_special_tokens=True)
         whole = self[token] = Text(text, 1) if text and REPLACEMENT_CHARACTER not in text else None
+        return whole
+
+    def without(self, watched: frozenset[str]) -> Mapping[int, Text | None]:
+        """Return a table with None also for texts that have one of these characters."""
+        if not watched:
+            return self
+        if (table := self._tables.get(watched)) is None:
+            if len(self._tables) >= TABLES_MAX:
+                self._tables.clear()
+            table = self._tables[watched] = _UnwatchedTokens(self, watched)
+        return table
+
+
+class _UnwatchedTokens(dict[int, Text | None]):
+    """The part of a table whose texts have none of the watched characters."""
+
+    def __init__(self, table: WholeTokens, watched: frozenset[str]) -> None:
+        super().__init__()
+        self._table, self._watched = table, watched
+
+    def __missing__(self, token: int) -> Text | None:
+        if len(self) >= TOKENS_MAX:
+            self.clear()
+        whole = self._table[token]
+        whole = self[token] = None if whole is None or not self._watched.isdisjoint(whole.text) else whole
         return whole
 
 

@@ -15,7 +15,7 @@ from protocol.errors import PeerViolation
 from protocol.messages import cluster, engine, generation, kv_events, media, operations, text
 from protocol.messages.generation import Started, Tokens
 from protocol.messages.kind import Kind, Message, by_message
-from protocol.messages.text import Accepted, Text
+from protocol.messages.text import Accepted, CallPart, Reasoning, Text
 from protocol.tensors import Tensor, check_tensor, size_bytes
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -96,7 +96,7 @@ def units_of(reply: Message) -> int:
     match reply:
         case Tokens():
             return len(reply.ids)
-        case Text():
+        case Text() | Reasoning() | CallPart():
             return reply.tokens
         case Started() | Accepted():
             return 0

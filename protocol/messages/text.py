@@ -6,6 +6,7 @@ A request is answered by a stream of replies that ends in one result or in a `Re
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TypeAlias
 
 from attrs import Factory, frozen
 
@@ -46,7 +47,9 @@ class Turn:
 
 @frozen
 class Respond(Message):
-    """Continue prompts in text; answered by `Accepted`, `Started`, then `Text` and `ChoiceEnded`, and `Answered`.
+    """Continue prompts in text; answered by `Accepted`, `Started`, pieces, `ChoiceEnded`, and `Answered`.
+
+    A piece of a choice is `Text`, or `Reasoning` or `CallPart` where the format of the model has these.
 
     The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
     choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits allow.
@@ -138,6 +141,37 @@ class Text(Message):
 
 
 @frozen
+class Reasoning(Message):
+    """The next piece of the reasoning of one choice; its fields are those of `Text`."""
+
+    text: str
+    tokens: int
+    choice: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+@frozen
+class CallPart(Message):
+    """The next part of a call of a function in one choice, numbered from 0 by `index`.
+
+    The first part of a call has its `name`. The `arguments` of all parts, joined, are the JSON text of an object.
+    """
+
+    index: int
+    name: str
+    arguments: str
+    tokens: int
+    choice: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+    ids: tuple[int, ...] = ()
+
+
+AnswerPiece: TypeAlias = Text | Reasoning | CallPart
+"""The next piece of one choice, of any kind."""
+
+
+@frozen
 class ChoiceEnded(Message):
     """One choice is whole; `matched` is the stop string or token id that ended it, if one did."""
 
@@ -197,4 +231,6 @@ KINDS = (
     Kind(17, Tokenized),
     Kind(18, Detokenize),
     Kind(19, Detokenized),
+    Kind(47, Reasoning),
+    Kind(48, CallPart),
 )

@@ -18,7 +18,6 @@ from typing import TypeVar
 import trio
 from attrs import define, evolve, field, frozen
 
-from actors.processor import TextReply
 from protocol.access import Access
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.targets import NO_TARGETS, Targets
@@ -37,7 +36,7 @@ from supervisor.gateway.listening import GatewayPort
 from supervisor.gateway.memory import GatewayMemory
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
-from supervisor.gateway.requests import RequestRecord, RequestRunner, ServedModel
+from supervisor.gateway.requests import RenderedReply, RequestRecord, RequestRunner, ServedModel
 from supervisor.gateway.turns import LoopTurns
 
 log = logging.getLogger(__name__)
@@ -202,7 +201,7 @@ class Gateway:
         request: Respond,
         served: ServedModel,
         record: RequestRecord,
-        on_reply: Callable[[TextReply], None],
+        on_reply: Callable[[RenderedReply], None],
         finish: Callable[[Answered], T],
         on_token: Callable[[Text], None] | None = None,
     ) -> T:

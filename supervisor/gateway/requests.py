@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import trio
 from attrs import Factory, define, field, frozen
@@ -31,7 +32,7 @@ from protocol.errors import (
     SlowClient,
 )
 from protocol.messages.generation import FinishReason, RouteTaken, Started, Usage
-from protocol.messages.text import Accepted, Answered, ChoiceEnded, Respond, Text
+from protocol.messages.text import Accepted, Answered, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.keys.keys import ClientKey
@@ -40,6 +41,9 @@ from supervisor.telemetry.metrics import Metrics
 from supervisor.telemetry.registry import Buckets
 
 log = logging.getLogger(__name__)
+
+RenderedReply: TypeAlias = Accepted | Started | Text | ChoiceEnded
+"""The replies that every API can send; any other one fails its request."""
 
 DROPPED = frozenset({"backlog", "stalled"})  # reasons for which this server ended a connection
 NO_MEMORY = "the server has no memory left for this request"
@@ -188,7 +192,7 @@ class RequestRunner:
         request: Respond,
         served: ServedModel,
         record: RequestRecord,
-        on_reply: Callable[[TextReply], None],
+        on_reply: Callable[[RenderedReply], None],
         on_token: Callable[[Text], None] | None = None,
     ) -> Answered:
         """Return the result of one request; `on_reply` is called with each reply, in the turn in which it comes.
@@ -202,6 +206,8 @@ class RequestRunner:
         def count_and_pass_on(reply: TextReply) -> None:
             if isinstance(reply, Text):
                 _count_text(record, reply, gaps, trio.current_time())
+            elif isinstance(reply, Reasoning | CallPart):
+                raise InternalError(f"the answer has a part that no API here can send: {type(reply).__name__}")
             else:
                 self._count(record, reply)
             on_reply(reply)

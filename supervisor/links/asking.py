@@ -31,7 +31,7 @@ from protocol.link import codec
 from protocol.link.attachments import Views
 from protocol.link.frames import Cancel, End, Fail, Item, Open, Step
 from protocol.link.peer import Peer
-from protocol.messages.generation import Finished, Started, Tokens, Usage
+from protocol.messages.generation import Finished, Started, Tokens, Usage, one_token
 from protocol.messages.kind import Message
 from supervisor.links.carried_request import CarriedRequest
 from supervisor.links.encoding import (
@@ -289,7 +289,7 @@ class AskingHalf:
         if not logprobs and step.counts.count(1) == len(step.counts):
             now = trio.current_time()
             for stream, token in zip(step.streams, step.tokens, strict=True):
-                put_token(answers[stream], token, now)
+                put_token(answers[stream], token, now, one_token)
         else:
             for stream, ids in step.pieces():
                 answers[stream].put(Tokens(tuple(ids), logprobs.get(stream, ())), len(ids))

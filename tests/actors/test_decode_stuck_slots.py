@@ -197,7 +197,7 @@ async def test_a_request_that_stands_still_while_others_go_on_was_preempted(auto
 
 async def test_tokens_that_skip_the_decode_count_as_progress_of_the_others(autojump_clock: MockClock) -> None:
     async def ask_by_fast_path(worker: Worker, wanted: Generate, texts: list[str]) -> None:
-        path = FastPath(lambda text, _: texts.append(text.text))
+        path = FastPath[Text](lambda text, _: texts.append(text.text))
         path.open({token: Text(str(token), 1) for token in range(100)})
         async with worker.address.ask(wanted, wanted.sampling.tokens_max) as answer:
             await answer.relay(lambda _: None, None, path)

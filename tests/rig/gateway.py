@@ -38,6 +38,7 @@ from protocol.messages.generation import (
     Started,
     Tokens,
     Usage,
+    one_token,
 )
 from protocol.model_folder import FILES
 from supervisor.gateway.admission import AdmissionGate
@@ -119,7 +120,7 @@ class Worker:
                 self.began.set()
             token = line[place % len(line)]
             if request.logprobs is None:
-                put_token(answer, token, trio.current_time())
+                put_token(answer, token, trio.current_time(), one_token)
             else:
                 answer.put(Tokens((token,), (logprob_at(token, place, request.logprobs, 512),)), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP

@@ -36,7 +36,17 @@ from protocol.errors import (
 )
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
-from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Sampling, Started, Tokens, Usage
+from protocol.messages.generation import (
+    Finished,
+    FinishReason,
+    Generate,
+    Logprob,
+    Sampling,
+    Started,
+    Tokens,
+    Usage,
+    one_token,
+)
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 
@@ -128,7 +138,7 @@ class Fake:
                 if number == 1 and play.started:
                     answer.put(Started(play.cached), 0)
                 if request.logprobs is None:
-                    put_token(answer, token, trio.current_time())
+                    put_token(answer, token, trio.current_time(), one_token)
                 else:
                     answer.put(Tokens((token,), (Logprob(-token / 8),)))
                 stops = token in ends and number > wanted.tokens_min

@@ -15,7 +15,7 @@ from actors.kit.fast_path import FastPath
 from actors.text.detokenizer import IncrementalDetokenizer
 from protocol.link.peer import Peer
 from protocol.messages.text import Text
-from supervisor.gateway.http import exchange
+from supervisor.gateway.http import response
 from supervisor.gateway.outbox import Outbox
 from tests.system.simulator.cluster_seed import run_cluster_seed
 from tests.system.simulator.seed import run_seed
@@ -48,7 +48,7 @@ def test_clients_get_the_same_bytes_at_the_same_times_either_way(seed: int, monk
         patches.setattr(FastPath, "take", refuse)
         assert written(seed, monkeypatch) == usual
         patches.setattr(IncrementalDetokenizer, "feed_whole", lambda *_: None)
-        patches.setattr(exchange, "CHUNKED", b"never in a head")
+        patches.setattr(response, "CHUNKED", b"never in a head")
         assert written(seed, monkeypatch) == usual
 
 
@@ -76,7 +76,7 @@ def test_these_seeds_have_tokens_that_go_either_way(monkeypatch: pytest.MonkeyPa
         ways.append("general" if text is None else "by the table")
         return text
 
-    def record_taken(self: FastPath, token: int, now: float) -> bool:
+    def record_taken(self: FastPath[Text], token: int, now: float) -> bool:
         taken = take(self, token, now)
         if taken:
             ways.append("fast")

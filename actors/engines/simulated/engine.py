@@ -23,7 +23,7 @@ from actors.kit.fast_path import put_token
 from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
-from protocol.messages.generation import Generate, Started, Tokens
+from protocol.messages.generation import Generate, Started, Tokens, one_token
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads
 from protocol.messages.operations import FlushCache, operation_names
@@ -237,7 +237,7 @@ class SimulatedEngine:
         for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
             if (answer := answers.get(request_id)) is not None:
                 if logprob is None:
-                    put_token(answer, token, now)
+                    put_token(answer, token, now, one_token)
                 else:
                     answer.put(Tokens((token,), (logprob,)))
         for request_id, finished in update.ended:

@@ -15,7 +15,6 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import (
@@ -35,7 +34,7 @@ from supervisor.gateway.histories import Conversation, ResponseHistory
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import RequestRecord, internal_error
+from supervisor.gateway.requests import RenderedReply, RequestRecord, internal_error
 
 CREATE = "response.create"  # a WebSocket request in the access log
 API = "responses"
@@ -292,11 +291,11 @@ class Lanes:
             turns.append(Turn(Role.ASSISTANT, events.text))
         self._history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
-    def _sender(self, running: _Running) -> Callable[[TextReply], None]:
+    def _sender(self, running: _Running) -> Callable[[RenderedReply], None]:
         """Return a function that sends the events of each reply, in the turn in which the reply comes."""
         send, events, record = self.send, running.events, running.record
 
-        def on_reply(reply: TextReply) -> None:
+        def on_reply(reply: RenderedReply) -> None:
             match reply:
                 case Text():
                     record.sent_bytes += send(*events.deltas(reply))

@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.calls import CreditExceeded
 from actors.kit.fast_path import FastPath, put_token
 from protocol.errors import LinkLost
-from protocol.messages.generation import Tokens
+from protocol.messages.generation import Tokens, one_token
 from protocol.messages.text import Text
 from tests.rig.calls import AnyAnswer
 from tests.rig.tasks import expect_error
@@ -31,7 +31,7 @@ class Chain:
     stage: list[object] = field(factory=list)  # what the stage between them has recorded
     bug: Exception | None = None  # of that stage
     broken: Exception | None = None  # of the last asker's receiver
-    path: FastPath = field(init=False)
+    path: FastPath[Text] = field(init=False)
     until: float = inf
     evaluated: list[tuple[float, list[object]]] = field(factory=list)  # deadlines, by their times
 
@@ -73,7 +73,7 @@ class Chain:
 
     def put(self, *tokens: int) -> None:
         for token in tokens:
-            put_token(self.source, token, trio.current_time())
+            put_token(self.source, token, trio.current_time(), one_token)
 
     def end(self) -> None:
         self.source.end(None)

@@ -86,7 +86,7 @@ async def test_tokens_that_skipped_the_router_are_not_sent_again_by_the_next_wor
     async with routed(Fake("a", [lost]), Fake("b", [evolve(lost, tokens=2)]), Fake("c")) as rig:
         wanted, replies = generate(tokens_max=9), list[Any]()
         texts: list[int] = []
-        path = FastPath(lambda text, _: texts.append(int(text.text)))
+        path = FastPath[Text](lambda text, _: texts.append(int(text.text)))
         path.open({token: Text(str(token), 1) for token in range(100)})
         async with rig.address.ask(wanted, 9) as answer:
             finished = await answer.relay(replies.append, fast_path=path)

@@ -20,7 +20,7 @@ from trio.testing import MockClock
 
 from actors.text.candidates import CandidateChoice
 from actors.text.limits import PromptLimits
-from actors.text.pieces import SCORED_A_PIECE
+from actors.text.staged_text import SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopScanner, StopStrings
 from protocol.dialects import chat, completions
 from protocol.dialects.answer_builder import PIECE_BYTES, AnswerBody
@@ -172,7 +172,7 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
             break
     straight.append(detokenizer.finish())
     draft(ChoiceEnded(FinishReason.STOP, 9, detokenizer.matched))
-    await draft.replay(reading(["old"], choice=3), replies.append)
+    await draft.replay(StagedText(reading(["old"], choice=3)), replies.append)
     *pieces, ended = replies
     assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
     wanted = [piece for piece in straight if piece is not None]

@@ -12,7 +12,6 @@ from math import inf
 import msgspec
 import trio
 
-from actors.processor import TextReply
 from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.errors import RequestError, SlowClient
@@ -20,7 +19,7 @@ from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.response import JSON
-from supervisor.gateway.requests import RequestRecord, ServedModel
+from supervisor.gateway.requests import RenderedReply, RequestRecord, ServedModel
 
 encode = msgspec.json.Encoder().encode
 
@@ -49,7 +48,7 @@ async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Res
 async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Write every event in the turn in which it comes; a client that reads more slowly is dropped in the end."""
 
-    def on_reply(reply: TextReply) -> None:
+    def on_reply(reply: RenderedReply) -> None:
         if events := _events(reply, chunks):
             exchange.response.stream(events)
 
@@ -90,7 +89,7 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
     served, errors, waiting_bytes = _served(exchange, record), list[Exception](), 0
     send, receive = trio.open_memory_channel[bytes](inf)  # at most what `memory` has reserved
 
-    def on_reply(reply: TextReply) -> None:
+    def on_reply(reply: RenderedReply) -> None:
         nonlocal waiting_bytes
         if events := _events(reply, chunks):
             memory.grow(max(0, waiting_bytes + len(events) - memory.size_bytes))
@@ -121,7 +120,7 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
     exchange.response.finish(last)
 
 
-def _events(reply: TextReply, chunks: ChoiceChunks) -> bytes:
+def _events(reply: RenderedReply, chunks: ChoiceChunks) -> bytes:
     match reply:
         case Text():
             return chunks.text(reply)

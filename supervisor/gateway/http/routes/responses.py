@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import trio
 
-from actors.processor import TextReply
 from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
 from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_whole
+from supervisor.gateway.requests import RenderedReply
 
 API = "responses"
 
@@ -41,7 +41,7 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
     record = exchange.start_record(request.model, API)
     ended: ChoiceEnded | None = None
 
-    def on_reply(reply: TextReply) -> None:
+    def on_reply(reply: RenderedReply) -> None:
         nonlocal ended
         if isinstance(reply, ChoiceEnded):
             ended = reply

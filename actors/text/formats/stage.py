@@ -1,0 +1,86 @@
+"""A stage between the text of an answer and its client: it divides text into the answer, reasoning and calls.
+
+A model writes all three into one text and sets them apart by markers of its own format. A stage reads that text as it
+comes, behind stop strings. It holds text back only while the text may be the beginning of a marker. Any cut of a text
+into calls of `feed` yields the same pieces, once pieces of the same kind are joined.
+
+A token with text of its own may skip its stage (see `Stage.watched`), so an answer without markers costs nothing here.
+A stage sees no token ids. So an answer that another engine goes on with is the same text to it as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from attrs import frozen
+
+
+@frozen
+class TextPiece:
+    """A piece of the answer itself."""
+
+    text: str
+
+
+@frozen
+class ReasoningPiece:
+    """A piece of the reasoning that comes before or between the parts of an answer."""
+
+    text: str
+
+
+@frozen
+class CallPiece:
+    """A part of a call of a function: `name` in its first part, then `arguments`, joined the JSON text of an object.
+
+    Calls of a choice are numbered from 0 by `index`, and do not overlap.
+    """
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+Piece: TypeAlias = TextPiece | ReasoningPiece | CallPiece
+
+
+class Stage(Protocol):
+    """The state of one choice in its format."""
+
+    @property
+    def held(self) -> int:
+        """The number of characters, the last that were fed, that a later piece depends on."""
+
+    @property
+    def watched(self) -> frozenset[str] | None:
+        """The characters that text must not have to pass through unchanged; None while no text does.
+
+        While it is a set and nothing is held, text without these characters may skip `feed`. The next state must not
+        depend on such text.
+        """
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Take the next text; return the pieces that are certain now."""
+
+    def end(self) -> Sequence[Piece]:
+        """Return the pieces that were held back, at the end of the text, wherever that is."""
+
+
+@frozen
+class Plain:
+    """The stage of a format without markers: all text is the answer."""
+
+    held: int = 0
+    watched: frozenset[str] | None = frozenset()
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Return the text."""
+        return (TextPiece(text),)
+
+    def end(self) -> Sequence[Piece]:
+        """Return nothing."""
+        return ()
+
+
+PLAIN = Plain()

@@ -1,0 +1,138 @@
+"""Pieces of a staged text: any cut gives the same ones, and each token belongs to the piece that it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.staged_text import StagedText
+from actors.text.stop_strings import StopStrings
+from protocol.messages.generation import Logprob
+from protocol.messages.text import CallPart, Reasoning, Text
+from tests.actors.text.test_logprobs import reading
+from tests.rig.gateway import TINY, ids
+from tests.rig.marked_format import Marked
+
+WHOLE = 'Yes [thi [think]an o[ak, wörld 日本[/think] hm[call f]{"a": [1]}[/call] ok [x [call g]{}'
+PARTS = st.sampled_from(["[think]", "[/think]", "[call f]", "[/call]", "[", "]", "[cal", "a b", "日🙂", '{"a": 1}'])
+
+
+def joined(pieces: Iterable[Any]) -> list[tuple[object, ...]]:
+    """Return pieces with those of one kind and one call joined."""
+
+    def kind(piece: Text | Reasoning | CallPart) -> tuple[type, int]:
+        return type(piece), piece.index if isinstance(piece, CallPart) else -1
+
+    out: list[tuple[object, ...]] = []
+    for (of, index), group in groupby(pieces, kind):
+        parts = list(group)
+        text = "".join(part.arguments if isinstance(part, CallPart) else part.text for part in parts)
+        names = "".join(part.name for part in parts if isinstance(part, CallPart))
+        out += [(of.__name__, index, names, text)] if text or names else []
+    return out
+
+
+def pieces_of(text: StagedText, sequence: Sequence[int], size: int = 1) -> list[Any]:
+    pieces = list[Any]()
+    for start in range(0, len(sequence), size):
+        part = sequence[start : start + size]
+        text.take(part, [Logprob(-float(start + index)) for index in range(len(part))])
+        pieces += text.give(1)
+    text.finish()
+    while more := text.give(2):
+        pieces += more
+    return pieces
+
+
+def test_a_text_becomes_text_reasoning_and_calls() -> None:
+    detokenizer = IncrementalDetokenizer(TINY.tokenizer, choice=2)
+    pieces = pieces_of(StagedText(detokenizer, Marked()), ids(WHOLE))
+    assert joined(pieces) == [
+        ("Text", -1, "", "Yes [thi "),
+        ("Reasoning", -1, "", "an o[ak, wörld 日本"),
+        ("Text", -1, "", " hm"),
+        ("CallPart", 0, "f", '{"a": [1]}'),
+        ("Text", -1, "", " ok [x "),
+        ("CallPart", 1, "g", "{}"),
+    ]
+    assert {piece.choice for piece in pieces} == {2}
+    assert sum(piece.tokens for piece in pieces) == len(ids(WHOLE))
+
+
+@example([WHOLE], 1, 1)
+@given(st.lists(PARTS, max_size=12), st.integers(1, 7), st.integers(1, 7))
+def test_any_steps_of_an_engine_give_the_same_pieces_and_the_same_tokens(
+    parts: list[str], size: int, other: int
+) -> None:
+    sequence = ids("".join(parts))
+    one, two = (pieces_of(StagedText(reading(with_ids=True), Marked()), sequence, each) for each in (size, other))
+    assert joined(one) == joined(two)
+    for pieces in (one, two):
+        assert [token for piece in pieces for token in piece.ids] == sequence
+        logprobs = [entry.logprob for piece in pieces for entry in piece.logprobs]
+        assert logprobs == [-float(index) for index in range(len(sequence))]
+
+
+def test_a_token_belongs_to_the_piece_that_it_ends_in() -> None:
+    text = StagedText(reading(with_ids=True), Marked())
+    steps = list[tuple[str, bytes]]()
+    for token in ids("a[t[think]b"):
+        text.take((token,), (Logprob(-1.0),))
+        if pieces := text.give(9):
+            sent = "".join(piece.text for piece in pieces if not isinstance(piece, CallPart))
+            steps.append((sent, b"".join(entry.data for piece in pieces for entry in piece.logprobs)))
+    assert steps == [("a", b"a"), ("[t", b"[t"), ("b", b"[think]b")]
+
+
+@pytest.mark.parametrize("last", ["[/call]", "[/think]"])
+def test_tokens_behind_the_last_piece_are_sent_with_an_empty_one(last: str) -> None:
+    sequence = ids("[call f]{}" + last if last == "[/call]" else "[think]x" + last)
+    pieces = pieces_of(StagedText(reading(with_ids=True), Marked()), sequence)
+    assert pieces[-1].text == ""
+    assert [token for piece in pieces for token in piece.ids] == sequence
+    unscored = pieces_of(StagedText(IncrementalDetokenizer(TINY.tokenizer), Marked()), sequence)
+    assert joined(unscored) == joined(pieces)
+    assert not isinstance(unscored[-1], Text), "without log probabilities and ids there is nothing to send"
+
+
+def test_a_stop_string_ends_the_text_before_the_stage_sees_it() -> None:
+    detokenizer = IncrementalDetokenizer(TINY.tokenizer, StopStrings(["[/"]))
+    pieces = pieces_of(StagedText(detokenizer, Marked()), ids("[think]oak[/think] no"))
+    assert joined(pieces) == [("Reasoning", -1, "", "oak")]
+    assert detokenizer.matched == "[/"
+
+
+def test_tokens_skip_the_stage_only_while_it_passes_text_through() -> None:
+    assert TINY.whole_tokens is not None
+    stage, table = Marked(), TINY.whole_tokens
+    detokenizer = IncrementalDetokenizer(TINY.tokenizer, whole_tokens=table)
+    text, pieces = StagedText(detokenizer, stage, table), list[Any]()
+    line = "An oak. [think]Old oak.[/think] An oak [call f]{}[/call] An oak."
+    for token in ids(line):
+        if (whole := detokenizer.feed_whole(token)) is not None:
+            pieces.append(whole)
+        else:
+            text.take((token,))
+            pieces += text.give(2)
+    text.finish()
+    assert joined([*pieces, *text.give(9)]) == joined(pieces_of(StagedText(reading(), Marked()), ids(line)))
+    seen = "".join(stage.fed)
+    assert seen.startswith("[think]Old oak.[/think]")
+    assert "An oak." not in seen
+    assert sum(piece.tokens for piece in pieces) == len(ids(line))
+
+
+def test_whole_tokens_with_a_watched_character_are_left_to_the_stage() -> None:
+    assert TINY.whole_tokens is not None
+    table = TINY.whole_tokens.without(frozenset("["))
+    assert table is TINY.whole_tokens.without(frozenset("["))
+    assert TINY.whole_tokens.without(frozenset()) is TINY.whole_tokens
+    [bracket], [letter] = ids("["), ids("a")
+    assert table[bracket] is None
+    assert table[letter] is TINY.whole_tokens[letter] is not None
