@@ -29,7 +29,7 @@ from supervisor.engines.kinds import load_cluster
 from supervisor.gateway.keys import keys
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
-from supervisor.node import descriptor_needs, garbage, node, preview
+from supervisor.node import descriptor_needs, garbage, preview, start
 from supervisor.node.reload import file_checks
 from supervisor.printable import printable
 from supervisor.processes import reaper, signals
@@ -169,7 +169,7 @@ def _run_function(
         return launcher.Launcher(loaded, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
     if parent is None:
-        return partial(node.run, loaded, name, terminal, environment)
+        return partial(start.run, loaded, name, terminal, environment)
     terminal.announce_to_parent = partial(parent.send, "announce")
     send = parent.send
 
@@ -177,8 +177,8 @@ def _run_function(
         send("restart" if wanted else "stay")
 
     up, reload, done = partial(send, "up"), partial(send, "reload"), partial(send, "done")
-    launched = node.LauncherHooks(up, reload, restart, parent.heartbeat, earlier, done)
-    return partial(node.run, loaded, name, terminal, environment, launched)
+    launched = start.LauncherHooks(up, reload, restart, parent.heartbeat, earlier, done)
+    return partial(start.run, loaded, name, terminal, environment, launched)
 
 
 def run_operator_command(arguments: list[str]) -> int:
@@ -186,7 +186,7 @@ def run_operator_command(arguments: list[str]) -> int:
     from supervisor.cli import commands  # noqa: PLC0415  # a node must not load the libraries of terminals
 
     try:
-        return commands.main(arguments, os.environ, node.new_nonce)
+        return commands.main(arguments, os.environ, start.new_nonce)
     except EspalierError as error:
         print("\n".join(map(printable, f"espalier: {error}".split("\n"))), file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from math import inf
 from typing import TypeVar, cast
 
 import trio
-from attrs import define, field
+from attrs import define, field, setters
 
 from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
 from supervisor.cluster.cluster_worker import ClusterWorker
@@ -28,7 +28,6 @@ from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
 from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
-from supervisor.links.serving import Services
 
 T = TypeVar("T")
 
@@ -37,17 +36,18 @@ T = TypeVar("T")
 class Directory:
     """The cluster as this node knows it: its workers, its nodes, and the tasks that wait for either to change."""
 
-    name: str
-    local: dict[str, LocalWorker] = field(factory=dict)  # its own workers, by name
+    name: str = field(on_setattr=setters.frozen)
+    local: dict[str, LocalWorker] = field(factory=dict, on_setattr=setters.frozen)  # its own workers, by name
     draining: bool = False
     follower_ranks: int = 0  # that run here, of engines whose first rank runs on another node
     address: str | None = None  # where other nodes find this one
-    routes: bool = True  # requests to workers of other nodes, so it must know how busy those are
-    required_peers: frozenset[str] = frozenset()  # the nodes that this one needs a link to
+    # Whether it sends requests to workers of other nodes, so that it must know how busy those are.
+    routes: bool = field(default=True, on_setattr=setters.frozen)
+    required_peers: frozenset[str] = field(default=frozenset(), on_setattr=setters.frozen)  # it needs a link to them
     announce_s: float = 0.0  # how long others are to wait between two announcements of their loads
     # By node: why it refuses this process (another one has this name), and until when that counts.
     name_conflicts: dict[str, tuple[str, float]] = field(factory=dict)
-    models: ModelIdentities = field(factory=ModelIdentities)
+    models: ModelIdentities = field(factory=ModelIdentities, on_setattr=setters.frozen)
     version: int = 0  # counts what changes seldom: see `notify`
     load_version: int = 0  # counts the changes of loads that concern another node
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -58,7 +58,7 @@ class Directory:
     _derived: dict[Hashable, object] = field(factory=dict)
     _subsets: dict[tuple[str, Leg], set[frozenset[str]]] = field(factory=dict)  # of workers, which are ranked alone
     _derived_version: int = -1
-    records: NodeRecords = field(init=False)  # of the other nodes
+    records: NodeRecords = field(init=False, on_setattr=setters.frozen)  # of the other nodes
 
     @records.default
     def _no_records(self) -> NodeRecords:
@@ -125,12 +125,6 @@ class Directory:
         record.expected = {offer.name: offer for offer in offers}
         if record.link is None:
             record.disconnect()
-
-    def attach_services(self, services: Services) -> None:
-        """Give each of this node's workers the services that are asked for under the name of its engine."""
-        for worker in self.local.values():
-            own = {kind: service for (name, kind), service in services.items() if name == worker.engine_name}
-            worker.services.update(own)
 
     def linked(self, node: str, link: Link) -> None:
         """Record the link over which a node can be asked, in place of another one."""
@@ -328,7 +322,10 @@ class Directory:
         """Return this node's whole state, for an operator."""
         offers = tuple(worker.offer for worker in self.local.values())
         return NodeState(
-            *(offers, self.neighbours(), self.draining, self.routes),
+            offers=offers,
+            neighbours=self.neighbours(),
+            draining=self.draining,
+            routes=self.routes,
             takes_encoders=True,
             watched=True,
             takes_ranks=True,

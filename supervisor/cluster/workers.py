@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeAlias, cast
@@ -35,7 +36,7 @@ class LocalWorker(ClusterWorker):
     address: WorkAddress
     engine: Registration[Engine] | Registration[Encoder]
     inbox: WorkInbox
-    services: dict[type[Message], Service] = field(factory=dict)  # for `call`
+    services: Mapping[type[Message], Service] = field(factory=dict)  # under the name of its engine, for `call`
     ranks: int = 1  # of its engine, of which it is one
 
     @property

@@ -152,7 +152,7 @@ class EngineSection:
             return self.events.publish
         if self.publishes_always:
             return True
-        return self.model in cluster.model and cluster.model[self.model].policy == "kv"
+        return self.model in cluster.model and cluster.model[self.model].follows_blocks
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield contradictions between keys of this section at `path`, and with the rest of the cluster."""

@@ -139,3 +139,8 @@ class ModelSection:
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
     grid: GridSections = GridSections()
+
+    @property
+    def follows_blocks(self) -> bool:
+        """Whether its policy looks for blocks of prompts in the prefix caches of workers."""
+        return POLICIES[self.policy].follows_blocks

@@ -4,16 +4,17 @@ An operator may reach one node only, so a request has the name of its node, and 
 link to the named node, or over a link to a routing node, since routing nodes have links to all. So a request crosses at
 most two links, and each node on its way times out a little before its caller: the error then names the slow link.
 
-This service changes nothing itself. The node carries out drains and reloads, and sets their functions once it runs.
+This service changes nothing itself. The node carries out drains and reloads, and is published here while it runs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
 
 import trio
-from attrs import astuple, define, evolve, field
+from attrs import astuple, evolve, field, frozen
 
 from actors.kit.calls import Function
 from protocol.dialects.operations import outcome_json, parse
@@ -41,6 +42,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
 from supervisor.links.link import Link
 from supervisor.links.serving import Services
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.status import TreeStatus
 
 log = logging.getLogger(__name__)
@@ -48,32 +50,34 @@ log = logging.getLogger(__name__)
 Loads = Callable[[], Awaitable[Mapping[str, EngineLoad]]]
 
 
-async def _drain_too_early(_: bool) -> None:  # as `NodeControl.drain` is called
-    await trio.lowlevel.checkpoint()
-    raise NotReady("the node does not run yet")
+class ControlledNode(Protocol):
+    """The node as its control service drives it, while it runs."""
+
+    @property
+    def tree_status(self) -> TreeStatus:
+        """The status of its tree."""
+
+    def gate_state(self) -> GateState | None:
+        """Return the state of its admission gate, None without a gateway."""
+
+    async def drain_for_operator(self, restarts: bool) -> None:
+        """Begin to drain; the launcher starts the node again after that if it `restarts`. Raises `NotReady`."""
+
+    async def reload(self) -> Reloaded:
+        """Read the node's file again, and return what has changed."""
 
 
-async def _reload_too_early() -> Reloaded:
-    await trio.lowlevel.checkpoint()
-    raise NotReady("the node does not run yet")
-
-
-@define(eq=False)
+@frozen(eq=False)
 class NodeControl:
-    """The control service of one node; `drain` and `reload` raise `NotReady` until the node runs."""
+    """The control service of one node; a drain or a reload raises `NotReady` until the node runs."""
 
     directory: Directory
     run: str  # an id of this run of the process
     version: str
     loads: Loads
-    tree_status: TreeStatus | None = None
-    gate_state: Callable[[], GateState | None] = lambda: None  # of a node with a gateway
-    ejections: Callable[[], tuple[EjectionState, ...]] = tuple
+    node: Registration[ControlledNode] = field(factory=Registration)  # while it runs
+    ejections: Callable[[], tuple[EjectionState, ...]] = tuple  # of a node with a gateway
     pools: Callable[[], tuple[PoolState, ...]] = tuple  # of a node with a gateway
-    drain: Callable[[bool], Awaitable[None]] = field(
-        default=_drain_too_early
-    )  # whether the launcher is to start the node again
-    reload: Callable[[], Awaitable[Reloaded]] = field(default=_reload_too_early)
 
     @property
     def services(self) -> Services:
@@ -94,12 +98,17 @@ class NodeControl:
             case GetStatus():
                 return await self._status()
             case Drain():
-                await self.drain(request.restarts)
+                await self._running().drain_for_operator(request.restarts)
                 return Done()
             case Reload():
-                return await self.reload()
+                return await self._running().reload()
             case Operate():
                 return await self._operate(request)
+
+    def _running(self) -> ControlledNode:
+        if (node := self.node.current) is None:
+            raise NotReady("the node does not run yet")
+        return node
 
     async def _operate(self, request: Operate) -> Operated:
         """Have an engine of this node carry out an operation; raises the error of the engine, or `Unsupported`."""
@@ -145,13 +154,20 @@ class NodeControl:
             for name, node in sorted(self.directory.nodes.items())
             if node.link is not None or self.directory.should_link(name)
         )
-        up_s, members = (
-            (0.0, ()) if self.tree_status is None else (self.tree_status.uptime_s, self.tree_status.members())
+        node = self.node.current
+        return Status(
+            node=self.directory.name,
+            run=self.run,
+            version=self.version,
+            up_s=0.0 if node is None else round(node.tree_status.uptime_s, 3),
+            state=state,
+            tree=() if node is None else tuple(ChildState(*astuple(each)) for each in node.tree_status.members()),
+            links=links,
+            gate=None if node is None else node.gate_state(),
+            refused=tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items()),
+            aside=self.ejections(),
+            pools=self.pools(),
         )
-        tree = tuple(ChildState(*astuple(member)) for member in members)
-        refused = tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items())
-        identity = self.directory.name, self.run, self.version, round(up_s, 3)
-        return Status(*identity, state, tree, links, self.gate_state(), refused, self.ejections(), self.pools())
 
 
 def _with_memory_use(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeState:
@@ -170,9 +186,14 @@ def _with_memory_use(state: NodeState, loads: Mapping[str, EngineLoad]) -> NodeS
 def _link_state(name: str, link: Link | None) -> LinkState:
     if link is None:
         return LinkState(name, up=False)
-    statistics = link.statistics()
-    streams = statistics.streams_asked + statistics.streams_served
-    silent_s = round(link.silent_s, 3)
-    traffic = link.traffic
-    totals = (traffic.messages_sent, traffic.bytes_sent, traffic.bytes_received)
-    return LinkState(name, True, silent_s, streams, *totals, link.stalled)
+    statistics, traffic = link.statistics(), link.traffic
+    return LinkState(
+        node=name,
+        up=True,
+        silent_s=round(link.silent_s, 3),
+        streams=statistics.streams_asked + statistics.streams_served,
+        messages_sent=traffic.messages_sent,
+        bytes_sent=traffic.bytes_sent,
+        bytes_received=traffic.bytes_received,
+        stalled=link.stalled,
+    )

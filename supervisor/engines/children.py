@@ -34,15 +34,16 @@ from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg, Offer, rank_name
 from protocol.messages.operations import CheckGrammar
 from protocol.model_folder import mismatch
+from supervisor.cluster import operations
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.limits import complete
 from supervisor.config.schema import EngineSection
 from supervisor.engines.grammar_checks import accept_grammar
-from supervisor.engines.kind import EngineChild, NodeContext, RetriedChild
+from supervisor.engines.kind import EngineChild, KindChildren, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
-from supervisor.engines.publishers import publisher_children
+from supervisor.engines.publishers import engine_publisher, publishers_tree
 from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
-from supervisor.links.serving import Services
+from supervisor.links.serving import Services, under_name
 from supervisor.observers import CanaryMetrics, EncoderMetrics, SlotMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
@@ -62,12 +63,29 @@ class NodeEngines:
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
 
+@frozen(kw_only=True)
+class _EngineParts:
+    """One engine or encoder of a node: how it is given requests, the services under its name, and its children."""
+
+    local: LocalEngine | LocalEncoder
+    tree: Tree
+    services: Services
+    publisher: Child | None = None
+    embeddings: EmbeddingCache | None = None  # of an encoder
+
+
 def offers_of(name: str, section: EngineSection) -> list[Offer]:
     """Return the offers of an engine that is not up yet, one for each of its ranks, as other nodes get them."""
-    pending_max, ranks = section.pending_prefill_max, section.data_parallel
-    about = section.model, Leg(section.leg), section.slots
+    ranks = section.data_parallel
     return [
-        Offer(rank_name(name, rank, ranks), *about, up=False, pending_prefill_tokens_max=pending_max)
+        Offer(
+            name=rank_name(name, rank, ranks),
+            model=section.model,
+            leg=Leg(section.leg),
+            slots=section.slots,
+            up=False,
+            pending_prefill_tokens_max=section.pending_prefill_max,
+        )
         for rank in range(ranks)
     ]
 
@@ -75,35 +93,36 @@ def offers_of(name: str, section: EngineSection) -> list[Offer]:
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
     """Return the engines of a node, and add them to its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
-    engines: dict[str, Registration[Engine]] = {}
-    encoders: dict[str, Registration[Encoder]] = {}
-    embeddings: dict[str, EmbeddingCache] = {}
-    workers: list[Tree] = []
+    of_kinds: Services = {key: service for kind in kinds.values() for key, service in kind.served.items()}
+    parts: list[_EngineParts] = []
     for name, section in context.cluster.engines_on(context.node).items():
-        kind = kinds[section.kind]
-        if section.leg == "encode":
-            assert kind.encoder is not None  # the configuration has been checked
-            encoder = _local_encoder(context, name, texts)
-            encoders[name] = encoder.registration
-            embeddings[name] = EmbeddingCache(section.encoder.cache_bytes_max)
-            workers.append(_encoder_worker(context, encoder, embeddings[name], kind.encoder(encoder)))
-        else:
-            engine = _local_engine(context, name, texts)
-            engines[name] = engine.registration
-            workers.append(worker(context, engine, kind.engine(engine)))
-    served: Services = {(name, CheckGrammar): Function(accept_grammar) for name in engines}
-    publishers, watched = publisher_children(context.runtime, engines)
-    served = {**served, **watched}
-    for kind in kinds.values():
-        served = {**served, **kind.served}
-    published = {name: registration for kind in kinds.values() for name, registration in kind.published.items()}
-    before = [child for kind in kinds.values() for child in kind.before]
-    after = [child for kind in kinds.values() for child in kind.after]
-    children = (*before, *workers, *after, *publishers)
-    return NodeEngines(children, engines, encoders, embeddings, served, {**published, **engines, **encoders})
+        kind, text = kinds[section.kind], texts.get(section.model)
+        make = _encoder if section.leg == "encode" else _engine
+        parts.append(make(context, name, text, kind, of_kinds))
+    engines = {each.local.name: each.local.registration for each in parts if isinstance(each.local, LocalEngine)}
+    encoders = {each.local.name: each.local.registration for each in parts if isinstance(each.local, LocalEncoder)}
+    return NodeEngines(
+        children=(
+            *(child for kind in kinds.values() for child in kind.before),
+            *(each.tree for each in parts),
+            *(child for kind in kinds.values() for child in kind.after),
+            *publishers_tree([each.publisher for each in parts if each.publisher is not None]),
+        ),
+        engines=engines,
+        encoders=encoders,
+        embeddings={each.local.name: each.embeddings for each in parts if each.embeddings is not None},
+        served={**of_kinds, **{key: service for each in parts for key, service in each.services.items()}},
+        published={
+            **{name: registration for kind in kinds.values() for name, registration in kind.published.items()},
+            **engines,
+            **encoders,
+        },
+    )
 
 
-def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEngine:
+def _engine(
+    context: NodeContext, name: str, text: TextModel | None, kind: KindChildren, of_kinds: Services
+) -> _EngineParts:
     directory, section = context.directory, context.cluster.engine[name]
     slots: Registration[tuple[Slots, ...]] = Registration()
     ranks = section.data_parallel
@@ -119,6 +138,12 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
             workers[0].reroute_queued()  # what waits need not wait here
 
     registration: Registration[Engine] = Registration(on_change)
+    publisher, watched = engine_publisher(context.runtime, name, registration)
+    services: Services = {
+        (name, CheckGrammar): Function(accept_grammar),
+        **watched,
+        **operations.engine_services({name: registration}, {}, {}),
+    }
     workers = [
         LocalWorker(
             node=context.node,
@@ -127,28 +152,45 @@ def _local_engine(context: NodeContext, name: str, texts: Mapping[str, TextModel
             address=address,
             engine=registration,
             inbox=inbox,
+            services=under_name(name, {**services, **of_kinds}),
             ranks=ranks,
         )
         for offer in offers_of(name, section)
     ]
     directory.local.update({each.name: each for each in workers})
-    text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    moves = directory.reroute_queued, workers[0].reroute_queued  # all of them have one inbox
-    on_begun = tuple(each.computed for each in workers)
-    shares = _shares_prefixes(context, section)
-    return LocalEngine(name, section, registration, inbox, *moves, text, digest, slots, on_begun, shares)
+    local = LocalEngine(
+        name=name,
+        section=section,
+        registration=registration,
+        inbox=inbox,
+        on_up=directory.reroute_queued,
+        on_down=workers[0].reroute_queued,  # all of them have one inbox
+        text=text,
+        digest=directory.models.digests.get(section.model, ()),
+        slots=slots,
+        on_begun=tuple(each.computed for each in workers),
+        shares_prefixes=_shares_prefixes(context, section),
+    )
+    return _EngineParts(
+        local=local, tree=worker(context, local, kind.engine(local)), services=services, publisher=publisher
+    )
 
 
 def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
     """Whether an engine has a prefix cache that routers know, so that prompts are held back for what is not in it."""
-    by_prefix = context.cluster.model[section.model].policy == "kv" and section.leg == "both"
+    by_prefix = context.cluster.model[section.model].follows_blocks and section.leg == "both"
     return by_prefix and section.has_prefix_cache and section.publishes(context.cluster)
 
 
-def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextModel]) -> LocalEncoder:
+def _encoder(
+    context: NodeContext, name: str, text: TextModel | None, kind: KindChildren, of_kinds: Services
+) -> _EngineParts:
+    assert kind.encoder is not None  # the configuration has been checked
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Encoder] = Registration(directory.notify)
+    cache = EmbeddingCache(section.encoder.cache_bytes_max)
     address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
+    services = operations.engine_services({}, {name: registration}, {name: cache})
     (offer,) = offers_of(name, section)
     local_worker = LocalWorker(
         node=context.node,
@@ -157,12 +199,21 @@ def _local_encoder(context: NodeContext, name: str, texts: Mapping[str, TextMode
         address=address,
         engine=registration,
         inbox=inbox,
+        services=under_name(name, {**services, **of_kinds}),
     )
     directory.local[name] = local_worker
-    text, digest = texts.get(section.model), directory.models.digests.get(section.model, ())
-    return LocalEncoder(
-        name, section, registration, inbox, directory.reroute_queued, local_worker.reroute_queued, text, digest
+    local = LocalEncoder(
+        name=name,
+        section=section,
+        registration=registration,
+        inbox=inbox,
+        on_up=directory.reroute_queued,
+        on_down=local_worker.reroute_queued,
+        text=text,
+        digest=directory.models.digests.get(section.model, ()),
     )
+    tree = _encoder_worker(context, local, cache, kind.encoder(local))
+    return _EngineParts(local=local, tree=tree, services=services, embeddings=cache)
 
 
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:
@@ -284,7 +335,12 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
         limits = complete(Deadlines, section.deadlines)
         ranks = tuple(
             Slots(
-                *(engine, section.slots, limits, observer, lambda: local.registration.in_service, rank),
+                engine,
+                section.slots,
+                limits,
+                observer,
+                lambda: local.registration.in_service,
+                rank,
                 KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
                 SharedPrefixes(max(1, engine.info.page_size)) if local.shares_prefixes else None,
             )
@@ -303,7 +359,13 @@ async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
         cache.clear()  # what another life of the engine has made
         layout = None if local.text is None else local.text.vision
         await encoder(
-            *(local.inbox, engine, section.slots, complete(EncoderLimits, section.encoder), cache, observer, layout),
+            local.inbox,
+            engine,
+            section.slots,
+            complete(EncoderLimits, section.encoder),
+            cache,
+            observer,
+            layout,
             task_status=task_status,
         )
 

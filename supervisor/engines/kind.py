@@ -84,10 +84,16 @@ class KindChildren:
 
 MakeChildren: TypeAlias = Callable[[NodeContext], KindChildren]
 CheckHost: TypeAlias = Callable[[str, EngineSection], None]
+RemoveLeftovers: TypeAlias = Callable[[str, int], None]
+"""Removes what an engine's process has left elsewhere, by the name of its folder in an open folder; idempotent."""
 
 
 def _accept_host(name: str, section: EngineSection) -> None:
     """Accept every host."""
+
+
+def _leave_nothing(_: str, __: int) -> None:
+    """Remove nothing: the processes of the kind, if it has any, leave nothing behind."""
 
 
 @frozen
@@ -97,5 +103,6 @@ class EngineKind:
     section: type[EngineSection]  # its `[engine.NAME]`
     children: MakeChildren
     check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs
+    remove_leftovers: RemoveLeftovers = _leave_nothing
     metrics_prefix: str = ""  # of the names of its engines' own metrics; empty: they keep none
     hand_off: KindHandOff | None = None  # None: it has no engines that compute one leg

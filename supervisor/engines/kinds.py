@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actors.engines import leftover_memory
 from actors.engines.sglang import hand_off as sglang_hand_off
 from actors.engines.sglang.spec import METRICS_PREFIX
 from actors.engines.simulated import hand_off as simulated_hand_off
@@ -21,9 +22,16 @@ from supervisor.engines.simulated.section import SimulatedSection
 
 KINDS: Mapping[str, EngineKind] = {
     "sglang": EngineKind(
-        SglangSection, sglang_children, check_libraries, METRICS_PREFIX, hand_off=sglang_hand_off.HAND_OFF
+        section=SglangSection,
+        children=sglang_children,
+        check_host=check_libraries,
+        metrics_prefix=METRICS_PREFIX,
+        hand_off=sglang_hand_off.HAND_OFF,
+        remove_leftovers=leftover_memory.remove,
     ),
-    "simulated": EngineKind(SimulatedSection, simulated_children, hand_off=simulated_hand_off.HAND_OFF),
+    "simulated": EngineKind(
+        section=SimulatedSection, children=simulated_children, hand_off=simulated_hand_off.HAND_OFF
+    ),
 }
 """By the word that stands in `[engine.NAME]` as `kind`, which is also the `kind` in the info of its engines."""
 
@@ -53,3 +61,9 @@ def check_host(cluster: Cluster, *nodes: str) -> None:
     for name, section in cluster.engine.items():
         if not set(nodes).isdisjoint(section.nodes):
             KINDS[section.kind].check_host(name, section)
+
+
+def remove_leftovers(folder: str, within: int) -> None:
+    """Remove what an engine's process has left elsewhere, by the name of its folder in an open folder."""
+    for kind in KINDS.values():
+        kind.remove_leftovers(folder, within)

@@ -26,11 +26,11 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
-from actors.engines import leftover_memory
 from protocol.errors import ActorError, StartFailed
 from supervisor.config import placement
 from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster
+from supervisor.engines import kinds
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
 from supervisor.launcher.node_process import KeptNode
@@ -317,4 +317,4 @@ class Launcher:
 def clean_up() -> None:
     """Kill the remaining processes below this one, and remove the remains of killed nodes."""
     reaper.kill_all()
-    run_folder.remove_stale(Path(tempfile.gettempdir()), leftover_memory.remove)
+    run_folder.remove_stale(Path(tempfile.gettempdir()), kinds.remove_leftovers)

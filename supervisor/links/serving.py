@@ -33,6 +33,12 @@ Service: TypeAlias = Askable[Message, Message, Message]
 Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
 """The services for the other end, by name ("" for the node itself) and type of request."""
 
+
+def under_name(name: str, services: Services) -> dict[type[Message], Service]:
+    """Return the services that are asked for under a name, by the types of their requests."""
+    return {kind: service for (its_name, kind), service in services.items() if its_name == name}
+
+
 _Last: TypeAlias = tuple[Item | End | Fail, tuple[memoryview, ...]]
 """One of the last frames of a stream, with its attachment."""
 

@@ -4,6 +4,9 @@ Nothing runs here. What children share (registrations, inboxes, the directory) i
 restarts; then the children are made, and `assemble` lists them in the order of their starts. That list is the node's
 first policy, so it stands in one expression: helpers return children, and nothing is inserted afterwards.
 
+Each object is complete when it is made. So the order of the construction is that of the dependencies, and a value that
+comes and goes while the node runs is passed as a registration: an engine, or to the control service the node itself.
+
 The gateway starts first and stops last: it reports why no request is served yet, and answers the last ones. So does
 the monitoring endpoint. Then come the links, by which other nodes learn the same. Engines follow, and last the
 actors that use them. Children of one kind do not need each other, so they start and stop concurrently.
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from attrs import define, evolve
+from attrs import evolve, frozen
 
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
@@ -24,7 +27,7 @@ from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
-from supervisor.engines.children import node_engines
+from supervisor.engines.children import NodeEngines, node_engines
 from supervisor.engines.kind import NodeContext, RetriedChild
 from supervisor.gateway.gateway import Gateway
 from supervisor.node import gauges, router_child
@@ -32,14 +35,14 @@ from supervisor.node.credentials import Credentials
 from supervisor.node.gateway_children import gateway_child, make_gateway
 from supervisor.node.link_children import make_mesh, mesh_child
 from supervisor.node.media_child import MediaChildren, media_children
-from supervisor.node.model_children import ModelRouters, Models, model_children
+from supervisor.node.model_children import RoutedModel, pool_view, routed_models
 from supervisor.node.monitoring import make_monitoring, monitoring_child
 from supervisor.node.pools import PoolView
 from supervisor.node.text_models import load_text_models
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
-from supervisor.supervision.status import TreeStatus
+from supervisor.supervision.status import NO_FAILURES, EarlierFailures, TreeStatus
 from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
 
@@ -47,7 +50,7 @@ RESTARTS_MAX, RESTARTS_WINDOW_S = 5, 300.0
 Children = tuple[Child | Tree, ...]
 
 
-@define(eq=False)
+@frozen(eq=False, kw_only=True)
 class Assembly:
     """The tree of a node, and the objects that its own tasks use; one node of a cluster has the gateway."""
 
@@ -55,13 +58,13 @@ class Assembly:
     directory: Directory
     controls: NodeControl
     status: TreeStatus
-    routers: ModelRouters
+    models: Mapping[str, RoutedModel]  # by name, on a node with a gateway
     engines: Mapping[str, Registration[Engine]]  # of this node
     encoders: Mapping[str, Registration[Encoder]]
     published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
-    gateway: Gateway | None = None
-    links: Mesh | None = None
-    monitoring: Gateway | None = None  # the endpoint for probes and scrapers
+    gateway: Gateway | None
+    links: Mesh | None
+    monitoring: Gateway | None  # the endpoint for probes and scrapers
 
     def on_event(self, event: ChildEvent) -> None:
         """Apply an event to the status of the tree, and to the registration of the child that is restarted."""
@@ -83,65 +86,103 @@ class Assembly:
         return "; ".join(dict.fromkeys(failure.reason for failure in failures))
 
 
-def assemble(cluster: Cluster, node: str, runtime: Runtime, credentials: Credentials) -> Assembly:
+def assemble(
+    cluster: Cluster,
+    node: str,
+    runtime: Runtime,
+    credentials: Credentials,
+    earlier: EarlierFailures = NO_FAILURES,  # of processes of the node, as its launcher knows them
+) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
-    has_gateway, registry = node in cluster.gateway_nodes, runtime.metrics.registry
-    directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node))
+    has_gateway = node in cluster.gateway_nodes
     texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
-    directory.models = ModelIdentities({name: text.digest for name, text in texts.items()})
+    digests = ModelIdentities({name: text.digest for name, text in texts.items()})
+    directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=digests)
     context = NodeContext(cluster, node, runtime, directory)
     engines = node_engines(context, texts)
-    local_loads = partial(engine_control.local_loads, {**engines.engines, **engines.encoders})
-    controls = NodeControl(directory, runtime.new_id(), version(), local_loads)
-    controlled = operations.engine_services(engines.engines, engines.encoders, engines.embeddings)
-    services = {**engines.served, **controlled, **controls.services}
-    directory.attach_services(services)
+    media = media_children(context, texts) if has_gateway else MediaChildren()
+    models = routed_models(context, texts, media) if has_gateway else {}
+    pools = pool_view(context, models)
+    ejections = partial(router_child.ejected, {name: model.routing for name, model in models.items()})
+    controls = NodeControl(
+        directory=directory,
+        run=runtime.new_id(),
+        version=version(),
+        loads=partial(engine_control.local_loads, {**engines.engines, **engines.encoders}),
+        ejections=ejections,
+        pools=pools.states,
+    )
+    services = {**engines.served, **controls.services}
     links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
-    routers = ModelRouters()
-    models, gateway = Models({}, ()), None
-    media = MediaChildren()
-    if has_gateway:
-        media = media_children(context, texts)
-        pools = PoolView(cluster, directory)
-        models = model_children(cluster, texts, directory, runtime, routers, media, pools)
-        gateway = make_gateway(cluster, models.served, directory, runtime, routers, pools, credentials)
-        pools.show(controls, registry)
-        gauges.add_gateway_gauges(registry, gateway)
-        gauges.add_media_gauges(registry, media)
-        router_child.add_ejected_gauge(registry, routers.routings)
-        indexes = {name: context.index for name, context in routers.policies.items()}
-        router_child.add_index_gauges(registry, indexes, routers.subscribers)
-        controls.ejections = partial(router_child.ejected, routers.routings)
-    if links is not None:
-        gauges.add_link_metrics(registry, directory, links.traffic)
-    gauges.add_node_gauges(registry, directory)
-    gauges.add_shared_memory_gauges(registry, context.shared)
-    gauges.add_encoder_gauges(registry, node, engines.embeddings)
-    up = readiness.engines_up if has_gateway else gauges.local_engines_up
-    gauges.add_engine_up(registry, partial(up, directory))
+    served = {name: model.served for name, model in models.items()}
+    gateway = make_gateway(context, served, pools, ejections, credentials) if has_gateway else None
     monitor = make_monitoring(cluster, directory, gateway, runtime, credentials)
-    tree = Tree(
-        name=node,
-        children=in_order(
+    add_gauges(context, engines, models, media, pools, gateway, links)
+    tree = _tree(
+        context,
+        in_order(
             gateway=() if gateway is None else (gateway_child(cluster, gateway),),
             monitoring=() if monitor is None else (monitoring_child(cluster.node[node].metrics, monitor),),
             links=() if links is None else (mesh_child(links),),
             others=(
                 *engines.children,
                 *media.children,
-                *models.children,
+                *(child for model in models.values() for child in model.children),
             ),
         ),
+    )
+    return Assembly(
+        tree=tree,
+        directory=directory,
+        controls=controls,
+        status=TreeStatus(tree, earlier),
+        models=models,
+        engines=engines.engines,
+        encoders=engines.encoders,
+        published={**engines.published, **media.published},
+        gateway=gateway,
+        links=links,
+        monitoring=monitor,
+    )
+
+
+def _tree(context: NodeContext, children: Children) -> Tree:
+    section = context.cluster.node[context.node]
+    return Tree(
+        name=context.node,
+        children=children,
         restarts_max=RESTARTS_MAX,
         restarts_window_s=RESTARTS_WINDOW_S,
-        about=f"node on {cluster.node[node].host}, drains for {cluster.node[node].drain_s:g} s",
+        about=f"node on {section.host}, drains for {section.drain_s:g} s",
     )
-    status = controls.tree_status = TreeStatus(tree)
-    return Assembly(
-        *(tree, directory, controls, status, routers, engines.engines, engines.encoders),
-        {**engines.published, **media.published},
-        *(gateway, links, monitor),
-    )
+
+
+def add_gauges(
+    context: NodeContext,
+    engines: NodeEngines,
+    models: Mapping[str, RoutedModel],
+    media: MediaChildren,
+    pools: PoolView,
+    gateway: Gateway | None,
+    links: Mesh | None,
+) -> None:
+    """Define the gauges of a node, in its runtime's registry."""
+    registry, directory = context.runtime.metrics.registry, context.directory
+    if gateway is not None:
+        gauges.add_pool_gauges(registry, pools)
+        gauges.add_gateway_gauges(registry, gateway)
+        gauges.add_media_gauges(registry, media)
+        router_child.add_ejected_gauge(registry, {name: model.routing for name, model in models.items()})
+        router_child.add_feed_gauges(
+            registry, {name: model.feed for name, model in models.items() if model.feed is not None}
+        )
+    if links is not None:
+        gauges.add_link_metrics(registry, directory, links.traffic)
+    gauges.add_node_gauges(registry, directory)
+    gauges.add_shared_memory_gauges(registry, context.shared)
+    gauges.add_encoder_gauges(registry, context.node, engines.embeddings)
+    up = readiness.engines_up if gateway is not None else gauges.local_engines_up
+    gauges.add_engine_up(registry, partial(up, directory))
 
 
 def in_order(*, gateway: Children, monitoring: Children, links: Children, others: Children) -> Children:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from attrs import asdict
 
+from protocol.messages.cluster import EjectionState
 from supervisor.cluster import models, operations, readiness
-from supervisor.cluster.directory import Directory
 from supervisor.config.limits import complete
 from supervisor.config.schema import Cluster
+from supervisor.engines.kind import NodeContext
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.heads.origins import Origins
@@ -20,29 +21,25 @@ from supervisor.gateway.listening import GatewayPort
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
-from supervisor.node import monitoring, router_child
+from supervisor.node import monitoring
 from supervisor.node.credentials import Credentials
-from supervisor.node.model_children import ModelRouters
 from supervisor.node.pools import PoolView
-from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
 from supervisor.version import version
 
 
 def make_gateway(
-    cluster: Cluster,
+    context: NodeContext,
     served: Mapping[str, ServedModel],
-    directory: Directory,
-    runtime: Runtime,
-    routers: ModelRouters,
     pools: PoolView,
+    ejections: Callable[[], tuple[EjectionState, ...]],
     credentials: Credentials,
 ) -> Gateway:
-    """Return the gateway of the cluster, which serves these models."""
+    """Return the gateway of a node, which serves these models."""
     assert credentials.keys is not None  # since this node has the gateway
+    cluster, directory, runtime = context.cluster, context.directory, context.runtime
     section, names = cluster.gateway, tuple(cluster.model)
     never_ready = partial(readiness.never_ready, directory, names)
-    ejected = partial(router_child.ejected, routers.routings)
     return Gateway(
         runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s),
         gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),
@@ -65,7 +62,7 @@ def make_gateway(
             wait_ready=partial(readiness.wait_ever_ready, directory, names),
         ),
         administration=Administration(
-            server_info=partial(models.server_info, cluster, directory, version(), ejected),
+            server_info=partial(models.server_info, cluster, directory, version(), ejections),
             pools=pools.document,
             operate=partial(operations.operate, directory),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 from attrs import asdict
@@ -16,6 +17,7 @@ from supervisor.links.link import Link
 from supervisor.links.traffic import Traffic
 from supervisor.media.decoding import DecoderStatistics
 from supervisor.node.media_child import MediaChildren
+from supervisor.node.pools import PoolView
 from supervisor.telemetry.registry import Registry, Samples
 from supervisor.tensors.shared_memory import SharedMemory
 
@@ -27,17 +29,22 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
     )
     registry.add_value("espalier_node_draining", "Whether the node drains", lambda: float(directory.draining))
     registry.add_gauge(
-        *("espalier_engine_slots", "Requests that the engine computes at once", "engine"),
-        lambda: [((worker.full_name,), float(worker.idle_offer.slots)) for worker in directory.local.values()],
+        name="espalier_engine_slots",
+        about="Requests that the engine computes at once",
+        labels="engine",
+        read=lambda: [((worker.full_name,), float(worker.idle_offer.slots)) for worker in directory.local.values()],
     )
     registry.add_gauge(
-        *("espalier_engine_requests_assigned", "Requests given to the engine, whether or not they have a slot"),
-        "engine",
-        lambda: [((worker.full_name,), float(worker.in_flight.requests)) for worker in directory.local.values()],
+        name="espalier_engine_requests_assigned",
+        about="Requests given to the engine, whether or not they have a slot",
+        labels="engine",
+        read=lambda: [((worker.full_name,), float(worker.in_flight.requests)) for worker in directory.local.values()],
     )
     registry.add_gauge(
-        *("espalier_engine_model_mismatch", "Whether the engine is not used because its model differs", "engine"),
-        lambda: _mismatches(directory),
+        name="espalier_engine_model_mismatch",
+        about="Whether the engine is not used because its model differs",
+        labels="engine",
+        read=lambda: _mismatches(directory),
     )
 
 
@@ -58,12 +65,16 @@ def add_shared_memory_gauges(registry: Registry, shared: SharedMemory) -> None:
 def add_encoder_gauges(registry: Registry, node: str, embeddings: Mapping[str, EmbeddingCache]) -> None:
     """Define the metrics of the embeddings that each encoder of a node keeps."""
     registry.add_gauge(
-        *("espalier_encoder_cache_bytes", "Embeddings that the encoder keeps", "engine"),
-        lambda: [((f"{node}/{name}",), float(cache.kept_bytes)) for name, cache in embeddings.items()],
+        name="espalier_encoder_cache_bytes",
+        about="Embeddings that the encoder keeps",
+        labels="engine",
+        read=lambda: [((f"{node}/{name}",), float(cache.kept_bytes)) for name, cache in embeddings.items()],
     )
     registry.add_counter(
-        *("espalier_encoder_cache_evictions", "Items whose embeddings made room for others", "engine"),
-        lambda: [((f"{node}/{name}",), float(cache.evictions)) for name, cache in embeddings.items()],
+        name="espalier_encoder_cache_evictions",
+        about="Items whose embeddings made room for others",
+        labels="engine",
+        read=lambda: [((f"{node}/{name}",), float(cache.evictions)) for name, cache in embeddings.items()],
     )
 
 
@@ -110,8 +121,10 @@ def _mismatches(directory: Directory) -> Samples:
 def add_engine_up(registry: Registry, read: Callable[[], Mapping[str, float]]) -> None:
     """Define `espalier_engine_up`, read from this node's engines, or on the gateway's node from all of the cluster."""
     registry.add_gauge(
-        *("espalier_engine_up", "Whether the engine accepts requests", "engine"),
-        lambda: [((name,), value) for name, value in read().items()],
+        name="espalier_engine_up",
+        about="Whether the engine accepts requests",
+        labels="engine",
+        read=lambda: [((name,), value) for name, value in read().items()],
     )
 
 
@@ -126,6 +139,24 @@ def add_gateway_gauges(registry: Registry, gateway: Gateway) -> None:
     registry.add_value("espalier_requests_running", "Generations being answered", lambda: gate.inside)
     registry.add_value("espalier_requests_waiting", "Requests that wait for admission", lambda: gate.waiting)
     registry.add_value("espalier_client_connections", "Connections of clients", lambda: len(gateway.connections))
+
+
+def add_pool_gauges(registry: Registry, pools: PoolView) -> None:
+    """Define the gauges of every pool of a gateway's models."""
+    gauges = {
+        "workers_up": ("Workers of the pool that can be asked", "up"),
+        "busy": ("Requests at workers of the pool, also those that wait there", "busy"),
+        "slots": ("Slots of the workers of the pool that can be asked", "slots"),
+        "waiting": ("Requests that wait for the pool at this gateway", "waiting"),
+    }
+    for name, (about, key) in gauges.items():
+        registry.add_gauge(
+            name=f"espalier_pool_{name}", about=about, labels="pool", read=partial(_pool_samples, pools, key)
+        )
+
+
+def _pool_samples(pools: PoolView, key: str) -> Samples:
+    return [((state.name,), float(getattr(state, key))) for state in pools.states()]
 
 
 def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[str, Traffic]) -> None:
@@ -143,46 +174,64 @@ def add_link_metrics(registry: Registry, directory: Directory, traffic: Mapping[
 
     registry.add_gauge("espalier_link_up", "Whether there is a link to the node", "peer", wanted)
     registry.add_gauge(
-        *("espalier_link_silence_seconds", "Time since the last message of the node, heartbeats included", "peer"),
-        lambda: [((node,), link.silent_s) for node, link in links()],
+        name="espalier_link_silence_seconds",
+        about="Time since the last message of the node, heartbeats included",
+        labels="peer",
+        read=lambda: [((node,), link.silent_s) for node, link in links()],
     )
     registry.add_gauge(
-        *("espalier_link_streams", "Open streams: asked from here, or served here", "peer side"),
-        lambda: [
+        name="espalier_link_streams",
+        about="Open streams: asked from here, or served here",
+        labels="peer side",
+        read=lambda: [
             ((node, side), float(len(streams)))
             for node, link in links()
             for side, streams in (("asked", link.peer.asked), ("served", link.peer.served))
         ],
     )
     registry.add_gauge(
-        *("espalier_link_queued_bytes", "Bytes that wait to be sent", "peer"),
-        lambda: [((node,), float(link.peer.queued_bytes)) for node, link in links()],
+        name="espalier_link_queued_bytes",
+        about="Bytes that wait to be sent",
+        labels="peer",
+        read=lambda: [((node,), float(link.peer.queued_bytes)) for node, link in links()],
     )
     registry.add_gauge(
-        *("espalier_link_attached_bytes", "Tensors that are on their way, not whole yet", "peer direction"),
-        lambda: [
+        name="espalier_link_attached_bytes",
+        about="Tensors that are on their way, not whole yet",
+        labels="peer direction",
+        read=lambda: [
             ((node, direction), float(size))
             for node, held in ((node, link.peer.statistics()) for node, link in links())
             for direction, size in (("sent", held.sending_bytes), ("received", held.receiving_bytes))
         ],
     )
+    _add_traffic_counters(registry, traffic)
+
+
+def _add_traffic_counters(registry: Registry, traffic: Mapping[str, Traffic]) -> None:
     registry.add_counter(
-        *("espalier_link_messages", "Messages", "peer direction"),
-        lambda: [
+        name="espalier_link_messages",
+        about="Messages",
+        labels="peer direction",
+        read=lambda: [
             ((node, direction), count)
             for node, totals in traffic.items()
             for direction, count in (("sent", totals.messages_sent), ("received", totals.messages_received))
         ],
     )
     registry.add_counter(
-        *("espalier_link_bytes", "Bytes of messages", "peer direction"),
-        lambda: [
+        name="espalier_link_bytes",
+        about="Bytes of messages",
+        labels="peer direction",
+        read=lambda: [
             ((node, direction), count)
             for node, totals in traffic.items()
             for direction, count in (("sent", totals.bytes_sent), ("received", totals.bytes_received))
         ],
     )
     registry.add_counter(
-        *("espalier_link_stream_waits", "Waits for a free stream", "peer"),
-        lambda: [((node,), totals.waits) for node, totals in traffic.items()],
+        name="espalier_link_stream_waits",
+        about="Waits for a free stream",
+        labels="peer",
+        read=lambda: [((node,), totals.waits) for node, totals in traffic.items()],
     )

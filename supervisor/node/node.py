@@ -1,4 +1,4 @@
-"""A node: one process with one `trio.run` and one supervision tree, and its shutdown.
+"""A node that runs: one process with one `trio.run` and one supervision tree, its signals and its shutdown.
 
 A shutdown has several owners, each of one part:
 
@@ -16,123 +16,39 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import count
-from pathlib import Path
-from random import Random, SystemRandom
+from collections.abc import Callable
+from random import SystemRandom
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
-from actors.engines import leftover_memory
 from protocol.errors import ActorError, NotReady, StartFailed
-from protocol.link.greeting import NONCE_BYTES
-from supervisor.cluster import link_credentials
+from protocol.messages.cluster import GateState, Reloaded
 from supervisor.config.load import Loaded
-from supervisor.config.schema import Cluster
-from supervisor.config.sections import LOOPBACK_HOSTS, NodeSection
+from supervisor.config.sections import NodeSection
 from supervisor.control import unix_socket
-from supervisor.gateway.keys.keys import SECRET_VARIABLES
+from supervisor.engines import kinds
 from supervisor.links.heartbeat import Heartbeat
-from supervisor.node.assembly import Assembly, assemble
-from supervisor.node.credentials import Credentials, read_credentials
+from supervisor.node.assembly import Assembly
 from supervisor.node.garbage import collect_when_idle
-from supervisor.node.reload import file_checks
 from supervisor.node.reload.reload import Reloader
 from supervisor.processes import reaper, run_folder
-from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals, ignore_signals
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
-from supervisor.supervision.status import EarlierFailures
+from supervisor.supervision.status import TreeStatus
 from supervisor.supervision.supervise import OnStarted, supervise
 from supervisor.telemetry.logs import Terminal
 from supervisor.telemetry.loop_monitor import LoopMonitor
-from supervisor.telemetry.metrics import Metrics
-from supervisor.threads.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
-NUMBER_BITS = 63  # of the numbers of hand-offs, such as SGLang's rooms
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
 LAST_LINES_S = 0.2  # for the log to be written after that
 HEARTBEAT_S = 1.0  # between two heartbeats to a launcher, if its watchdog allows so long
 HEARTBEATS_PER_WATCHDOG = 5
-SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that no engine's process may have
-
-
-@frozen
-class LauncherHooks:
-    """Messages of a node to the launcher that has started it, and what that knows of earlier processes of the node."""
-
-    up: Callable[[], None] = lambda: None  # the tree is ready
-    reload: Callable[[], None] | None = None  # the file may have new nodes
-    restart: Callable[[bool], None] | None = None  # whether another process shall follow this one, which drains
-    heartbeat: Callable[[], None] | None = None  # the event loop runs
-    earlier: EarlierFailures = EarlierFailures()
-    done: Callable[[], None] = lambda: None  # the process ends as it was asked to
-
-
-NOT_LAUNCHED = LauncherHooks()
-
-
-async def run(
-    loaded: Loaded,
-    name: str,
-    terminal: Terminal,
-    environment: Mapping[str, str],
-    launched: LauncherHooks = NOT_LAUNCHED,
-) -> int:
-    """Run one node until a signal or an operator stops it, and return the exit code of the process.
-
-    Raises `StartFailed` or `RestartsExceeded` if its tree does not become ready, or fails too often.
-    """
-    cluster = loaded.cluster
-    credentials = read_credentials(cluster, name, environment)
-    link_credentials.check_certificate_names(cluster, name, credentials.tls)
-    base = Path(tempfile.gettempdir())
-    for stale in run_folder.remove_stale(base, leftover_memory.remove):
-        log.info("removed what a killed node had left", extra={"folder": str(stale)})
-    with run_folder.run_folder(base, leftover_memory.remove) as folder:
-        section = cluster.node[name]
-        logs = folder.path if section.logs is None else Path(section.logs)
-        try:
-            logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StartFailed(f"the folder for logs cannot be made: {error}") from error
-        runtime = Runtime(
-            folder=folder,
-            logs=logs,
-            environment={key: value for key, value in environment.items() if key not in SECRETS},
-            new_id=partial(secrets.token_hex, 16),
-            now=time.time,
-            strftime=time.strftime,
-            run_in_thread=TextThreads(),
-            grace=GracePeriods(),
-            metrics=Metrics(),
-            chance=Random,
-            new_nonce=new_nonce,
-            new_number=partial(next, _numbers(secrets.randbits(NUMBER_BITS))),
-        )
-        runtime.metrics.logs[name] = terminal.log
-        assembly = assemble(cluster, name, runtime, credentials)
-        assembly.status.earlier_failures = launched.earlier
-        node = Node(
-            loaded, assembly, runtime, terminal, section.drain_s, launched.heartbeat, launched.restart, launched.done
-        )
-        node.attach_controls(Reloader(name, loaded, assembly, environment, node.set_drain_s, launched.reload))
-        for warning in file_checks.warnings(cluster, runtime.now()):
-            log.warning(warning)
-        _warn_of_keys_without_tls(cluster, credentials)
-        log.info("starting", extra={"node": name, "engine_logs": str(logs)})
-        runtime.reserve.fill()
-        return await node.run(launched.up, partial(_announce, cluster, assembly, terminal))
 
 
 @define(eq=False)
@@ -143,7 +59,7 @@ class Node:
     assembly: Assembly
     runtime: Runtime
     terminal: Terminal
-    drain_s: float
+    drain_s: Callable[[], float]  # in which streams may finish in a drain, as the file has it now
     heartbeat: Callable[[], None] | None = None
     ask_launcher_to_restart: Callable[[bool], None] | None = None  # or not to, although it was asked before
     tell_launcher_of_end: Callable[[], None] = lambda: None
@@ -155,17 +71,23 @@ class Node:
     _reloader: Reloader | None = None
     _failure: ActorError | None = None
 
-    def attach_controls(self, reloader: Reloader) -> None:
-        """Connect the control service to this node: drain, reload, and the state of the admission gate."""
-        self._reloader = reloader
-        self.assembly.controls.drain = self.drain_for_operator
-        self.assembly.controls.reload = reloader.reload
-        if self.assembly.gateway is not None:
-            self.assembly.controls.gate_state = self.assembly.gateway.gate_state
+    # What the control service asks, while the node runs ----------------------------------
 
-    def set_drain_s(self, drain_s: float) -> None:
-        """Set the time in seconds in which streams may finish in a drain."""
-        self.drain_s = drain_s
+    @property
+    def tree_status(self) -> TreeStatus:
+        """The status of its tree."""
+        return self.assembly.status
+
+    def gate_state(self) -> GateState | None:
+        """Return the state of the gateway's admission gate, None without a gateway."""
+        return None if self.assembly.gateway is None else self.assembly.gateway.gate_state()
+
+    async def reload(self) -> Reloaded:
+        """Read the node's file again, and return what has changed."""
+        if self._reloader is None:
+            await trio.lowlevel.checkpoint()
+            raise NotReady(f"node {self.assembly.directory.name} has no file")
+        return await self._reloader.reload()
 
     async def drain_for_operator(self, restarts: bool) -> None:  # as a control service calls it
         """Begin the shutdown, after which the launcher starts the node again if it `restarts`.
@@ -201,7 +123,7 @@ class Node:
         """Begin the shutdown, unless it has begun."""
         if self.nursery is None or self.assembly.directory.draining:
             return
-        log.info("draining", extra={"reason": reason, "drain_s": self.drain_s})
+        log.info("draining", extra={"reason": reason, "drain_s": self.drain_s()})
         self.assembly.directory.drain()  # from now on no other node chooses a worker of this one
         self.nursery.start_soon(self._shut_down)
 
@@ -226,7 +148,7 @@ class Node:
                 nursery.start_soon(self.announce_when_ready, announce)
 
             try:
-                with self._tree:
+                with self._tree, self.assembly.controls.node.publish(self):
                     await supervise(
                         self.assembly.tree, rng=SystemRandom(), on_event=self._on_event, task_status=OnStarted(ready)
                     )
@@ -318,7 +240,7 @@ class Node:
     async def _shut_down(self) -> None:
         """Take the steps of a shutdown in order: drain, cut, send a goodbye, stop the tree."""
         assembly, grace = self.assembly, self.runtime.grace
-        with grace.wait_at_most(self.drain_s):
+        with grace.wait_at_most(self.drain_s()):
             if assembly.gateway is not None and assembly.gateway.port.shared:
                 assembly.gateway.port.leave()
                 await assembly.gateway.wait_last_requests()
@@ -348,7 +270,7 @@ class Node:
         """Exit the process after `HARD_EXIT_S`, without processes or files left behind."""
         await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends first
         reaper.kill_all()
-        run_folder.remove(self.runtime.folder.path, leftover_memory.remove)
+        run_folder.remove(self.runtime.folder.path, kinds.remove_leftovers)
         self.tell_launcher_of_end()  # else it would start the node again
         self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)
@@ -359,40 +281,3 @@ async def send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> N
     while True:
         heartbeat()
         await trio.sleep(min(HEARTBEAT_S, watchdog_s / HEARTBEATS_PER_WATCHDOG))
-
-
-def _warn_of_keys_without_tls(cluster: Cluster, credentials: Credentials) -> None:
-    keys_wanted = credentials.keys is not None and credentials.keys.wanted
-    if keys_wanted and credentials.client_tls is None and cluster.gateway.host not in LOOPBACK_HOSTS:
-        log.warning("clients send their keys in the clear: there is no gateway.tls_certificate")
-
-
-def new_nonce() -> bytes:
-    """Return random bytes for a greeting."""
-    return secrets.token_bytes(NONCE_BYTES)
-
-
-def _numbers(first: int) -> Iterator[int]:
-    """Yield the numbers from `first` on, each once; nodes begin at random numbers, far from each other."""
-    return (number % 2**NUMBER_BITS for number in count(first))
-
-
-def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
-    """Announce the server's address and a command to try, or the engines of a node without a gateway."""
-    section = cluster.gateway
-    if assembly.gateway is None:
-        ranks = (f"a rank of {name}" for name in cluster.follower_ranks_on(assembly.directory.name))
-        engines = (name for name, engine in assembly.engines.items() if engine.current is not None)
-        terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*engines, *ranks))}")
-        return
-    host = f"[{section.host}]" if ":" in section.host else section.host
-    url = f"http{'s' * (assembly.gateway.port.tls is not None)}://{host}:{assembly.gateway.port.number}"
-    key = "-H 'authorization: Bearer YOUR-KEY' " if assembly.gateway.keys.wanted else ""
-    model = next(iter(cluster.model))
-    body = (
-        f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
-    )
-    terminal.announce("")
-    terminal.announce(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.announce(f"Try:   curl -sN {key}{url}/v1/chat/completions -d '{body}'")
-    terminal.announce("")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import msgspec
-from attrs import define, field
+from attrs import frozen
 
 from actors.routing.load import Load
 from actors.routing.pools.service_levels import LegPools, ServiceLevels
@@ -15,9 +14,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.config.checks.pool_checks import leg_of
 from supervisor.config.pools import AxisKeys, grid
 from supervisor.config.schema import Cluster
-from supervisor.control.control import NodeControl
 from supervisor.engines.work import RequestInbox
-from supervisor.telemetry.registry import Registry, Samples
 
 
 def service_levels(cluster: Cluster, model: str) -> ServiceLevels:
@@ -43,14 +40,14 @@ def _worker_names(cluster: Cluster, engine: str) -> Iterator[str]:
         yield f"{section.node}/{rank_name(engine, rank, section.data_parallel)}"
 
 
-@define(eq=False)
+@frozen(eq=False)
 class PoolView:
     """The pools of all models at this moment, as one gateway sees them."""
 
     cluster: Cluster
     directory: Directory
-    levels: dict[str, ServiceLevels] = field(factory=dict)  # by model
-    inboxes: dict[str, RequestInbox] = field(factory=dict)  # of the routers, by model
+    levels: Mapping[str, ServiceLevels]  # by model
+    inboxes: Mapping[str, RequestInbox]  # of the routers, by model
 
     def states(self) -> tuple[PoolState, ...]:
         """Return every pool: its workers that can be asked, their requests and slots, and the requests that wait."""
@@ -66,8 +63,17 @@ class PoolView:
                     of_pool.append(worker.load)
             for name, names in pools.workers.items():
                 up = loads[name]
-                numbers = len(names), len(up), sum(load.busy for load in up), sum(load.slots for load in up)
-                yield PoolState(name, model, leg, pools.priorities[name], *numbers, waiting.get(name, 0))
+                yield PoolState(
+                    name=name,
+                    model=model,
+                    leg=leg,
+                    priority=pools.priorities[name],
+                    engines=len(names),
+                    up=len(up),
+                    busy=sum(load.busy for load in up),
+                    slots=sum(load.slots for load in up),
+                    waiting=waiting.get(name, 0),
+                )
 
     def _waiting(self, model: str) -> Mapping[str, int]:
         """Return the number of requests of a model that wait, by pool; one waits for a pool of each of its legs."""
@@ -92,8 +98,8 @@ class PoolView:
         for name in sorted(names):
             worker = ranked.get(name)
             load = None if worker is None else worker.load
-            numbers = (0, 0) if load is None else (load.busy, load.slots)
-            engines.append({"name": name, "up": load is not None, "busy": numbers[0], "slots": numbers[1]})
+            busy, slots = (0, 0) if load is None else (load.busy, load.slots)
+            engines.append({"name": name, "up": load is not None, "busy": busy, "slots": slots})
         return engines
 
     def _grids(self, model: str) -> Iterator[dict[str, object]]:
@@ -106,21 +112,6 @@ class PoolView:
             default = getattr(section, target)
             default = of_leg.targets.axis.midpoint if default is None else default
             yield {"model": model, "leg": leg, **keys, target: default, "pools": of_leg.pools}
-
-    def show(self, controls: NodeControl, registry: Registry) -> None:
-        """Show every pool to operators, and as gauges."""
-        controls.pools = self.states
-        gauges = {
-            "workers_up": ("Workers of the pool that can be asked", "up"),
-            "busy": ("Requests at workers of the pool, also those that wait there", "busy"),
-            "slots": ("Slots of the workers of the pool that can be asked", "slots"),
-            "waiting": ("Requests that wait for the pool at this gateway", "waiting"),
-        }
-        for name, (about, key) in gauges.items():
-            registry.add_gauge(f"espalier_pool_{name}", about, "pool", partial(self._samples, key))
-
-    def _samples(self, key: str) -> Samples:
-        return [((state.name,), float(getattr(state, key))) for state in self.states()]
 
 
 def _axis(axis: AxisKeys) -> dict[str, object]:

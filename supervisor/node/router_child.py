@@ -1,15 +1,15 @@
-"""The router of a model as its section of `cluster.toml` configures it, and the gauge of ejected workers."""
+"""The router of a model as its section of `cluster.toml` configures it, the feed of its policy, and their gauges."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
 from actors.kit.direct import DirectCalls
 from actors.router import router
-from actors.routing.policies.kv.index import PrefixIndex
-from actors.routing.policies.kv.subscriber import PrefixSubscriber
+from actors.routing.policies.feed import Feed
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import EjectionState
@@ -17,7 +17,7 @@ from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.config.sections import ModelSection
 from supervisor.engines.work import RequestInbox
 from supervisor.supervision.tree import Backoff, Child, Tree
-from supervisor.telemetry.registry import Registry
+from supervisor.telemetry.registry import Registry, Samples
 
 
 def limits(section: ModelSection) -> FailoverLimits:
@@ -47,20 +47,15 @@ def child(
     )
 
 
-def subscriber_child(name: str, index: PrefixIndex, subscriber: PrefixSubscriber) -> Tree:
-    """Return the child that follows the prefix caches of a model's workers, in a tree of its own: it fails no other."""
-    child = Child(
-        name="subscriber",
-        run=subscriber.run,
-        about="what workers have in their prefix caches, for policy kv",
-        limits=(("blocks", index.blocks_max),),
-    )
+def feed_child(name: str, feed: Feed) -> Tree:
+    """Return the child that runs the feed of a model's policy, in a tree of its own: it fails no other."""
+    child = Child(name="subscriber", run=feed.run, about=feed.about, limits=feed.limits)
     return Tree(
-        name=f"prefixes-{name.replace('/', ':')}",
+        name=f"{feed.name}-{name.replace('/', ':')}",
         children=(child,),
         restarts_max=None,
         backoff=Backoff(crashes=True),
-        about=f"the prefix index of {name}",
+        about=f"the feed of the policy of {name}",
     )
 
 
@@ -77,20 +72,25 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
 def add_ejected_gauge(registry: Registry, routings: Mapping[str, Routing]) -> None:
     """Define the gauge that is 1 for each worker, or pair, that is ejected."""
     registry.add_gauge(
-        *("espalier_workers_ejected", "Whether a worker is ejected", "model worker"),
-        lambda: [((ejection.model, ejection.worker), 1.0) for ejection in ejected(routings)],
+        name="espalier_workers_ejected",
+        about="Whether a worker is ejected",
+        labels="model worker",
+        read=lambda: [((ejection.model, ejection.worker), 1.0) for ejection in ejected(routings)],
     )
 
 
-def add_index_gauges(
-    registry: Registry, indexes: Mapping[str, PrefixIndex], subscribers: Mapping[str, PrefixSubscriber]
-) -> None:
-    """Define the gauges of the prefix index of each model."""
-    registry.add_gauge(
-        *("espalier_prefix_index_blocks", "Blocks in the prefix index", "model"),
-        lambda: [((model,), float(index.statistics().blocks)) for model, index in indexes.items()],
-    )
-    registry.add_gauge(
-        *("espalier_prefix_index_workers_unknown", "Workers whose blocks the index does not have", "model"),
-        lambda: [((model,), float(len(subscriber.unknown))) for model, subscriber in subscribers.items()],
-    )
+def add_feed_gauges(registry: Registry, feeds: Mapping[str, Feed]) -> None:
+    """Define the gauges of the feeds of models, each labelled with its model."""
+    gauges = [(model, gauge) for model, feed in feeds.items() for gauge in feed.gauges]
+    for gauge in {gauge.name: gauge for _, gauge in gauges}.values():
+        of_models = {model: each.read for model, each in gauges if each.name == gauge.name}
+        registry.add_gauge(
+            name=gauge.name,
+            about=gauge.about,
+            labels="model",
+            read=partial(_samples, of_models),
+        )
+
+
+def _samples(reads: Mapping[str, Callable[[], float]]) -> Samples:
+    return [((model,), float(read())) for model, read in reads.items()]

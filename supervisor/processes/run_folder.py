@@ -4,9 +4,9 @@ A folder is in use while any process holds its lock: the node, or an engine's pr
 kernel releases a lock at the end of its last holder, even after SIGKILL, so a folder is stale if its lock can be taken.
 
 Folders lie in a directory writable by others. So a folder is trusted only if it is a private directory of this user, it
-is opened without following links, and everything in it is reached through its descriptor. An argument removes the
-folders inside a run folder: only the owner of an engine can find what its processes left elsewhere, such as shared
-memory.
+is opened without following links, and everything in it is reached through its descriptor. Before a folder inside a run
+folder is removed, an argument removes its references: only the owner of an engine can find what its processes left
+elsewhere, such as shared memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ LOCK = "lock"
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Remove: TypeAlias = Callable[[str, int], None]
-"""Removes a folder, by its name in an open folder, with everything it refers to; raises `OSError`."""
+"""Removes what a folder refers to elsewhere, by its name in an open folder; raises `OSError`."""
 
 
 @frozen
@@ -162,5 +163,6 @@ def _empty(folder: int, remove_folder: Remove) -> None:
         with suppress(OSError):
             if is_folder:
                 remove_folder(name, folder)
+                shutil.rmtree(name, ignore_errors=True, dir_fd=folder)  # follows no link
             else:
                 os.unlink(name, dir_fd=folder)

@@ -53,12 +53,15 @@ class EarlierFailures:
     last_error: str = ""
 
 
+NO_FAILURES = EarlierFailures()
+
+
 @define(eq=False)
 class TreeStatus:
     """The status of one tree; its memory is bounded by the fixed number of members."""
 
     tree: Tree
-    earlier_failures: EarlierFailures = EarlierFailures()
+    earlier_failures: EarlierFailures = NO_FAILURES
     _begun_at: float | None = None
     _records: dict[str, _Record] = field(factory=dict)  # by path
 

@@ -38,6 +38,7 @@ listen = "127.0.0.1:1"
 node = "front"
 [model.tiny]
 path = "{ROOT / "examples" / "tiny"}"
+policy = "kv"
 [engine.tiny-0]
 node = "back"
 model = "tiny"
@@ -96,9 +97,9 @@ async def exported(tmp_path: Path) -> dict[str, set[str]]:
     for node in cluster.node:
         assembly, metrics = built_assembly(cluster, node)
         happened(metrics)
-        for routing in assembly.routers.routings.values():
+        for model in assembly.models.values():
             suspect = Suspect("back/tiny-0", "both", 2)
-            routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
+            model.routing.outliers.failed(suspect, "internal", Ejection(failures_max=1), trio.current_time())
         assert assembly.links is not None
         for other in cluster.node.keys() - {node}:
             assembly.links.traffic[other].sent(1)

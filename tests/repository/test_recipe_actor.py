@@ -108,8 +108,8 @@ def test_an_actor_is_added_by_its_messages_its_file_and_a_child(tmp_path: Path) 
     scratch_copy.insert("protocol/messages/generation.py", "    Kind(20, Embedded),", KINDS)
     scratch_copy.add("actors/echo.py", ACTOR)
     scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
-    scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", CHILD)
-    scratch_copy.insert("supervisor/node/assembly.py", "                *models.children,", ROW)
+    scratch_copy.insert("supervisor/node/assembly.py", "    links = make_mesh(", CHILD)
+    scratch_copy.insert("supervisor/node/assembly.py", "                *media.children,", ROW)
     assert scratch_copy.touched == {"protocol/messages/generation.py", "actors/echo.py", "supervisor/node/assembly.py"}
 
     file = tmp_path / "cluster.toml"

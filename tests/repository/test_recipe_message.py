@@ -108,7 +108,7 @@ def test_a_message_is_added_by_its_class_with_a_row_its_service_and_its_caller(t
     scratch_copy.insert("protocol/messages/cluster.py", "KINDS = (", CLASSES)
     scratch_copy.insert("protocol/messages/cluster.py", "    Kind(40, LoadUpdate),", ROWS)
     scratch_copy.insert("supervisor/node/assembly.py", "from supervisor.cluster import engine_control", IMPORTS)
-    scratch_copy.insert("supervisor/node/assembly.py", "    directory.attach_services(services)", SERVED)
+    scratch_copy.insert("supervisor/node/assembly.py", "    links = make_mesh(", SERVED)
     scratch_copy.add("supervisor/cli/zone.py", CALLER)
     assert scratch_copy.touched == {
         "protocol/messages/cluster.py",

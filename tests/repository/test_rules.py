@@ -31,7 +31,7 @@ from tests.repository.sources import (
 )
 
 LINES_MAX = 400
-ACTORS_IN_FOLDERS = {"actors.media.media", "actors.routing.policies.kv.subscriber"}
+ACTORS_IN_FOLDERS = {"actors.media.media"}
 ACTORS = {module(path) for path in FILES if path.parent == Path("actors")} - {"actors"} | ACTORS_IN_FOLDERS
 FOLDERS = {f"actors.{path.parts[1]}" for path in FILES if path.parts[0] == "actors" and path.parts[2:]}
 TRADE_OF = {
@@ -72,7 +72,8 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
     Path("supervisor/command_line.py"): {"random", "time"},
-    Path("supervisor/node/node.py"): {"time", "random", "secrets"},
+    Path("supervisor/node/node.py"): {"random"},
+    Path("supervisor/node/start.py"): {"time", "random", "secrets"},
     Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/loop_monitor.py"): {"time", "threading"},

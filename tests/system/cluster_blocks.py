@@ -27,7 +27,7 @@ from protocol.messages.engine import EngineInfo
 from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
-from supervisor.engines.publishers import publisher_children
+from supervisor.engines.publishers import engine_publisher
 from supervisor.links.serving import Services
 from supervisor.runtime import Runtime
 from supervisor.supervision.registration import Registration
@@ -108,9 +108,8 @@ class BlockWorker:
     @classmethod
     def of(cls, name: str, info: EngineInfo, registration: Registration[Engine]) -> BlockWorker:
         """Return the worker with an engine of this name, which the caller registers."""
-        (tree,), services = publisher_children(RUNTIME, {name: registration})
-        (child,) = tree.children
-        return cls(BlockEngine(info, Random(name)), cast("Child", child), services)
+        child, services = engine_publisher(RUNTIME, name, registration)
+        return cls(BlockEngine(info, Random(name)), child, services)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Fill the cache, and start the publisher."""
@@ -120,7 +119,7 @@ class BlockWorker:
 
 def subscriber(directory: Directory, model: str) -> PrefixSubscriber:
     """Return a gateway's subscriptions to all workers of a model."""
-    return PrefixSubscriber(WorkerPool(directory, model), PrefixIndex(INDEX_BLOCKS_MAX), lambda: True)
+    return PrefixSubscriber(WorkerPool(directory, model), PrefixIndex(INDEX_BLOCKS_MAX))
 
 
 async def wait_known(index: PrefixIndex, workers: int) -> None:

@@ -21,8 +21,9 @@ from attrs import define, field, frozen
 
 from actors.routing.load import Load
 from actors.routing.policies.kv.index import PrefixIndex
-from actors.routing.policies.kv.policy import KvSettings
-from actors.routing.policies.table import POLICIES, PolicyContext
+from actors.routing.policies.kv.policy import KvPolicy, KvSettings
+from actors.routing.policies.row import PolicyContext
+from actors.routing.policies.table import POLICIES
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg
@@ -216,10 +217,11 @@ class Gateway:
 
     def __attrs_post_init__(self) -> None:
         self.views = {each.name: View(each, self, self.number, each.name) for each in self.of}
-        self.index = PrefixIndex(self.settings.blocks_max)
-        context = PolicyContext(self.chance.random, trio.current_time, self.settings, self.index)
+        unused: Any = None  # the events are applied here, without a subscriber
+        made = POLICIES[self.policy].make(PolicyContext(self.chance.random, trio.current_time, unused, self.settings))
+        policy, self.order = made.policy, RankedWorkers()
+        self.index = policy.index if isinstance(policy, KvPolicy) else PrefixIndex(self.settings.blocks_max)
         numbers = count(1)
-        policy, self.order = POLICIES[self.policy](context), RankedWorkers()
         self.routing = Routing(self, policy, FailoverLimits(), partial(next, numbers), str, 0, frozenset())
         self.routing.ranked = lambda leg: self.order if leg is Leg.BOTH else RankedWorkers()
 

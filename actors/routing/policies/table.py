@@ -1,43 +1,33 @@
-"""The routing policies that `[model.X] policy` may name: each is a file of this folder and a row here."""
+"""The routing policies that `[model.X] policy` may name: each is a file of this folder and a row here.
+
+A policy that chooses by more than loads has a feed (`feed.py`), which its row makes together with it. The rest of a
+node may not test for a policy by its name: what it must know of one is a field of its row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
-from attrs import field, frozen
-
-from actors.routing.candidates import Chance, Policy
 from actors.routing.policies.kv.index import PrefixIndex
-from actors.routing.policies.kv.policy import KvPolicy, KvSettings
+from actors.routing.policies.kv.policy import KvPolicy
+from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.policies.random_two import RandomTwo
 from actors.routing.policies.round_robin import RoundRobin
+from actors.routing.policies.row import MadePolicy, PolicyContext, PolicyRow, stateless, without_feed
 from actors.routing.policies.session import BySession
 
 
-@frozen
-class PolicyContext:
-    """The parts that a policy may be made of, for one model."""
-
-    chance: Chance
-    now: Callable[[], float]  # in seconds
-    kv: KvSettings = KvSettings()
-    index: PrefixIndex = field(factory=PrefixIndex)
+def _kv(context: PolicyContext) -> MadePolicy:
+    index = PrefixIndex(context.kv.blocks_max)
+    policy = KvPolicy(context.kv, index, context.chance, context.now)
+    return MadePolicy(policy, feed=PrefixSubscriber(context.pool, index))
 
 
-MakePolicy: TypeAlias = Callable[[PolicyContext], Policy]
-
-
-def stateless(policy: Policy) -> MakePolicy:
-    """Return how a policy is made that is the same for all models."""
-    return lambda _: policy
-
-
-POLICIES: Mapping[str, MakePolicy] = {
-    "kv": lambda context: KvPolicy(context.kv, context.index, context.chance, context.now),
+POLICIES: Mapping[str, PolicyRow] = {
+    "kv": PolicyRow(_kv, follows_blocks=True),
     "least_loaded": stateless(least_loaded),
-    "random_two": lambda context: RandomTwo(context.chance),
-    "round_robin": lambda _: RoundRobin(),
-    "session": lambda _: BySession(),
+    "random_two": without_feed(lambda context: RandomTwo(context.chance)),
+    "round_robin": without_feed(lambda _: RoundRobin()),
+    "session": without_feed(lambda _: BySession()),
 }

@@ -240,7 +240,7 @@ def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     slots, watched, gateways = Counter[str](), Counter[str](), {*cluster.gateway_nodes}
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots * engine.data_parallel
-        by_prefix = engine.model in cluster.model and cluster.model[engine.model].policy == "kv"
+        by_prefix = engine.model in cluster.model and cluster.model[engine.model].follows_blocks
         watched[engine.node] += by_prefix and engine.leg not in {"decode", "encode"}  # whether or not it publishes
     for name in cluster.node:
         needed = slots[name] + watched[name]

@@ -81,7 +81,6 @@ class Reloader:
     loaded: Loaded
     assembly: Assembly
     environment: Mapping[str, str] = field(repr=False)
-    set_drain_s: Callable[[float], None]
     ask_launcher: Callable[[], None] | None = None  # to start the nodes that are new in the file
     reads: FileReader = field(factory=FileThreads)
     _applied: Cluster = field(init=False)  # the file of the start, with what later reloads have applied
@@ -90,6 +89,11 @@ class Reloader:
 
     def __attrs_post_init__(self) -> None:
         self._applied, self._nodes = self.loaded.cluster, {*self.loaded.cluster.node}
+
+    @property
+    def drain_s(self) -> float:
+        """The time in which streams may finish in a drain, as of the latest reload."""
+        return self._applied.node[self.name].drain_s
 
     def ask(self) -> None:
         """Request a reload of the file, the keys and the certificate, without waiting for it."""
@@ -176,7 +180,6 @@ class Reloader:
         new, applied = read.cluster, self._applied
         own = new.node[self.name]
         if own.drain_s != applied.node[self.name].drain_s:
-            self.set_drain_s(own.drain_s)
             outcome.changed.append(f"node.{self.name}.drain_s is {own.drain_s:g} now")
             applied = evolve(
                 applied,

@@ -195,7 +195,7 @@ async def test_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     gateway = SimpleNamespace(shares_port=False, unready=partial(readiness.unready, node.directory, ()))
     assembly: Any = SimpleNamespace(gateway=gateway, directory=node.directory)
     unused: Any = None
-    process = node_module.Node(unused, assembly, unused, unused, 0.0)
+    process = node_module.Node(unused, assembly, unused, unused, lambda: 0.0)
     nursery.start_soon(process.announce_when_ready, partial(announced.append, "ready"))
     await trio.sleep(2 * node.section.retry_max_s)  # as long as it may take to be refused again
     assert announced == []

@@ -27,6 +27,7 @@ from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import Cluster
 from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
+from supervisor.links.serving import under_name
 from supervisor.node import monitoring
 from supervisor.observers import RoutingMetrics
 from supervisor.supervision.registration import Registration
@@ -96,8 +97,8 @@ async def front(
         engine=engine,
         inbox=inbox,
         directory=directory,
+        services=under_name("tiny-0", operations.engine_services({"tiny-0": engine}, {}, {})),
     )
-    directory.attach_services(operations.engine_services({"tiny-0": engine}, {}, {}))
     async with trio.open_nursery() as nursery:
         for node, far_engine in there.items():
             transports[node], far = sim_pair()

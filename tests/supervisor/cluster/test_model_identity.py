@@ -173,8 +173,8 @@ async def test_the_weights_that_most_have_are_served_and_loads_are_kept(director
     assert asked(directory) == ["a/w0", "a/w1"]
 
 
-async def test_weights_of_a_gateway_that_has_them_decide_however_many_have_others(directory: Directory) -> None:
-    directory.models = ModelIdentities({"oak": OLD.digest})
+async def test_weights_of_a_gateway_that_has_them_decide_however_many_have_others() -> None:
+    directory = Directory("main", models=ModelIdentities({"oak": OLD.digest}))
     announce(directory, "b", NEW, NEW)
     announce(directory, "a", OLD)
     assert asked(directory) == ["a/w0"]

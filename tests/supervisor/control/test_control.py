@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, overload
@@ -54,7 +54,7 @@ from supervisor.control.control import NodeControl
 from supervisor.engines.work import request_inbox
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
-from supervisor.links.serving import Service, Services
+from supervisor.links.serving import Service, Services, under_name
 from supervisor.links.websocket import WebSocketTransport
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -74,28 +74,38 @@ class Node:
     """A node's control service, with a record of its drains and reloads."""
 
     name: str
+    routes: bool = True
     loads: dict[str, EngineLoad] = field(factory=dict)
     done: list[str] = field(factory=list)
+    reloads: Callable[[], Awaitable[Reloaded]] | None = None  # instead of what it does otherwise
+    asks: Callable[[], Awaitable[dict[str, EngineLoad]]] | None = None  # its engines, in the same way
     directory: Directory = field(init=False)
     controls: NodeControl = field(init=False)
+    tree_status: TreeStatus = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.directory = Directory(self.name)
-        tree = Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
-        self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self.load, TreeStatus(tree))
-        self.controls.drain = self._drain
-        self.controls.reload = self._reload
+        self.directory = Directory(self.name, routes=self.routes)
+        self.tree_status = TreeStatus(
+            Tree(name=self.name, children=(Child(name="links", run=nothing, about="other nodes"),))
+        )
+        running: Registration[Any] = Registration(current=self)
+        self.controls = NodeControl(self.directory, f"run of {self.name}", "1.2", self.load, running)
 
     async def load(self) -> dict[str, EngineLoad]:
         await trio.lowlevel.checkpoint()
-        return self.loads
+        return self.loads if self.asks is None else await self.asks()
 
-    async def _drain(self, restarts: bool) -> None:
+    def gate_state(self) -> None:
+        """Return nothing: it has no gateway."""
+
+    async def drain_for_operator(self, restarts: bool) -> None:
         await trio.lowlevel.checkpoint()
         self.done.append("restart" if restarts else "drain")
 
-    async def _reload(self) -> Reloaded:
+    async def reload(self) -> Reloaded:
         await trio.lowlevel.checkpoint()
+        if self.reloads is not None:
+            return await self.reloads()
         self.done.append("reload")
         return Reloaded((f"{self.name} did",), ("not all",))
 
@@ -169,8 +179,7 @@ async def test_a_status_has_the_tree_the_links_and_the_engines_of_a_node(autojum
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
     one.directory.local["tiny-0"] = worker(one, offered, registration, in_flight=InFlight(requests=6, tokens=90))
     one.directory.configure("two", "127.0.0.1:1")
-    assert one.controls.tree_status is not None
-    one.controls.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
+    one.tree_status.on_event(ChildEvent("one/links", ChildEventKind.STARTED, trio.current_time()))
     with registration.publish(SimpleNamespace(info=info)):
         await trio.sleep(3)
         status = await ask(one, GetStatus())
@@ -203,8 +212,9 @@ async def test_an_engine_of_a_node_carries_out_an_operation_for_an_operator(auto
     one = Node("one")
     registration: Registration[Any] = Registration(one.directory.notify)
     info = evolve(INFO, operations=("metrics",))
-    one.directory.local["tiny-0"] = worker(one, Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False), registration)
-    one.directory.attach_services(engine_services({"tiny-0": registration}, {}, {}))
+    services = under_name("tiny-0", engine_services({"tiny-0": registration}, {}, {}))
+    offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
+    one.directory.local["tiny-0"] = worker(one, offered, registration, services=services)
 
     async def operate(_: Message) -> EngineMetrics:
         await trio.lowlevel.checkpoint()
@@ -230,7 +240,7 @@ async def test_a_bug_fails_one_request_and_no_other(
     def bug() -> NoReturn:
         raise ZeroDivisionError
 
-    one.controls.reload = bug
+    one.reloads = bug
     with pytest.raises(InternalError):
         await ask(one, Reload())
     assert "a bug failed a Reload" in caplog.text
@@ -266,7 +276,7 @@ async def test_an_error_names_a_node_without_a_link_and_a_lost_link_fails_the_re
             await release.wait()
             return {}
 
-        front.controls.loads = hangs
+        front.asks = hangs
         with pytest.raises(LinkLost):
             await ask(one, GetStatus("front"))
         release.set()
@@ -275,8 +285,7 @@ async def test_an_error_names_a_node_without_a_link_and_a_lost_link_fails_the_re
 @asynccontextmanager
 async def joined_by_a_router() -> AsyncIterator[tuple[Node, Node]]:
     """Yield two of three nodes that have no link to each other, but to the third, which routes."""
-    one, front, two = Node("one"), Node("front"), Node("two")
-    one.directory.routes = two.directory.routes = False
+    one, front, two = Node("one", routes=False), Node("front"), Node("two", routes=False)
     async with joined(one, front), joined(front, two):
         one.directory.merge_state("front", NodeState((), routes=True))
         yield one, two
@@ -288,7 +297,7 @@ async def test_o_the_longest_reload_is_answered_in_time_through_two_nodes(autoju
         return Reloaded(("two did",))
 
     async with joined_by_a_router() as (one, two):
-        two.controls.reload = longest
+        two.reloads = longest
         with trio.fail_after(deadlines.RELOAD_ANSWER_TIMEOUT_S):
             assert (await ask(one, Reload("two"))).changed == ("two did",)
 
@@ -300,7 +309,7 @@ async def test_o_a_node_that_never_answers_is_named_before_the_caller_gives_up(
     request_: Reload | GetStatus, within_s: float, autojump_clock: MockClock
 ) -> None:
     async with joined_by_a_router() as (one, two):
-        two.controls.reload = two.controls.loads = trio.sleep_forever
+        two.reloads = two.asks = trio.sleep_forever
         began = trio.current_time()
         with trio.fail_after(within_s), pytest.raises(DeadlineExceeded, match="node two has not answered node front"):
             await ask(one, request_)

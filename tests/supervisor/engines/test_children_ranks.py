@@ -127,7 +127,7 @@ async def test_status_and_metrics_show_each_rank(written: Written, autojump_cloc
             ("e#0", 2, True),
             ("e#1", 2, True),
         ]
-        assert {"canary-0", "canary-1"} <= {child.path.rpartition("/")[2] for child in status.tree}
+        assert {"canary-0", "canary-1"} <= {child.path.rpartition("/")[2] for child in assembly.status.members()}
         text = metrics.render({}).decode()
         assert 'espalier_engine_slots{engine="main/e#1"} 2.0' in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protocol.messages.kv_events import WatchBlocks, WatchLoad
 from supervisor.engines.kinds import read_cluster
-from supervisor.engines.publishers import publisher_children
+from supervisor.engines.publishers import engine_publisher
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Tree
 from tests.rig.assembly import built_assembly, built_runtime
@@ -23,7 +23,7 @@ def test_each_engine_has_a_publisher_that_other_nodes_may_ask() -> None:
 
 
 def test_two_engines_are_published_under_lives_of_their_own() -> None:
-    (tree,), served = publisher_children(built_runtime(), {"a": Registration(), "b": Registration()})
-    lives = {child.args[2].blocks.life for child in tree.children}  # type: ignore[union-attr]
-    assert len(lives) == 2
-    assert served["a", WatchBlocks] is served["a", WatchLoad] is not served["b", WatchLoad]
+    runtime = built_runtime()
+    children, served = zip(*(engine_publisher(runtime, name, Registration()) for name in "ab"), strict=True)
+    assert len({child.args[2].blocks.life for child in children}) == 2
+    assert served[0]["a", WatchBlocks] is served[0]["a", WatchLoad] is not served[1]["b", WatchLoad]

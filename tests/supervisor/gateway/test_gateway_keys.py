@@ -325,7 +325,7 @@ async def test_a_hang_up_reloads_the_keys_unless_the_terminal_is_gone(
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=gateway, links=None)
     reloader, shown = Reloading(reload), terminal(gone=gone, live=live)
     async with trio.open_nursery() as nursery:
-        main_node = node.Node(UNUSED, assembly, runtime, shown, 30.0, nursery=nursery, reloader=reloader)
+        main_node = node.Node(UNUSED, assembly, runtime, shown, lambda: 30.0, nursery=nursery, reloader=reloader)
         await nursery.start(handle_signals, main_node)
         nursery.start_soon(reloader.run)
         for _ in range(2):

@@ -20,10 +20,10 @@ from protocol.messages.text import Role, Turn
 from supervisor.cluster import models
 from supervisor.cluster.directory import Directory
 from supervisor.config.limits import ClientLimits
+from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.histories import Conversation
 from supervisor.node.gateway_children import make_gateway
-from supervisor.node.model_children import ModelRouters
 from supervisor.node.pools import PoolView
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import everybody
@@ -60,8 +60,8 @@ def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]
     runtime: Any = SimpleNamespace(
         metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
     )
-    directory = Directory("main")
-    gateway = make_gateway(cluster, {}, directory, runtime, ModelRouters(), PoolView(cluster, directory), everybody())
+    context = NodeContext(cluster, "main", runtime, Directory("main"))
+    gateway = make_gateway(context, {}, PoolView(cluster, context.directory, {}, {}), tuple, everybody())
     kept = {name: getattr(gateway.limits, name) for name in OF_THE_LIMITS}
     kept |= {name: getattr(gateway.gate, name) for name in ("requests_max", "waiting_max", "admit_s")}
     kept |= {name: getattr(gateway.runner, name) for name in ("first_token_s", "total_s")}

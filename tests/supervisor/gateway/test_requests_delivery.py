@@ -132,7 +132,7 @@ def drain(rig: Rig, drain_s: float, nursery: trio.Nursery) -> None:
     assembly: Any = SimpleNamespace(directory=Directory("main"), gateway=rig.gateway, links=None)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     rig.gateway.draining = rig.gateway.gate.draining = False
-    node.Node(unused, assembly, runtime, unused, drain_s, nursery=nursery).drain("a test")
+    node.Node(unused, assembly, runtime, unused, lambda: drain_s, nursery=nursery).drain("a test")
 
 
 async def test_a_drain_waits_for_slow_readers(lines: Lines, rather_slow: MockClock) -> None:

@@ -28,7 +28,7 @@ class Launched:
         self.decisions = list[bool]()
         directory = SimpleNamespace(name="front", draining=False, drain=lambda: None)
         assembly = cast("Any", SimpleNamespace(directory=directory))  # nothing else is used
-        self.node = Node(assembly, assembly, assembly, assembly, 1.0)
+        self.node = Node(assembly, assembly, assembly, assembly, lambda: 1.0)
         self.node._reloader = cast("Any", SimpleNamespace(check_start=check))  # noqa: SLF001  # stands for a file
         if launched:
             self.node.ask_launcher_to_restart = self.decisions.append
@@ -108,7 +108,7 @@ async def test_a_node_tells_others_that_it_drains_and_leaves_with_a_word_once_it
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     unused: Any = None
     async with trio.open_nursery() as nursery:
-        node = Node(unused, assembly, runtime, unused, DRAIN_S, nursery=nursery)
+        node = Node(unused, assembly, runtime, unused, lambda: DRAIN_S, nursery=nursery)
         with node._tree:  # noqa: SLF001  # what the end of the drain cancels
             node.drain("the test drains")
             await trio.sleep_forever()

@@ -34,7 +34,7 @@ async def ending_node(
         assembly: Any = SimpleNamespace(directory=Directory("front-0"), gateway=rig.gateway, links=None)
         runtime: Any = SimpleNamespace(grace=GracePeriods())
         unused: Any = None
-        node = Node(unused, assembly, runtime, unused, drain_s, nursery=nursery)
+        node = Node(unused, assembly, runtime, unused, lambda: drain_s, nursery=nursery)
 
         async def drained() -> float:
             began = trio.current_time()

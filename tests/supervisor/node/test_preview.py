@@ -12,7 +12,7 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.config.load import Loaded
 from supervisor.engines.kinds import read_cluster
-from supervisor.node import node, preview
+from supervisor.node import preview, start
 from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
@@ -63,14 +63,14 @@ async def test_processes_that_a_node_starts_do_not_see_its_secrets(
 ) -> None:
     environment_of_processes: dict[str, str] = {}
 
-    def assemble(_: object, __: object, runtime: Runtime, ___: object) -> NoReturn:
+    def assemble(_: object, __: object, runtime: Runtime, *___: object) -> NoReturn:
         environment_of_processes.update(runtime.environment)
         raise StartFailed("that is enough")
 
-    monkeypatch.setattr(node, "assemble", assemble)
+    monkeypatch.setattr(start, "assemble", assemble)
     environment = {"ESPALIER_API_KEYS": "bob=quetzalcoatl", "ESPALIER_ADMIN_KEY": "xolotl", "HOME": "/root"}
     with pytest.raises(StartFailed, match="that is enough"):
-        await node.run(
+        await start.run(
             Loaded(gateway(written, ""), Path("cluster.toml"), {}),
             "main",
             Terminal(sys.stderr, live=False),

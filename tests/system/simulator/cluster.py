@@ -51,10 +51,14 @@ class Cluster(System):
         self.routing.prefill_tokens_min = self.prefill_tokens_min
         if self.pooled:
             self.routing.levels = pools_of(self.pooled_workers())
-        self.node.assembly.links = self.links
+        self.node.assembly.links = self.links  # type: ignore[misc]  # of what stands for one
         for node_slot in self.node_slots:
             node_slot.costs.refused = self.costs.refused
             node_slot.gallery = self.gallery
+
+    def new_directory(self) -> Directory:
+        """Return the directory of the gateway's node in this cluster."""
+        return self.plan.directory(self.node_name)
 
     def pooled_workers(self) -> Iterator[tuple[str, Leg]]:
         """Yield the name in the cluster and the leg of every worker."""

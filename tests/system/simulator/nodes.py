@@ -112,11 +112,14 @@ class ClusterPlan:
         """The time, without the jumps of the clock."""
         return trio.current_time() - (self.releases.jumped_s if self.releases else 0.0)
 
+    def directory(self, name: str) -> Directory:
+        """Return the directory of one node."""
+        required = frozenset({*self.fronts} - {name})
+        return Directory(name, routes=name in self.fronts, required_peers=required)
+
     def links(self, name: str, publishers: NodePublishers, *, listens: bool, joins: bool) -> SimLinks:
         """Return the links of one node, and configure the nodes of the file in its directory."""
         directory = publishers.directory
-        directory.routes = name in self.fronts
-        directory.required_peers = frozenset({*self.fronts} - {name})
         for other in [*self.fronts, *self.node_slots] if not joins else ():
             node_slot = self.node_slots.get(other)
             if other != name and not (node_slot is not None and node_slot.joins):
@@ -161,7 +164,7 @@ class NodeLife(SmallSystem):
     def __attrs_post_init__(self) -> None:
         SmallSystem.__attrs_post_init__(self)
         node_slot = self.node_slot
-        self.directory = Directory(node_slot.name)
+        self.directory = node_slot.plan.directory(node_slot.name)
         self.inboxes = register_workers(self, self.directory)
         self.encoding = NodeEncoders(
             self.directory, node_slot.encoders, node_slot.encoder_costs, node_slot.gallery, node_slot.plan.rng
@@ -296,7 +299,7 @@ def bare_node(
     assembly: Any = SimpleNamespace(directory=directory, gateway=gateway, links=links)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     absent: Any = None
-    return Node(absent, assembly, runtime, terminal=absent, drain_s=drain_s, tree=tree)
+    return Node(absent, assembly, runtime, terminal=absent, drain_s=lambda: drain_s, tree=tree)
 
 
 def check_inboxes(directory: Directory, inboxes: list[RequestInbox]) -> None:

@@ -24,8 +24,8 @@ from protocol.messages.kv_events import WatchBlocks
 from protocol.messages.operations import FlushCache
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.pool import WorkerPool
-from supervisor.engines.publishers import publisher_children
-from supervisor.links.serving import Service, Services
+from supervisor.engines.publishers import engine_publisher, publishers_tree
+from supervisor.links.serving import Service, Services, under_name
 from supervisor.node import router_child
 from supervisor.supervision.tree import Child, Tree
 from tests.rig.small_system import SmallSystem
@@ -52,12 +52,17 @@ class NodePublishers:
             return
         runtime: Any = SimpleNamespace(new_id=self.plan.new_life)
         names = list(self.directory.local)[: len(self.system.engines)]
-        self.trees, services = publisher_children(runtime, dict(zip(names, self.system.engines, strict=True)))
+        made = [
+            engine_publisher(runtime, name, engine) for name, engine in zip(names, self.system.engines, strict=True)
+        ]
+        self.trees = publishers_tree([child for child, _ in made])
         self.services = {
             key: self.plan.spoiling.of(service) if key[1] is WatchBlocks else service
+            for _, services in made
             for key, service in services.items()
         }
-        self.directory.attach_services(self.services)
+        for worker in self.directory.local.values():
+            worker.services = under_name(worker.engine_name, self.services)
 
     @property
     def line_watches(self) -> int:
@@ -115,8 +120,8 @@ class PrefixRouting:
     def children(self) -> tuple[Tree | Child, ...]:
         if self.plan is None:
             return ()
-        subscriber = PrefixSubscriber(WorkerPool(self.directory, "tiny"), self.index, lambda: True)
-        return (router_child.subscriber_child("tiny", self.index, subscriber),)
+        subscriber = PrefixSubscriber(WorkerPool(self.directory, "tiny"), self.index)
+        return (router_child.feed_child("tiny", subscriber),)
 
     def check(self) -> None:
         """Check that the index is what the caches are, when nothing happens."""

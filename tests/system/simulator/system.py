@@ -165,9 +165,13 @@ class System(PrefixSystem):
     def _pools_of(self, request: Generate) -> tuple[str, ...]:
         return self.routing.levels.group(request)
 
+    def new_directory(self) -> Directory:
+        """Return the directory of the gateway's node."""
+        return Directory(self.node_name)
+
     def _register_workers(self) -> None:
         """Register the workers in the directory of their node: the gateway's own, or another behind a link."""
-        self.directory = Directory(self.node_name)
+        self.directory = self.new_directory()
         self.offered = Directory("far") if self.far else self.directory
         self.inboxes = register_workers(self, self.offered)
         self.encoding = self.node_encoders(self.offered)

@@ -9,19 +9,16 @@ the size of a message and of the index alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from collections.abc import Sequence
+from typing import ClassVar
 
 import trio
 from attrs import define, field
 
-from actors.kit.calls import Answer
+from actors.routing.policies.feed import FeedGauge, Watchable, WatchablePool
 from actors.routing.policies.kv.index import PrefixIndex
 from protocol.errors import PeerViolation, RequestError
 from protocol.messages.cluster import engine_and_rank
-from protocol.messages.engine import EngineInfo
-from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEvents, WatchBlocks, check_block_events
 
 log = logging.getLogger(__name__)
@@ -33,39 +30,36 @@ FORGET_S = 60.0  # after a worker has gone
 SWEEP_S = 0.005  # between two shards of the index
 
 
-class WatchedWorker(Protocol):
-    """A worker that tells of its blocks."""
-
-    @property
-    def full_name(self) -> str:
-        """Its name, which is unique in its pool; any rank of an engine tells of the blocks of all."""
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """The info of its engine, None while it is not known."""
-
-    def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
-        """Ask for a stream that its node serves under its name; raises a `RequestError` if it cannot be asked."""
-
-
-class WatchedPool(Protocol):
-    """The workers of one model, and what changes of them seldom."""
-
-    def watchable(self) -> Sequence[WatchedWorker]:
-        """Return the workers that can be asked now and that tell of their blocks."""
-
-    async def wait_members_changed(self) -> None:
-        """Wait until a worker has come or gone; not for loads."""
-
-
 @define(eq=False)
 class PrefixSubscriber:
-    """The subscriptions of one model; `wanted` tells whether its policy uses the index now."""
+    """The subscriptions of one model: the feed of its index."""
 
-    pool: WatchedPool
+    name: ClassVar[str] = "prefixes"
+    about: ClassVar[str] = "what workers have in their prefix caches, for policy kv"
+    pool: WatchablePool
     index: PrefixIndex
-    wanted: Callable[[], bool]
     _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the name of the engine
+
+    @property
+    def limits(self) -> tuple[tuple[str, float], ...]:
+        """The size of the index."""
+        return (("blocks", self.index.blocks_max),)
+
+    @property
+    def gauges(self) -> Sequence[FeedGauge]:
+        """The gauges of the index."""
+        return (
+            FeedGauge(
+                name="espalier_prefix_index_blocks",
+                about="Blocks in the prefix index",
+                read=lambda: self.index.statistics().blocks,
+            ),
+            FeedGauge(
+                name="espalier_prefix_index_workers_unknown",
+                about="Workers whose blocks the index does not have",
+                read=lambda: len(self.unknown),
+            ),
+        )
 
     @property
     def unknown(self) -> frozenset[str]:
@@ -91,8 +85,7 @@ class PrefixSubscriber:
 
     def _update(self, nursery: trio.Nursery) -> None:
         """Begin to follow workers that have come, and forget those that have gone for long."""
-        watchable = self.pool.watchable() if self.wanted() else ()
-        workers = {engine_and_rank(worker.full_name)[0]: worker for worker in watchable}
+        workers = {engine_and_rank(worker.full_name)[0]: worker for worker in self.pool.watchable()}
         for name, worker in workers.items():
             if name not in self._subscriptions:
                 self._subscriptions[name] = subscription = _Subscription(self.index, name)
@@ -118,7 +111,7 @@ class _Subscription:
 
     index: PrefixIndex
     name: str
-    worker: WatchedWorker | None = None
+    worker: Watchable | None = None
     life: str = ""
     since: int = 0  # the number of the last event; 0 until all blocks are known
     ranks: int = 0  # by what was known last of its engine, which may be down
@@ -131,7 +124,7 @@ class _Subscription:
     def gone_for_s(self) -> float:
         return 0.0 if self._gone_at is None else trio.current_time() - self._gone_at
 
-    def set_worker(self, worker: WatchedWorker | None) -> None:
+    def set_worker(self, worker: Watchable | None) -> None:
         """Set the worker, None while it cannot be asked."""
         if worker is None and self._gone_at is None:
             self._gone_at = trio.current_time()
@@ -180,7 +173,7 @@ class _Subscription:
                 with trio.move_on_after(retry_s):
                     await self._changed.park()
 
-    async def _follow(self, worker: WatchedWorker) -> None:
+    async def _follow(self, worker: Watchable) -> None:
         """Apply what the worker sends, until the credit of one question is used up."""
         credit = CREDIT if self.since else CREDIT + self.index.blocks_max // REPLY_HASHES_MAX
         async with worker.watch(WatchBlocks(self.life, self.since), credit) as answer:

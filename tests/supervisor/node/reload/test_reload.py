@@ -83,10 +83,9 @@ class Node:
         self.text = text
         loaded = load_cluster(self.file)
         self.cluster = loaded.cluster
-        self.drain_s: float | None = None
         environment = environment or {}
         self.assembly, _ = built_assembly(self.cluster, name, read_credentials(self.cluster, name, environment))
-        self.reloader = Reloader(name, loaded, self.assembly, environment, self.set_drain_s, ask_launcher, reads)
+        self.reloader = Reloader(name, loaded, self.assembly, environment, ask_launcher, reads)
 
     @property
     def gateway(self) -> Gateway:
@@ -97,9 +96,6 @@ class Node:
     def links(self) -> Mesh:
         assert self.assembly.links is not None
         return self.assembly.links
-
-    def set_drain_s(self, drain_s: float) -> None:
-        self.drain_s = drain_s
 
     async def reload(self, *replacements: tuple[str, str], text: str | None = None) -> Reloaded:
         """Replace parts of the first version of the file, or all of it, and reload."""
@@ -150,7 +146,7 @@ async def test_allowed_hosts_origins_and_the_time_of_a_drain_change_at_once(
         ("requests_max = 8\n", f"requests_max = 8\n{hosts}"), ("drain_s = 30", "drain_s = 12.5")
     )
     assert node.gateway.origins == Origins(frozenset({"here"}), frozenset({"https://app.example"}))
-    assert node.drain_s == 12.5
+    assert node.reloader.drain_s == 12.5
     assert reloaded == Reloaded(
         (
             "node.front.drain_s is 12.5 now",
@@ -280,7 +276,7 @@ async def test_a_file_with_a_mistake_changes_nothing_but_the_keys(
         assert reloaded.refused[0].startswith("the file changes nothing: ")
         assert reason in reloaded.refused[0]
         assert reloaded.changed == (f"keys: 1 are known now{next(counts, '')}",)
-        assert node.drain_s is None
+        assert node.reloader.drain_s == 30
     assert node.gateway.keys.names(admin=False) == ["carol"]
 
 

@@ -18,6 +18,7 @@ from supervisor import deadlines
 from supervisor.config import load
 from supervisor.engines.kinds import read_cluster
 from supervisor.files import reading
+from supervisor.node.reload import reload
 from supervisor.threads.file_threads import THREADS_MAX, FileThreads
 from tests.rig import certificate
 from tests.rig.files import read_inline
@@ -171,7 +172,7 @@ async def test_a_reload_that_has_begun_is_completed_although_its_caller_leaves(
         with trio.move_on_after(0.5):
             await node.reloader.reload()
         await trio.sleep(2)
-    assert node.drain_s == 4
+    assert node.reloader.drain_s == 4
     assert (node.gateway.keys.names(admin=False), asked) == (["bbbb"], ["start new nodes"])
 
 
@@ -190,11 +191,19 @@ async def test_o_a_reload_that_waits_for_a_disk_does_not_delay_a_shutdown(
 
 
 async def test_a_bug_in_a_reload_is_reported_revokes_keys_all_the_same_and_the_next_reload_works(
-    front: Front, tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+    front: Front,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
 ) -> None:
     write_keys(tmp_path / "a.toml", "alice")
     node = front(text=KEYED)
-    node.reloader.set_drain_s = None  # type: ignore[assignment]  # the bug
+
+    def bug(*_: object) -> NoReturn:
+        raise AssertionError
+
+    monkeypatch.setattr(reload, "_apply_to_gateway", bug)
     node.file.write_text(KEYED.replace("drain_s = 30", "drain_s = 3"))
     write_keys(tmp_path / "a.toml", "carol")
     async with node.running():
@@ -202,6 +211,7 @@ async def test_a_bug_in_a_reload_is_reported_revokes_keys_all_the_same_and_the_n
             await node.reloader.reload()
         assert "a bug ended a reload" in caplog.messages
         assert node.gateway.keys.names(admin=False) == ["carol"]
+        monkeypatch.undo()
         node.file.write_text(KEYED)
         assert await node.reloader.reload() == Reloaded(changed=("keys: 1 are known now",))
 

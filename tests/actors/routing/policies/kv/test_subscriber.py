@@ -103,7 +103,7 @@ async def subscribed(
     *workers: FakeWorker, later: Sequence[FakeWorker] = (), blocks_max: int = BLOCKS_MAX
 ) -> AsyncIterator[tuple[PrefixSubscriber, FakeMembers]]:
     pool = FakeMembers(list(workers))
-    subscriber = PrefixSubscriber(pool, PrefixIndex(blocks_max), lambda: True)
+    subscriber = PrefixSubscriber(pool, PrefixIndex(blocks_max))
     async with trio.open_nursery() as nursery:
         for worker in (*workers, *later):
             worker.stage = nursery
@@ -225,7 +225,7 @@ async def test_lost_repeated_and_reordered_events_heal(seed: int, autojump_clock
 
 async def test_a_worker_that_answers_nothing_is_asked_less_and_less(autojump_clock: MockClock) -> None:
     worker = FakeWorker("n/a", down=True)
-    subscriber = PrefixSubscriber(FakeMembers([worker], unaware=True), PrefixIndex(), lambda: True)
+    subscriber = PrefixSubscriber(FakeMembers([worker], unaware=True), PrefixIndex())
     with trio.move_on_after(600):
         await subscriber.run()
     assert 50 < len(worker.asked) < 80
@@ -257,26 +257,3 @@ async def test_all_blocks_of_a_large_cache_fit_the_credit_of_one_question(
         await trio.sleep(10)
         assert subscriber.unknown == set()
         assert len(worker.asked) == 1
-
-
-async def test_nobody_is_watched_while_the_policy_needs_no_index(autojump_clock: MockClock) -> None:
-    worker, wanted = FakeWorker("n/a"), [True]
-    store(worker.log, 1)
-    pool = FakeMembers([worker])
-    subscriber = PrefixSubscriber(pool, PrefixIndex(), lambda: wanted[0])
-    async with trio.open_nursery() as nursery:
-        worker.stage = nursery
-        await nursery.start(subscriber.run)
-        await trio.sleep(1)
-        assert worker.watching == 1
-        wanted[0] = False
-        pool.change()
-        await trio.sleep(3 * FORGET_S)
-        assert worker.watching == 0
-        assert blocks(subscriber, worker) == set()
-        wanted[0] = True
-        pool.change()
-        await trio.sleep(1)
-        assert blocks(subscriber, worker) == {1}
-        nursery.cancel_scope.cancel()
-    assert blocks(subscriber, worker) == set(), "an actor that begins anew knows nothing"
