@@ -63,9 +63,9 @@ def take(roots: Iterable[int], proc: Path = PROC, *, memory: bool = False) -> Ac
 
 
 def spent(before: Accounts, after: Accounts) -> dict[str, Spent]:
-    """Return what each group spent, by its name; a process that has begun meanwhile has spent all that it used.
+    """Return the spending of each group by its name; all usage of a new process counts.
 
-    What a process spent that has ended meanwhile is unknown: `ended` counts those.
+    The spending of processes that have ended meanwhile is unknown: `ended` counts them.
     """
     shares: dict[str, list[Spent]] = {}
     for pid, account in after.items():
@@ -76,7 +76,7 @@ def spent(before: Accounts, after: Accounts) -> dict[str, Spent]:
 
 
 def ended(before: Accounts, after: Accounts) -> int:
-    """Return how many processes have ended between the two."""
+    """Return the number of processes that have ended between the two."""
     living = {(pid, account.started) for pid, account in after.items()}
     return sum((pid, account.started) not in living for pid, account in before.items())
 

@@ -1,4 +1,4 @@
-"""`python -m bench cost`: start a server several times, or take one that runs, and print what a token costs it."""
+"""`python -m bench cost`: start a server several times, or take a running one, and print its cost of a token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ since a server differs from start to start; or one that runs (--pid, --url, --mo
 
 @frozen
 class Measured:
-    """A server that can be asked, and the processes that everything of it descends from."""
+    """A running server, and the roots of its process trees."""
 
     url: str
     model: str

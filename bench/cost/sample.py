@@ -1,4 +1,4 @@
-"""One load on a running server: what its clients saw, and what its processes spent."""
+"""One load on a running server: the results of its clients, and the spending of its processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The time from a client's disconnect until nothing of its request is held, by the counts of the engines themselves.
 
 In each try a client reaches a stage of its request and disconnects there; `/metrics` is polled over kept connections.
-The time is that of the first scrape from which on nothing was held for good. Nothing is subtracted for the polling,
-whose period is printed, nor for other work of the machine. The column "in the stage" counts the tries that disconnected
-in their stage; the others count all the same.
+The time ends at the first scrape without anything held, now and later. Nothing is subtracted for the polling, whose
+period is printed, nor for other work of the machine. The column "in the stage" counts disconnects in their stage; other
+tries count all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAUSE_S = 0.002  # between two polls, which would otherwise use a core of two
 
 @dataclass
 class Scene:
-    """The server, what polls it, and what a stage draws."""
+    """The server, its poller, and the random source of the stages."""
 
     port: int
     poll: Poller

@@ -56,7 +56,7 @@ def engine_processes(entries: Sequence[ProcessEntry]) -> list[int]:
 
 
 def ran_s(pid: int) -> float:
-    """Return for how long a process has run on a core, exact to the microsecond; of its threads, those that live."""
+    """Return the time of a process's living threads on a core, exact to the microsecond."""
     try:
         threads = list((Path("/proc") / str(pid) / "task").iterdir())
         return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9

@@ -262,7 +262,7 @@ def read_slowly(port: int, body: object, connection: str, unread_s: float) -> bo
 
 
 def slow_heads(folder: Path, verdict: Verdict) -> None:
-    """Keep 1,300 connections from one address that never finish their heads, and reopen those that end."""
+    """Keep 1,300 connections from one address with unfinished heads, and reopen closed ones."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     body = {"model": MODEL, "prompt": "x", "max_tokens": 2}

@@ -1,7 +1,7 @@
 """The endings of a node, and its recovery when one of its processes dies.
 
-Each scene kills or signals a process, raises `AssertionError` if a promise was broken, and returns the seconds that the
-reaction took. Their times are compared with those that are promised, which only a quiet machine keeps.
+Each scene kills or signals a process, raises `AssertionError` for a broken promise, and returns the seconds of the
+reaction. The times are compared with the promised ones, which only a quiet machine keeps.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def end_complete(readers: list[BackgroundReader], texts: dict[str, str]) -> floa
 
 
 def end_incomplete(readers: list[BackgroundReader]) -> None:
-    """Check that no stream of a node that was killed claims to be complete."""
+    """Check that no stream of a killed node looks complete."""
     check(not any(reader.wait().whole for reader in readers), "a cut answer looks whole")
 
 
@@ -170,7 +170,7 @@ DEATHS: dict[str, Callable[[Node, dict[str, str]], Times]] = {
 
 
 def _kill(target: Node, folder: Path) -> Times:
-    """Kill the node; check that its processes end with it, and that the next node removes what they left."""
+    """Kill the node; check that its processes end with it, and the next node removes their remains."""
     target.observe()
     target.signal(signal.SIGKILL)
     gone_s = target.wait_gone(SOON_S)

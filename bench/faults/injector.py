@@ -1,9 +1,9 @@
 """Faults of a cluster, injected beside each other: every node, engine process and link has a sequence of its own.
 
-A sequence is a generator, which yields a condition to wait for; a seed decides its faults, pauses and durations. A node
-that dies is started again, as a launcher would, once all of its processes have ended: none may outlive it by more than
-`GONE_WITHIN_S`, not counting the time for which that process was stopped. A node may end by itself only if one of its
-processes was hit before its engine was up: its start has failed.
+A sequence is a generator, which yields a condition to wait for; a seed decides its faults, pauses and durations. A dead
+node is started again, as by a launcher, once all of its processes have ended: none may outlive it by more than
+`GONE_WITHIN_S`, its own stopped time not counted. A node may end by itself only after a failed start: one of its
+processes was hit before its engine was up.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def plan(model: Path, files: Path, port: int, *, narrow: bool) -> Plan:
 
 
 class SlowServer:
-    """A web server on loopback that sends a picture so slowly that it is still fetched when a client leaves.
+    """A slow web server on loopback: a picture is still being fetched when its client leaves.
 
     `/silent` never answers, every other path sends a few bytes a second.
     """

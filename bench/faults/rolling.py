@@ -55,7 +55,7 @@ class Load(Tally):
     predictions: Counter[str] = field(default_factory=Counter)  # of prompts in caches, by outcome
 
     def add_predictions(self, front: Node) -> None:
-        """Add what a front has predicted in its life, which ends."""
+        """Add the predictions of a front at the end of its life."""
         for outcome in ("equal", "more", "less", "blind"):
             self.predictions[outcome] += int(front.metric("espalier_routing_predictions_total", outcome=outcome))
 

@@ -22,7 +22,7 @@ Part = Callable[["Run"], None]
 
 @frozen
 class Scenario:
-    """One row of the table: what is done, the columns of what is measured, the options with their defaults."""
+    """One row of the table: the measurement, its columns, and its options with their defaults."""
 
     summary: str
     measure: Part
@@ -31,7 +31,7 @@ class Scenario:
     note: str = ""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add the options to a parser: the type is that of the default, and a tuple lists what may be chosen."""
+        """Add the options to a parser, each with the type of its default; a tuple lists the choices."""
         for name, (default, text) in self.options.items():
             match default:
                 case bool():

@@ -1,8 +1,8 @@
 """The ends of this server and of others under streams, observed in the same way, from outside.
 
-`resume` kills a process of one of two workers: when does each stream go on, and is its text exact? `shutdown` sends
-SIGTERM to every process that a server was started by, as a service manager does, or SIGKILL: until when does each
-process of it live, which answers are lost, what is left behind?
+`resume` kills a process of one of two workers, and measures the gap and the exactness of each stream. `shutdown` sends
+SIGTERM, as a service manager does, or SIGKILL to every root process of a server, and measures the end of each process,
+the lost answers and the remains.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def killed(name: str, victim: Callable[[Sequence[ProcessEntry]], int | None], ru
         time.sleep(SETTLE_S)
         settled_at = time.perf_counter()
         time.sleep(STOPPED_S - SETTLE_S)
-        wait_until(lambda: told_apart(_moved(answers, settled_at)), STOPPED_MAX_S)
+        wait_until(lambda: distinguishable(_moved(answers, settled_at)), STOPPED_MAX_S)
         silent = [answer for answer in answers if not answer.ended and answer.next_after(settled_at) is None]
         since = time.perf_counter()
         os.kill(pid, signal.SIGKILL)
@@ -167,10 +167,10 @@ def _moved(answers: Sequence[WatchedAnswer], since: float) -> list[int]:
     return [MOVED if answer.ended else answer.pieces_after(since) for answer in answers]
 
 
-def told_apart(moved: Sequence[int]) -> bool:
-    """Whether the streams that go on have moved so far that those which have not moved are the stopped ones.
+def distinguishable(moved: Sequence[int]) -> bool:
+    """Whether the moving streams have moved so far that the others must be stopped.
 
-    A busy machine keeps all of them from moving: time alone would count those as stopped that were only late.
+    A busy machine delays all streams: by time alone late streams would count as stopped.
     """
     going = [pieces for pieces in moved if pieces]
     return bool(going) and min(going) >= MOVED

@@ -123,7 +123,7 @@ def wrong_keys(port: int, over: Event) -> None:
 
 
 def slow_heads(port: int, over: Event, count: int = SLOW_HEADS) -> None:
-    """Hold many connections, send each head a byte at a time, and replace those that are closed."""
+    """Hold many connections, send each head a byte at a time, and replace closed ones."""
     sockets: list[socket.socket] = []
     while not over.wait(0.5):
         while len(sockets) < count and not over.is_set():

@@ -1,4 +1,4 @@
-"""The table of fault scenarios: what each does, what it prints, and its options with their defaults."""
+"""The table of fault scenarios: their measurements, their columns, and their options with defaults."""
 
 from __future__ import annotations
 

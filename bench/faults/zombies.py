@@ -1,7 +1,7 @@
-"""Clients leave their requests at every stage, in several ways: for how long does the engine compute on for nobody?
+"""The time of an engine's useless work after clients have left, at every stage of a request and in several ways.
 
-Seen from outside, by the CPU time of the engine's processes (`activity`), in steps of 0.1 s: the same for every server.
-A scene begins requests, leaves one, and returns since when its request should have been over.
+Measured from outside, by the CPU time of the engine's processes (`activity`), in steps of 0.1 s: the same for every
+server. A scene begins requests, leaves one, and returns the time at which its request should have been over.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def leave(chat: Chat, way: Way, *, reached: bool) -> Left:
 
 
 def has_begun(chat: Chat) -> bool:
-    """Whether text of an answer has come that nobody has read."""
+    """Whether unread text of an answer has come."""
     sock: socket.socket = chat.connection.sock
     if not select.select([sock], [], [], 0)[0]:
         return False

@@ -1,7 +1,7 @@
 """The plan of a load, as pure data: the same seed gives the same requests for any number of processes.
 
-Each request is drawn from the seed and its own number alone, so neither the order in which requests are sent nor the
-process that sends them changes their contents. Worker `w` of `n` sends the requests whose number is `w` modulo `n`.
+Each request is drawn from the seed and its own number alone, so its contents depend neither on the order of sending nor
+on the sending process. Worker `w` of `n` sends the requests whose number is `w` modulo `n`.
 """
 
 from __future__ import annotations

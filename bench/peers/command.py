@@ -53,7 +53,7 @@ def list_all(arguments: argparse.Namespace) -> int:
 
 
 def install_all(arguments: argparse.Namespace) -> int:
-    """Install environments; return 1 and name those that could not be."""
+    """Install environments; print failed ones and return 1 if there are any."""
     code = 0
     for name in arguments.names:
         try:

@@ -27,7 +27,7 @@ def is_installed(name: str, environments: Path) -> bool:
 
 
 def digest(packages: Path) -> str:
-    """Return a hash of a list and of those that it includes."""
+    """Return a hash of a list and its included lists."""
     text = packages.read_text()
     included = (line.split()[1] for line in text.splitlines() if line.startswith("-r "))
     parts = (text, *(digest(packages.parent / path) for path in included))

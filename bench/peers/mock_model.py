@@ -1,7 +1,7 @@
 """A model's folder without weights whose vocabulary is large enough for Dynamo's mocker.
 
-The mocker draws its tokens from the ids 1000 to 1999. Those that the vocabulary lacks decode to nothing and are not
-streamed, so with the tiny model's 512 ids a client would receive no token at all. Ours is served with the same folder.
+The mocker draws its tokens from the ids 1000 to 1999. Ids beyond the vocabulary decode to nothing and are not streamed,
+so with the tiny model's 512 ids a client would receive no token at all. Ours is served with the same folder.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Running:
         return living
 
     def shared_memory(self) -> list[str]:
-        """Return the names under `/dev/shm` that are there now and that its processes have had mapped."""
+        """Return the present names under `/dev/shm` among the past mappings of its processes."""
         return sorted(name for name in self._shared_memory if (SHARED_MEMORY / name).exists())
 
     def stop(self, within_s: float = STOP_WITHIN_S) -> float | None:
@@ -181,9 +181,9 @@ def missing_environments(peer: Peer, setup: Setup) -> list[str]:
 
 @contextmanager
 def started(peer: Peer, setup: Setup, *, ready: bool = True) -> Iterator[Running]:
-    """Start a server, and end it whatever happens in the body; raises `NotStarted`.
+    """Start a server, and end it with the body; raises `NotStarted`.
 
-    Where it is not waited for until it is `ready`, the body calls `wait_ready`.
+    Unless it waits until the server is `ready`, the body calls `wait_ready`.
     """
     if missing := missing_environments(peer, setup):
         raise NotStarted(f"{peer.title}: run python -m bench peers install {' '.join(missing)}")

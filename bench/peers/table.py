@@ -1,4 +1,4 @@
-"""The servers that can be started, by their names, and which of ours is compared with which."""
+"""The servers to start, by their names, and the pairs of ours and theirs to compare."""
 
 from __future__ import annotations
 

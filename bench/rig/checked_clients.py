@@ -1,4 +1,4 @@
-"""Clients that compare each answer with the one that an undisturbed cluster gave.
+"""Clients that compare each answer with an undisturbed cluster's.
 
 At temperature 0 an answer depends on its prompt alone, whichever workers computed it and however often it was resumed.
 """
@@ -196,7 +196,7 @@ class GatewayInterruptions:
     terminations: int = 0  # how often it got SIGTERM or came back: odd while it drains or is down
 
     def since(self, before: GatewayInterruptions) -> GatewayInterruptions:
-        """Return 1 for each kind that has changed since, or that was going on then, and else 0."""
+        """Return 1 for each kind with a change since then, or in progress at that time, and else 0."""
         return GatewayInterruptions(
             int(self.kills != before.kills or before.kills % 2),
             int(self.terminations != before.terminations or before.terminations % 2),
@@ -285,7 +285,7 @@ def running(
 ) -> Iterator[None]:
     """Run so many clients while the body runs; `gateway` returns the interruptions of its node so far.
 
-    A client that fails, or that never ends, counts as bad.
+    A failed or endless client counts as bad.
     """
     over = Event()
 

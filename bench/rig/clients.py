@@ -24,7 +24,7 @@ TIMEOUT_S = 60.0
 
 
 def chat_body(prompt: str, tokens_max: int | None = None, **options: Any) -> dict[str, Any]:
-    """Return a chat request that always gets the same answer, of exactly `tokens_max` tokens if that is given."""
+    """Return a chat request with a deterministic answer, of exactly `tokens_max` tokens if given."""
     exact = {} if tokens_max is None else {"max_tokens": tokens_max, "ignore_eos": True}
     messages = [{"role": "user", "content": prompt}]
     return {"model": MODEL, "messages": messages, "temperature": 0, "stream": True, **exact, **options}

@@ -1,10 +1,9 @@
 """A cluster to measure: several nodes on this machine, each a process of its own, all of them always ended.
 
 Each node reads a file of its own. All files describe the same cluster but for two things. Each places the gateway on
-its own node, so that every node has a `/metrics` of its own, in which its engines' counts are read anew at each scrape;
-with `one_gateway` they have an endpoint for metrics instead. And a file may name another address for a node than the
-one where it listens: that of a proxy before it. Several fronts share the port for clients, and each has a port of its
-own for metrics.
+its own node, so that every node has a `/metrics` of its own, with fresh counts of its engines at each scrape; with
+`one_gateway` they have an endpoint for metrics instead. And a file may have the address of a proxy in place of a node's
+own. Several fronts share the port for clients, and each has a port of its own for metrics.
 """
 
 from __future__ import annotations
@@ -333,13 +332,13 @@ class Cluster:
                 os.kill(process.pid, signal.SIGKILL)
 
     def outlived(self) -> list[ProcessEntry]:
-        """Return the living processes of dead nodes; only those that were observed while their node lived."""
+        """Return the living processes of dead nodes, as far as they were observed in their node's life."""
         return [process for node in self.past for process in node.observed.values() if process.lives]
 
 
 @contextmanager
 def cluster(folder: Path, plan: Plan, *, before: Callable[[Cluster], None] | None = None) -> Iterator[Cluster]:
-    """Start the nodes of a plan, and end them whatever happens in the body; `before` may still change addresses."""
+    """Start the nodes of a plan, and end them with the body; `before` may still change addresses."""
     running = Cluster(plan, folder)
     if before is not None:
         before(running)

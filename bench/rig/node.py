@@ -1,7 +1,6 @@
 """A node to measure: started with a configuration of its own, observed from outside, and always ended.
 
-Its processes are read from `/proc`, its files from the folder that is its `TMPDIR`, its shared memory from what its
-processes have mapped.
+Its processes are read from `/proc`, its files from its `TMPDIR`, its shared memory from the mappings of its processes.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return so many different ports that no process uses now, and that the kernel gives to no outgoing connection.
+    """Return different unused ports outside the kernel's range for outgoing connections.
 
     None of them has been returned lately.
     """
@@ -152,7 +151,7 @@ class Node:
         return {self.roles[entry.pid]: entry for entry in living if entry.pid in self.roles}
 
     def living(self) -> list[ProcessEntry]:
-        """Return the node's living processes, also those that are no longer its descendants."""
+        """Return the node's living processes, former descendants included."""
         self.observe()
         return [entry for entry in self.observed.values() if entry.lives]
 
@@ -241,7 +240,7 @@ def start_process(
 ) -> subprocess.Popen[bytes]:
     """Start a node or a launcher in a session of its own, logging to `output`; `environment` is added.
 
-    `prefix` is a command that runs what follows it, such as `prlimit`.
+    `prefix` is a command that runs the rest, such as `prlimit`.
     """
     return start_command([*prefix, sys.executable, "-m", "supervisor", *arguments], output, environment)
 
@@ -289,7 +288,7 @@ def node(
     prefix: Sequence[str] = (),
     output: int | None = None,
 ) -> Iterator[Node]:
-    """Start a node that keeps its files under `folder`, and end it whatever happens in the body.
+    """Start a node with its files under `folder`, and end it with the body.
 
     Two nodes of one folder, one after the other, share their `TMPDIR`: the second removes what the first left. `engine`
     and `gateway` are lines of those tables beside slots and port; `environment` is added to this process's. The node

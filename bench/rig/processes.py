@@ -47,7 +47,7 @@ def process_entry(pid: int, proc: Path = PROC) -> ProcessEntry | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources that a process has used since its start; of its threads, those that still run."""
+    """The resources used by a process and its running threads since its start."""
 
     user_s: float  # of the two, only the sum is exact
     system_s: float  # in the kernel's ticks
@@ -81,7 +81,7 @@ def usage(pid: int, proc: Path = PROC) -> Usage:
 
 
 def exact_cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and all its threads, also of those that have ended, in nanoseconds' steps.
+    """Return the CPU time of a process and all its threads, ended ones included, in nanoseconds' steps.
 
     Raises `OSError` if there is no such process. The number of its clock is that of `clock_getcpuclockid`.
     """

@@ -1,8 +1,7 @@
 """The result of a bench as one JSON document, which `python -m bench report` turns into a page.
 
-Every command writes the same form: what was measured and how to repeat it, then *figures*: tables, which are all that a
-report needs to know. A command may have keys of its own beside them. What was measured several times is a list of all
-its values, never a mean.
+Every command writes the same form: the measurement and how to repeat it, then *figures*, the tables of a report. A
+command may have keys of its own beside them. A repeated measurement is a list of all its values, never a mean.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def write_document(
     figures: Sequence[Table],
     samples: object,
 ) -> None:
-    """Write the document of a command, whose name is the first of its words, with what was measured as `samples`."""
+    """Write the document of a command with its measurements as `samples`; the first of its words is its name."""
     document = {
         "schema": f"espalier.bench.{words[0]}/1",
         "title": title,

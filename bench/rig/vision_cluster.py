@@ -1,4 +1,4 @@
-"""Clusters that take pictures: a front that fetches and decodes them, an encoder, and engines that compute with them.
+"""Clusters for pictures: a front that fetches and decodes them, an encoder, and engines for their embeddings.
 
 Only the front has a gateway, and so a media actor with its decoders; the other nodes have endpoints for metrics.
 """
@@ -49,8 +49,8 @@ def simulated_plan(
 ) -> Plan:
     """Return the plan of a front, an encoder, a prefill and a decode.
 
-    `encoder` and `media` are the keys of these tables, `width` is that of embeddings, and `gateway` has lines that
-    stand behind its keys.
+    `encoder` and `media` are the keys of these tables, `width` is the embeddings', and `gateway` has further lines of
+    its table.
     """
     engines = {
         ENCODER: SIMULATED_ENCODER.format(

@@ -4,9 +4,9 @@ Each has two engines that compute nothing: Dynamo's mockers, and simulated ones.
 duration of a step are the same; both engines together have the memory for all that the load shares, and neither has it
 alone. One engine with all the memory gets the load, too: more than it finds no routing can find.
 
-The mocker reports no cached tokens to clients. Its hit share is counted from the metrics of its forward passes, which
-a process of Dynamo's own records: prompt tokens that were read, of those and the computed ones. Their sum must be the
-prompt tokens of all answers, or the share is not printed.
+The mocker reports no cached tokens to clients. Its hit share is computed from the metrics of its forward passes, which
+a process of Dynamo's own records: the prompt tokens read from the cache, divided by the read and computed ones. Their
+sum must be the prompt tokens of all answers, or the share is not printed.
 
     python -m bench peers install dynamo-mocker
     python -m bench.routing.kv_routers
@@ -51,7 +51,7 @@ def dynamos(mode: str, setup: Setup, *options: str) -> list[Command]:
 
 
 def mocked_engine(setup: Setup) -> dict[str, Any]:
-    """Return the mocker's own description of an engine, whose durations are in a file that is written here."""
+    """Write the durations of an engine into a file, and return the mocker's description of the engine."""
     file = setup.folder / "durations.npz"
     lengths, step_ms = (1.0, float(PREFILL_CHUNK)), 1000 * setup.step_s
     np.savez(

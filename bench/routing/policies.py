@@ -29,10 +29,10 @@ PACE_SCALE = 1 / 3  # of the load that is sent to find it
 
 
 def pace(options: argparse.Namespace) -> float:
-    """Return the rate of arrivals that suits this machine, in requests a second.
+    """Return a suitable rate of arrivals for this machine, in requests a second.
 
-    A rate that one machine keeps up with overloads another, and then times to the first token and shares of what is
-    cached depend on waiting and evictions instead of routing.
+    On an overloaded machine times to the first token and cached shares depend on waiting and evictions instead of
+    routing.
     """
     load = loads.load("paced", 0, engines=options.count, scale=PACE_SCALE)
     with server(espalier("round_robin", options.engines), options.count, 1, load) as running:

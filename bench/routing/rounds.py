@@ -148,7 +148,7 @@ def send(url: str, load: Load) -> list[Record]:
 
 
 def add_round(running: Running, load: Load, figures: Figures) -> None:
-    """Send a load once to a server that has answered nothing yet, and add what came of it."""
+    """Send a load once to a fresh server, and add its figures."""
     before_s = cpu_s(running)
     records = send(running.url, load)
     time.sleep(SETTLED_S)

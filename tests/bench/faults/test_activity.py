@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.faults.activity import Window, computing, engine_processes
-from bench.faults.servers import node, parent, scheduler, told_apart
+from bench.faults.servers import distinguishable, node, parent, scheduler
 from bench.rig.processes import ProcessEntry
 
 IDLE, BUSY = 0.01, 0.9
@@ -69,5 +69,5 @@ def test_a_victim_is_one_process_of_one_worker() -> None:
     ("moved", "apart"),
     [([0, 0, 10, 14], True), ([0, 0, 9, 14], False), ([0, 0, 0, 0], False), ([], False), ([10, 11], True)],
 )
-def test_streams_are_told_apart_once_those_that_go_on_have_moved_far(moved: list[int], apart: bool) -> None:
-    assert told_apart(moved) == apart
+def test_stopped_streams_are_distinguishable_once_the_moving_ones_have_moved_far(moved: list[int], apart: bool) -> None:
+    assert distinguishable(moved) == apart
