@@ -22,7 +22,7 @@ from actors.engines.slots.slots import Slots
 from actors.kit.hand_off import KindHandOff
 from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, RequestError
 from protocol.messages.engine import EngineInfo, HandOff
-from protocol.messages.generation import Generate, Sampling, Tokens
+from protocol.messages.generation import Generate, Sampling, Started, Tokens
 from protocol.strict.checks import Within
 
 # The time for an answer is waited in so many parts: a part in which this process was stopped counts as one.
@@ -111,15 +111,16 @@ async def _wait_idle(slots: Slots, after_s: float) -> None:
 
 async def _ask(slots: Slots, request: Generate, within_s: float, report: Callable[[str], None]) -> None:
     """Ask for one answer, and report its outcome; raises as `canary` does."""
-    outcome = YIELDED
+    outcome, returns_state = YIELDED, slots.engine.info.returns_states
     try:
         async with probing(slots, request) as generation:
-            if not await _is_over(generation, within_s):
+            if not await _is_over(generation, within_s, returns_state=returns_state):
                 outcome = LATE
                 raise EngineStuck(  # noqa: TRY301  # it leaves the probe at once
                     f"its canary got no whole answer within {within_s:g} s"
                 )
-            await _check_whole(generation)
+            if not returns_state:
+                await _check_whole(generation)
             outcome = ANSWERED
         report(outcome)
     except EngineLost as error:
@@ -132,14 +133,25 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
         raise EngineStuck(f"its canary failed: {error.code}: {error.detail}") from error
 
 
-async def _is_over(generation: Generation, within_s: float) -> bool:
-    """Wait for the end of an answer, and return whether it came in time."""
+async def _is_over(generation: Generation, within_s: float, *, returns_state: bool) -> bool:
+    """Wait for the end of an answer, or for its state, and return whether it came in time."""
     await trio.lowlevel.checkpoint()
     for _ in range(WAITS):
         with trio.move_on_after(within_s / WAITS):
-            await generation.over.wait()
+            if returns_state:
+                await _receive_state(generation)
+            else:
+                await generation.over.wait()
             return True
-    return generation.over.is_set()
+    return generation.over.is_set() and not returns_state
+
+
+async def _receive_state(generation: Generation) -> None:
+    """Wait for the state of a prompt, which is all of a sequential prefill's answer; raises as `_check_whole` does."""
+    async for reply in generation:
+        if isinstance(reply, Started) and reply.hand_off:
+            return
+    raise InternalError("it ended without a state")
 
 
 async def _check_whole(generation: Generation) -> None:

@@ -1,8 +1,10 @@
 """Prefill: compute prompts, and hand their KV caches to their decodes.
 
-A request and its decode meet at the rendezvous that the router has chosen for both; the engine moves the cache by
-itself, and neither actor sees it. The answer is one token, once the decode has the cache: the router does not pass it
-on, since the decode streams it too. An engine is warm before it is offered here.
+The engine moves the cache itself, and neither actor sees it. In a concurrent hand-off the request and its decode meet
+at a rendezvous, which the router has made for both. The answer is one token, once the decode has the cache: the router
+does not pass it on, since the decode streams it too. In a sequential one the answer is the state of the prompt. The
+slot is then held until the router leaves the call, as it does once the decode has begun, or until the whole time of the
+request is over. An engine is warm before it is offered here.
 
 It bounds no prompts of its own, unlike a decode whose engine computes prompts. The decode has memory set aside for each
 awaited prompt: a prompt held back here could keep memory from the prompts before it, and neither would go on. The

@@ -10,6 +10,10 @@ forbids it; log probabilities stand beside each token, the likeliest first, and 
 cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still reach
 their limit. The last `said` tokens of a prompt are the beginning of the answer: the engine continues it, and
 `tokens_max` counts the rest alone.
+
+`tests/contracts/pair.py` checks a prefill and a decode of one kind together. A sequential prefill answers with one
+`Started`, which has a state, and holds the KV cache until `abort`. A state of another engine, life or prompt, or one
+already used, is refused with `HandOffFailed`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,10 @@ def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
 
 def _check_hand_off(hand_off: bytes, info: EngineInfo) -> None:
     """Raise `HandOffFailed` for a hand-off that the engine's leg cannot take: no client chose it."""
-    if bool(hand_off) is (info.hand_off is HandOff.NONE):
-        raise HandOffFailed("one leg of a pair wants a hand-off, and an engine that computes both takes none")
+    if bool(hand_off) is not (info.is_decode or info.hand_off is HandOff.CONCURRENT):
+        raise HandOffFailed(
+            "a decode wants a hand-off, and so does a prefill that meets it; an engine that computes both takes none"
+        )
     if len(hand_off) > HAND_OFF_BYTES_MAX:
         raise HandOffFailed(f"a hand-off has at most {HAND_OFF_BYTES_MAX} bytes, got {len(hand_off)}")
 

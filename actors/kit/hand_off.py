@@ -2,6 +2,11 @@
 
 No router reads these bytes: a kind makes them, and its engines read them. An engine reports the way of its hand-off
 (`HandOff`) and, if it is a prefill, an address, which is opaque as well.
+
+In a *concurrent* hand-off both legs are asked at once with a rendezvous, which is made from the prefill's address. In a
+*sequential* one the prefill is asked first, without a hand-off. Its `Started` has a state, with which the decode is
+asked. The prefill's call is the lease of the state: it stays open until the decode has begun, and leaving it frees the
+state at any moment.
 """
 
 from __future__ import annotations
@@ -28,8 +33,8 @@ class KindHandOff:
     """The hand-off of one kind.
 
     `without_partner` is for a leg that is asked alone, such as by a canary: it does its part, and no KV cache is moved.
-    `rendezvous` is for both legs of a concurrent pair, from the info of the prefill.
+    `rendezvous` is for both legs of a concurrent pair, from the prefill's info; None for a kind that has no such pairs.
     """
 
     without_partner: MakeHandOff
-    rendezvous: MakeHandOff
+    rendezvous: MakeHandOff | None = None

@@ -1,21 +1,71 @@
-"""The hand-off of a pair, as its router makes it: a rendezvous for both legs, by the prefill's kind."""
+"""The hand-off of one attempt by a pair: what each leg is asked with, and how long the prefill's call stays open.
+
+Both legs are in one nursery from the beginning, and the reservation at the decode stands, whichever way their hand-off
+has. In a sequential one the decode is asked later: once the prefill has returned a state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import trio
+from attrs import define, field
+
 from actors.kit.hand_off import KindHandOff
 from actors.routing.ports import Worker
 from protocol.errors import HandOffFailed
 from protocol.messages.cluster import engine_and_rank
+from protocol.messages.engine import HandOff
+from protocol.messages.generation import Started
 
 
-def rendezvous(prefill: Worker, kinds: Mapping[str, KindHandOff], number: int) -> bytes:
-    """Return the bytes with which both legs are asked; raises `HandOffFailed` if there are none for this prefill."""
-    info = prefill.info
-    if info is None or info.hand_off_address is None:  # it was there when the prefill was chosen
-        raise HandOffFailed(f"prefill {prefill.full_name} no longer announces its hand-off")
-    if (kind := kinds.get(info.kind)) is None:
-        raise HandOffFailed(f"this node cannot make a hand-off of the kind of prefill {prefill.full_name}")
-    _, rank = engine_and_rank(prefill.full_name)
-    return kind.rendezvous(info, rank=rank, number=number)
+@define(eq=False)
+class PairHandOff:
+    """The hand-off between the two legs of a request: bytes for each, which no router reads."""
+
+    prefill: Worker
+    for_prefill: bytes
+    is_sequential: bool
+    lease: trio.CancelScope = field(factory=trio.CancelScope)  # of the state: the prefill's call lasts as long
+    _state: bytes = b""
+    _returned: trio.Event = field(factory=trio.Event)
+
+    @classmethod
+    def of(cls, prefill: Worker, kinds: Mapping[str, KindHandOff], number: int) -> PairHandOff:
+        """Return the hand-off of a prefill, by its kind; raises `HandOffFailed` if it allows none."""
+        info = prefill.info
+        if info is None or info.hand_off_address is None:  # it was there when the prefill was chosen
+            raise HandOffFailed(f"prefill {prefill.full_name} no longer announces its hand-off")
+        if info.hand_off is HandOff.SEQUENTIAL:
+            return cls(prefill, b"", is_sequential=True)
+        kind = kinds.get(info.kind)
+        if kind is None or kind.rendezvous is None:
+            raise HandOffFailed(f"this node cannot make a hand-off of the kind of prefill {prefill.full_name}")
+        _, rank = engine_and_rank(prefill.full_name)
+        return cls(prefill, kind.rendezvous(info, rank=rank, number=number), is_sequential=False)
+
+    async def for_decode(self) -> bytes:
+        """Wait until the decode can be asked, and return what with."""
+        if not self.is_sequential:
+            await trio.lowlevel.checkpoint()
+            return self.for_prefill
+        await self._returned.wait()
+        return self._state
+
+    def begun(self, started: Started) -> None:
+        """Note that the prompt is computed, and its state; raises `HandOffFailed` if a state is missing."""
+        if self.is_sequential:
+            if not started.hand_off:
+                raise HandOffFailed(f"prefill {self.prefill.full_name} returned no state")
+            self._state = started.hand_off
+            self._returned.set()
+
+    def taken(self) -> None:
+        """Note that the decode has the KV cache: the prefill is left, which frees the state."""
+        if self.is_sequential:
+            self.lease.cancel(reason="the decode has the KV cache")
+
+    def ended(self) -> None:
+        """Raise `HandOffFailed` if a prefill has ended whose state the decode has not taken."""
+        if self.is_sequential and not self.lease.cancel_called:
+            raise HandOffFailed(f"prefill {self.prefill.full_name} ended before the decode had the KV cache")

@@ -19,7 +19,7 @@ from attrs import define, evolve, field
 from actors.kit.groups import raise_part
 from actors.routing.encoding import placed
 from actors.routing.failover import FAILOVER, Failover, cause
-from actors.routing.hand_off import rendezvous
+from actors.routing.hand_off import PairHandOff
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
@@ -147,9 +147,10 @@ class RoutedRequest:
             if route.prefill is None:
                 return await self._decode(route, request)
             async with trio.open_nursery() as legs:
-                request = evolve(request, hand_off=self._rendezvous(route.prefill))
-                legs.start_soon(self._prefill, route, route.prefill, request)
-                finished = await self._decode(route, evolve(request, media=placed(request.media)))
+                hand_off = self._hand_off(route.prefill)
+                legs.start_soon(self._prefill, route, evolve(request, hand_off=hand_off.for_prefill), hand_off)
+                of_decode = evolve(request, media=placed(request.media), hand_off=await hand_off.for_decode())
+                finished = await self._decode(route, of_decode, hand_off)
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:
             failed, rest = group.split(RequestError)
@@ -164,7 +165,7 @@ class RoutedRequest:
             route.end()
         return finished  # noqa: ASYNC910  # the decode has checkpoints
 
-    async def _decode(self, route: Route, request: Generate) -> Finished:
+    async def _decode(self, route: Route, request: Generate, hand_off: PairHandOff | None = None) -> Finished:
         is_whole = not self._sent  # else another worker has computed the beginning of the answer
 
         def pass_on(reply: Started | Tokens) -> None:
@@ -177,6 +178,8 @@ class RoutedRequest:
                 return
             self.unstarted.discard(self)
             self._failover.handed_over(route)
+            if hand_off is not None:
+                hand_off.taken()
             route.begun()
             route.decode.begun(request.id)
             if self._first_route is None:
@@ -197,16 +200,21 @@ class RoutedRequest:
             route.answered(self._sent, finished.reason)
         return finished
 
-    async def _prefill(self, route: Route, prefill: Worker, request: Generate) -> None:
+    async def _prefill(self, route: Route, request: Generate, hand_off: PairHandOff) -> None:
+        prefill = hand_off.prefill
+
         def note(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
                 route.begun()
                 prefill.begun(request.id)
                 if self._first_route is None or self._first_route is route:
                     self._cached = self._cached_tokens(reply)
+                hand_off.begun(reply)
 
         async with self._leg(route, prefill, request) as replies:
-            await replies.relay(note)
+            with hand_off.lease:
+                await replies.relay(note)
+            hand_off.ended()
 
     @asynccontextmanager
     async def _leg(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
@@ -225,9 +233,9 @@ class RoutedRequest:
             return request
         return evolve(request, trace=child_span(request.trace, self.routing.new_id()))
 
-    def _rendezvous(self, prefill: Worker) -> bytes:
+    def _hand_off(self, prefill: Worker) -> PairHandOff:
         try:
-            return rendezvous(prefill, self.routing.hand_offs, self.routing.new_number())
+            return PairHandOff.of(prefill, self.routing.hand_offs, self.routing.new_number())
         except HandOffFailed:
             self._failover.lost_names.add(prefill.full_name)
             raise

@@ -62,6 +62,11 @@ class EngineInfo(Message):
         return MediaForm.PLACES if self.is_decode else self.media.form
 
     @property
+    def returns_states(self) -> bool:
+        """Whether it is a sequential prefill, which returns a state and no tokens."""
+        return self.hand_off is HandOff.SEQUENTIAL and self.hand_off_address is not None
+
+    @property
     def is_decode(self) -> bool:
         """Whether it computes no prompts, which a prefill hands over to it."""
         return self.hand_off is not HandOff.NONE and self.hand_off_address is None

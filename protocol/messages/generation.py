@@ -175,10 +175,15 @@ class RouteTaken:
 
 @frozen
 class Started(Message):
-    """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache."""
+    """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache.
+
+    From a sequential prefill no token follows: `hand_off` is the state with which its decode is to be asked, and the
+    engine holds it until this request is left.
+    """
 
     cached_tokens: int = 0
     route: RouteTaken | None = field(default=None, eq=False)  # tells how it was answered, not what
+    hand_off: bytes = b""
 
 
 @frozen

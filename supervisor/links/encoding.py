@@ -26,7 +26,7 @@ from protocol.errors import (
 from protocol.link import codec
 from protocol.link.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
 from protocol.messages.cluster import COUNT_MAX
-from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_BYTES_MAX, WatchBlocks
 from protocol.messages.media import Encode, Encoded, MediaItem
@@ -77,6 +77,8 @@ class ReplyRules:
             raise PeerViolation("token ids or log probabilities that cannot be")
         if isinstance(reply, Started) and not 0 <= reply.cached_tokens <= COUNT_MAX:
             raise PeerViolation("a number of cached tokens that cannot be")
+        if isinstance(reply, Started) and len(reply.hand_off) > HAND_OFF_BYTES_MAX:
+            raise PeerViolation(f"a hand-off of {len(reply.hand_off)} bytes; the limit is {HAND_OFF_BYTES_MAX}")
         self.free_left -= not units
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")

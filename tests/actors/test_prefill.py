@@ -1,4 +1,4 @@
-"""Prefill: a prompt keeps its slot until the decode at its rendezvous has the KV cache."""
+"""Prefill: a prompt keeps its slot until the decode of its request has the KV cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import ADDRESS, Costs
 from actors.engines.slots.deadlines import Deadlines
-from actors.engines.slots.slots import Slots
+from actors.engines.slots.slots import SlotObserver, Slots
 from actors.prefill import prefill
-from protocol.errors import EngineDied, EngineLost
+from protocol.errors import DeadlineExceeded, EngineDied, EngineLost
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineLoad
+from protocol.messages.engine import EngineLoad, HandOff
 from protocol.messages.generation import FinishReason, Generate, Started, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.simulated_engines import generate, running, spec
@@ -119,3 +119,56 @@ async def test_a_lost_engine_fails_its_prompts_and_ends_the_actor(autojump_clock
             await trio.sleep(0.5)
             workers.prefill_engine.crash()
             await trio.sleep(1)
+
+
+# Sequential -------------------------------------------------------------------------------
+
+
+class Aborts(SlotObserver):
+    """The aborts of requests."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def aborted(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+@asynccontextmanager
+async def sequential(deadlines: Deadlines, observer: SlotObserver) -> AsyncIterator[tuple[AnyAddress, SimulatedEngine]]:
+    """Run a prefill with one slot whose engine returns states."""
+    of_engine = spec(leg=Leg.PREFILL, hand_off=HandOff.SEQUENTIAL, costs=COSTS)
+    async with running(of_engine) as engine, trio.open_nursery() as actors:
+        address, prompts = priority_inbox(8, lambda _: 0)
+        await actors.start(prefill, prompts, [Slots(engine, 1, deadlines, observer)])
+        yield address, engine
+        actors.cancel_scope.cancel()
+
+
+async def test_a_state_keeps_its_slot_until_its_asker_leaves_which_is_no_abort(autojump_clock: MockClock) -> None:
+    observer = Aborts()
+    async with sequential(Deadlines(gap_s=5), observer) as (address, engine):
+        async with address.ask(generate("a"), 8) as answer:
+            started = await anext(answer)
+            assert isinstance(started, Started)
+            assert started.hand_off
+            await trio.sleep(60)  # far longer than between two tokens
+            assert not answer.over.is_set()
+            assert (await engine.load()).running == 1
+        await wait_all_tasks_blocked()
+        assert await engine.load() == EngineLoad(0, 0, 0)
+        assert observer.seconds == []
+        with trio.move_on_after(0.5):
+            await ask(address, generate("b"))
+        await wait_all_tasks_blocked()
+        assert observer.seconds == [0], "it was left before its state"
+
+
+async def test_a_state_that_nobody_takes_is_freed_when_the_whole_time_of_a_request_is_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with sequential(Deadlines(total_s=30), SlotObserver()) as (address, engine):
+        with pytest.raises(DeadlineExceeded, match="30 s in all"):
+            await ask(address, generate("a"))
+        assert trio.current_time() == 30
+        assert await engine.load() == EngineLoad(0, 0, 0)

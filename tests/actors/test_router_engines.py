@@ -12,6 +12,7 @@ from attrs import define, evolve, field
 
 from actors.decode import decode
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.spec import Costs
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.slots import Slots
@@ -22,7 +23,7 @@ from actors.routing.route import FailoverLimits
 from protocol.block_hashes import block_hashes
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineLoad
+from protocol.messages.engine import EngineLoad, HandOff
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
 from protocol.messages.kv_events import BlockChange, BlockEvent
 from tests.rig.calls import AnyPriorityInbox, priority_inbox
@@ -41,9 +42,11 @@ class Real(ActorWorker):
 
 
 @asynccontextmanager
-async def over_engines(*legs: Leg, levels: ServiceLevels | None = None) -> AsyncIterator[RouterRig]:
+async def over_engines(
+    *legs: Leg, levels: ServiceLevels | None = None, hand_off: HandOff = HandOff.CONCURRENT
+) -> AsyncIterator[RouterRig]:
     costs = Costs(fixed_s=1.0, per_prefill_token_s=0.25, per_running_s=0.0, release_s=0.125, transfer_s=0.5)
-    limits = FailoverLimits(resume_s=60)
+    limits, states = FailoverLimits(resume_s=60), HeldStates()
     async with routed(limits=limits, levels=levels) as rig, trio.open_nursery() as engines:
 
         async def act(inbox: AnyPriorityInbox, engine: SimulatedEngine, name: str) -> None:
@@ -59,7 +62,9 @@ async def over_engines(*legs: Leg, levels: ServiceLevels | None = None) -> Async
                 await engine.run()
 
         for number, leg in enumerate(legs):
-            engine = SimulatedEngine(spec(leg=leg, slots=1, costs=costs), random.Random(0))
+            engine = SimulatedEngine(
+                spec(leg=leg, slots=1, costs=costs, hand_off=hand_off), random.Random(0), states=states
+            )
             worker = Real(f"{leg}{number}", rig.pool, engine.info.running_max, leg, engine.info, engine=engine)
             worker.address, inbox = priority_inbox(1, lambda _: 0)
             rig.pool.all.append(worker)
@@ -67,10 +72,15 @@ async def over_engines(*legs: Leg, levels: ServiceLevels | None = None) -> Async
             engines.start_soon(act, inbox, engine, worker.name)
         rig.pool.change()
         yield rig
+        assert not len(states), "a prefill holds a state for no decode"
         engines.cancel_scope.cancel()
 
 
-ROOMS = {"one worker": (Leg.BOTH,), "a pair": (Leg.PREFILL, Leg.DECODE)}
+ROOMS = {
+    "one worker": ((Leg.BOTH,), HandOff.NONE),
+    "a pair": ((Leg.PREFILL, Leg.DECODE), HandOff.CONCURRENT),
+    "a sequential pair": ((Leg.PREFILL, Leg.DECODE), HandOff.SEQUENTIAL),
+}
 PAGE = 2
 POOLS = {"one pool": None, "two pools": whole_levels(both0=1, both1=0)}
 
@@ -82,9 +92,11 @@ def by_prefix(name: str) -> Generate:
     return evolve(wanted, hints=RoutingHints("session", (blocks,), ttft_target_ms=0))
 
 
-async def sweep_one(legs: tuple[Leg, ...], step: int, crash: int | None, expected: list[int]) -> bool:
+async def sweep_one(
+    legs: tuple[Leg, ...], hand_off: HandOff, step: int, crash: int | None, expected: list[int]
+) -> bool:
     """Leave, or crash one of the engines, just before the step; return whether the answer had ended by then."""
-    async with over_engines(*legs, *legs) as rig:
+    async with over_engines(*legs, *legs, hand_off=hand_off) as rig:
         return await act_at(rig, step, crash, expected, lambda name: generate(name, 4, temperature=0.0))
 
 
@@ -148,9 +160,9 @@ CRASHES = pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash th
 
 
 @CRASHES
-@pytest.mark.parametrize("legs", ROOMS.values(), ids=ROOMS.keys())
-def test_at_every_step(legs: tuple[Leg, ...], crash: int | None, expected: list[int]) -> None:
-    sweep(lambda _, step: sweep_one(legs, step, crash, expected), steps_min=40)
+@pytest.mark.parametrize(("legs", "hand_off"), ROOMS.values(), ids=ROOMS.keys())
+def test_at_every_step(legs: tuple[Leg, ...], hand_off: HandOff, crash: int | None, expected: list[int]) -> None:
+    sweep(lambda _, step: sweep_one(legs, hand_off, step, crash, expected), steps_min=40)
 
 
 @CRASHES

@@ -23,6 +23,7 @@ from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.kv_memory import Lease
 from actors.engines.simulated.output import OutputGenerator, OutputSequence
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
@@ -31,7 +32,7 @@ from actors.engines.simulated.spec import Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import EngineDied, EngineRefused, RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Sampling, Usage
 from protocol.messages.media import MediaInfo
 
@@ -120,12 +121,14 @@ class Costs:
     stuck: bool = False  # aborted requests keep their slots for ever
     refused: Callable[[str], bool] = lambda _: False  # ids that it finds wrong only after it has admitted them
     leg: Leg = Leg.BOTH
+    hand_off: HandOff = HandOff.CONCURRENT
     media: MediaInfo | None = None
 
     @property
     def spec(self) -> SimulatedSpec:
         return SimulatedSpec(
             leg=self.leg,
+            hand_off=self.hand_off,
             slots=self.slots,
             waiting_max=self.waiting_max,
             kv_tokens_max=self.kv_tokens_max,
@@ -236,10 +239,6 @@ class Scheduler(Batch):
         self.failed += 1
         self._fail(held, self.fails, update)
 
-    def _fail(self, held: HeldRequest, error: RequestError, update: BatchUpdate) -> None:
-        self._drop(held)
-        update.failed.append((held.request.id, error))
-
     def _drop(self, held: HeldRequest) -> None:
         self.log.append(f"{'ended' if held.free_at == inf else 'released'} {held.request.id}")
         super()._drop(held)
@@ -254,15 +253,26 @@ class FakeEngine(SimulatedEngine):
     scheduler_of = Scheduler
     deliver: Callable[[BatchUpdate], None] | None = None
 
-    def __init__(self, costs: Costs | None = None, rendezvous_rooms: RendezvousRooms | None = None) -> None:
+    def __init__(
+        self,
+        costs: Costs | None = None,
+        rendezvous_rooms: RendezvousRooms | None = None,
+        states: HeldStates | None = None,
+    ) -> None:
         self.costs = costs or Costs()
-        super().__init__(self.costs.spec, random.Random(0), rendezvous_rooms=rendezvous_rooms or RendezvousRooms())
+        super().__init__(
+            self.costs.spec,
+            random.Random(0),
+            rendezvous_rooms=rendezvous_rooms or RendezvousRooms(),
+            states=HeldStates() if states is None else states,
+        )
         self._info = evolve(self.costs.info, operations=self.info.operations)
         self.scheduler = self.scheduler_of(
             self.spec,
             self.make_output(),
             self.chance,
             rendezvous_rooms=self.rendezvous_rooms,
+            states=self.states,
             wake=self._wake.unpark_all,
             live=self.costs,
         )

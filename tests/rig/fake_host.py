@@ -85,7 +85,7 @@ class FakeHost:
                 if isinstance(request, Generate):
                     self.streams[frame.stream] = request.id
                     self.numbers[request.id] = frame.stream
-                    self.engine.start(request)
+                    self._start(request)
                 elif isinstance(request, WatchBlocks | WatchLoad):
                     scope = self.watchers[frame.stream] = trio.CancelScope()
                     self._nursery.start_soon(self._watch, frame, request, scope, name="host.watch")
@@ -99,6 +99,12 @@ class FakeHost:
                 self.farewell = frame
             case _:
                 pass
+
+    def _start(self, request: Generate) -> None:
+        try:
+            self.engine.start(request)
+        except RequestError as error:
+            self._send(Fail(self._forget(request.id), error.code, error.detail))
 
     def _control(self, stream: int, request: Message) -> None:
         match request:
@@ -158,7 +164,14 @@ class FakeHost:
             await self.engine.watch_load(send)
 
     def _told(self, update: BatchUpdate) -> None:
-        begun = [Begun(self.numbers[request_id], cached) for request_id, cached in update.begun]
+        for request_id, started in update.begun:
+            if started.hand_off:
+                self._send(Item(self.numbers[request_id], codec.encode(started), 0))
+        begun = [
+            Begun(self.numbers[request_id], started.cached_tokens)
+            for request_id, started in update.begun
+            if not started.hand_off
+        ]
         streams = [self.numbers[request_id] for request_id in update.emitted]
         pairs = zip(streams, update.logprobs, strict=True)
         logprobs: dict[int, tuple[Logprob, ...]] = {stream: (each,) for stream, each in pairs if each is not None}

@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import (
     Finished,
     FinishReason,
@@ -71,6 +72,7 @@ class Play:
     length: int = 1000
     at_once: bool = False  # the error comes with the last of the tokens, in the same turn
     usage: Usage | None = None  # that it claims in the end; None: the truth
+    state: bytes = b""  # of a prompt, behind which no token comes
 
 
 @define(eq=False)
@@ -112,9 +114,8 @@ class Fake:
             self.times.append(trio.current_time())
             answer = AnyAnswer(credit)
             scope = trio.CancelScope()
-            self.pool.stage.start_soon(
-                self._play, request, self.plays.pop(0) if self.plays else self.otherwise, answer, scope
-            )
+            play = self.plays.pop(0) if self.plays else self.otherwise
+            self.pool.stage.start_soon(self._hold if play.state else self._play, request, play, answer, scope)
             try:
                 yield answer
             finally:
@@ -125,6 +126,14 @@ class Fake:
         finally:
             self.busy -= 1
             self.pool.change()
+
+    async def _hold(self, _: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
+        """Return a state after a second, and hold it until it is left, or until the error half a second later."""
+        with scope:
+            await trio.sleep(1)
+            answer.put(Started(play.cached, hand_off=play.state), 0)
+            await trio.sleep(inf if play.error is None else 0.5)
+        answer.fail(play.error if play.error is not None and not scope.cancelled_caught else AskerLeft("left"))
 
     async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         prefill = self.leg is Leg.PREFILL
@@ -350,9 +359,9 @@ async def check_ends(rig: RouterRig, failure: Exception | None) -> None:
     assert caught.value is failure
 
 
-def prefill_info(address: bytes = b"p", ranks: int = 1) -> EngineInfo:
+def prefill_info(address: bytes = b"p", ranks: int = 1, hand_off: HandOff = HandOff.CONCURRENT) -> EngineInfo:
     """Return the info of a simulated prefill with this address."""
-    return evolve(SimulatedSpec(leg=Leg.PREFILL, ranks=ranks).info, hand_off_address=address)
+    return evolve(SimulatedSpec(leg=Leg.PREFILL, ranks=ranks, hand_off=hand_off).info, hand_off_address=address)
 
 
 def met_at(request: Generate) -> Rendezvous:

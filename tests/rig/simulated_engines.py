@@ -12,6 +12,7 @@ import trio
 from actors.engines.port import Generation
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import Costs, SimulatedSpec
@@ -39,10 +40,15 @@ async def running(
     lines: Sequence[list[int]] = (),
     seed: int = 0,
     meetings: RendezvousRooms | None = None,
+    states: HeldStates | None = None,
 ) -> AsyncIterator[SimulatedEngine]:
     """Run an engine for the body."""
     engine = SimulatedEngine(
-        engine_spec or spec(), random.Random(seed), lines, rendezvous_rooms=meetings or RendezvousRooms()
+        engine_spec or spec(),
+        random.Random(seed),
+        lines,
+        rendezvous_rooms=meetings or RendezvousRooms(),
+        states=HeldStates() if states is None else states,
     )
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)

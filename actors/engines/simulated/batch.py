@@ -28,16 +28,18 @@ from attrs import define, field
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.kv_memory import KvMemory
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchStep, BatchUpdate
+from actors.engines.simulated.transfers import Transfers
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineRefused
+from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import Finished, FinishReason, Generate, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Started, Usage
 from protocol.messages.kv_events import RankLoad
 
 
@@ -50,8 +52,10 @@ class Batch:
     chance: FaultDraws
     faults: Faults = field(default=Faults())
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
+    states: HeldStates = field(factory=HeldStates)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
     rank: int = 0
+    transfers: Transfers = field(init=False)
     memory: KvMemory = field(init=False)
     # Ordered, since a dict is slow to find its first entry after many removals.
     waiting: OrderedDict[str, HeldRequest] = field(init=False, factory=OrderedDict)
@@ -67,6 +71,7 @@ class Batch:
     _cached_tokens: int = field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
+        self.transfers = Transfers(self.spec, self.rendezvous_rooms, self.states)
         self.memory = KvMemory(self.spec.pages, CacheEvents(rank=self.rank))
 
     # Requests --------------------------------------------------------------------------
@@ -77,14 +82,13 @@ class Batch:
         return len(self.running) + len(self.waiting) >= self.spec.slots + self.spec.waiting_max
 
     def submit(self, request: Generate, now: float) -> None:
-        """Queue a request for a slot."""
+        """Queue a request for a slot; raises `HandOffFailed` for a state that it cannot take."""
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
         held = HeldRequest(request)
+        self.transfers.submitted(held)
         held.look_up(self.spec.page_size, self.spec.media, caches=self._caches)
         self.waiting[request.id] = held
-        if self.spec.leg is Leg.DECODE:
-            self.rendezvous_rooms.expect(held.room)
         if self._step is None or self._step.planned_at == now:
             self._news = True
 
@@ -98,6 +102,7 @@ class Batch:
             held.free_at += self.spec.costs.release_s
             held.stuck = self._happens(self.faults.stuck)
         self._transferring.pop(request_id, None)
+        self.transfers.release(held)
         self._leaving[request_id] = held
         self._news = True
 
@@ -118,7 +123,8 @@ class Batch:
     def close(self) -> None:
         """Release the prefills that wait for this ended engine."""
         for held in (*self.running.values(), *self.waiting.values()):
-            self._leave(held)
+            self.transfers.accepted(held)
+        self.transfers.close()
 
     def rank_load(self) -> RankLoad:
         """Return the load for the engine's watchers."""
@@ -198,7 +204,10 @@ class Batch:
         for held in [held for held in self._transferring.values() if held.ready_at <= now]:
             del self._transferring[held.request.id]
             held.computed = len(held.request.tokens)
-            self._begin(held, update)
+            if not self.transfers.can_arrive(held):
+                self._fail(held, HandOffFailed("its prefill was left before the decode had the KV cache"), update)
+            else:
+                self._begin(held, update)
 
     # A step begins ---------------------------------------------------------------------
 
@@ -250,9 +259,9 @@ class Batch:
             self._cached_tokens += held.computed
             self.running[request_id] = self.waiting.pop(request_id)
             if self.spec.leg is Leg.DECODE and not held.given:
-                held.ready_at = now + self.faults.slow * self.spec.prefill_and_transfer_s(len(request.tokens))
+                held.ready_at = now + self._prefill_and_transfer_s(len(request.tokens))
                 self._transferring[request_id] = held
-                self.rendezvous_rooms.accept(held.room)
+                self.transfers.accepted(held)
 
     def _grow(self) -> None:
         """Give pages to very long answers, if need be the shortest decoding answers' pages."""
@@ -277,6 +286,10 @@ class Batch:
         """Return the most tokens of an answer in this engine."""
         return 1 if self.spec.leg is Leg.PREFILL else held.request.sampling.tokens_max
 
+    def _prefill_and_transfer_s(self, tokens: int) -> float:
+        """Return the time until a decode has the KV cache of a prompt that it has accepted."""
+        return self.faults.slow * self.spec.prefill_and_transfer_s(tokens)
+
     # A step ends -----------------------------------------------------------------------
 
     def _complete(self, step: BatchStep, update: BatchUpdate) -> None:
@@ -292,7 +305,7 @@ class Batch:
             if held.given:
                 self._emit(held, update)
                 continue
-            if self.spec.leg is Leg.PREFILL and self.rendezvous_rooms.wait(held.room, partial(self._accepted, held)):
+            if self.transfers.waits(held, partial(self._accepted, held)):
                 self._transferring[held.request.id] = held
                 continue
             self._begin(held, update)
@@ -308,11 +321,17 @@ class Batch:
 
     def _begin(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self._happens(self.faults.refuse):
-            self._drop(held)
-            update.failed.append((held.request.id, EngineRefused("the engine does not like it")))
-            return
-        update.begun.append((held.request.id, held.cached))
-        self._emit(held, update)
+            self._fail(held, EngineRefused("the engine does not like it"), update)
+        elif self.transfers.returns_states:
+            self._transferring[held.request.id] = held
+            update.begun.append((held.request.id, self.transfers.hold(held)))
+        else:
+            update.begun.append((held.request.id, Started(held.cached)))
+            self._emit(held, update)
+
+    def _fail(self, held: HeldRequest, error: RequestError, update: BatchUpdate) -> None:
+        self._drop(held)
+        update.failed.append((held.request.id, error))
 
     def _emit(self, held: HeldRequest, update: BatchUpdate) -> None:
         request, sequence = held.request, held.sequence
@@ -336,7 +355,8 @@ class Batch:
 
     def _drop(self, held: HeldRequest) -> None:
         """Release a request."""
-        self._leave(held)
+        self.transfers.accepted(held)
+        self.transfers.release(held)
         self.waiting.pop(held.request.id, None)
         if self.running.pop(held.request.id, None) is not None:
             self._transferring.pop(held.request.id, None)
@@ -345,8 +365,3 @@ class Batch:
     def _release_pages(self, held: HeldRequest) -> None:
         self._growing.pop(held.request.id, None)
         held.release_pages(self.memory, self.spec.page_size, caches=self._caches)
-
-    def _leave(self, held: HeldRequest) -> None:
-        """Release the prefill that waits for a request not accepted by this engine."""
-        if self.spec.leg is Leg.DECODE:
-            self.rendezvous_rooms.accept(held.room)

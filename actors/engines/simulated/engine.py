@@ -14,6 +14,7 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.hand_off import Rendezvous
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
@@ -23,7 +24,7 @@ from actors.kit.fast_path import put_token
 from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
-from protocol.messages.generation import Generate, Started, Tokens, one_token
+from protocol.messages.generation import Generate, Tokens, one_token
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, EngineLoads
 from protocol.messages.operations import FlushCache, operation_names
@@ -48,6 +49,7 @@ class SimulatedEngine:
     sentences: Sequence[Sequence[int]] = ()
     digest: Digest = ()  # the folder of the model whose tokenizer made the sentences
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
+    states: HeldStates = field(factory=HeldStates)  # that its sequential prefills and decodes share
     publishes: bool = True  # whether watchers get the blocks of its prefix cache
     _batches: tuple[Batch, ...] = field(init=False)  # one a rank
     _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # by operation
@@ -69,8 +71,8 @@ class SimulatedEngine:
         }
         self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
-        own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self._wake.unpark_all
-        self._batches = tuple(Batch(*own, rank) for rank in range(self.spec.ranks))
+        own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
+        self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
 
     # The port --------------------------------------------------------------------------
 
@@ -209,7 +211,7 @@ class SimulatedEngine:
 
     def _check_leg(self, request: Generate) -> None:
         """Raise `HandOffFailed` for a rendezvous that is none, at another prefill, or at another rank of this one."""
-        if self.spec.leg is Leg.BOTH:
+        if self.spec.leg is Leg.BOTH or self.spec.is_sequential:
             return
         where, own = Rendezvous.decode(request.hand_off), self.info.hand_off_address
         if own is None:
@@ -231,9 +233,9 @@ class SimulatedEngine:
     def _deliver(self, update: BatchUpdate) -> None:
         """Put a rank's events into the answers; their readers may abort, submit or crash meanwhile."""
         answers, now = self._answers, trio.current_time()
-        for request_id, cached in update.begun:
+        for request_id, started in update.begun:
             if (answer := answers.get(request_id)) is not None:
-                answer.put(Started(cached), 0)
+                answer.put(started, 0)
         for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
             if (answer := answers.get(request_id)) is not None:
                 if logprob is None:

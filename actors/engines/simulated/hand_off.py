@@ -1,16 +1,28 @@
-"""The hand-off of simulated engines: a rendezvous names the prefill, one of its ranks and a room, and moves nothing."""
+"""The hand-offs of simulated engines, concurrent and sequential; nothing is moved in either.
+
+A rendezvous names the prefill, one of its ranks and a room. A state names what the prefill holds, and whatever a decode
+can compare with its own request.
+"""
 
 from __future__ import annotations
 
 import struct
+from hashlib import sha256
 
 from attrs import frozen
 
 from actors.kit.hand_off import KindHandOff
+from protocol.block_hashes import pack_tokens
 from protocol.errors import HandOffFailed
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate
 
+ALONE = b"alone"
+"""The hand-off of a sequential decode without a partner, which takes no state."""
+
+DIGEST_BYTES = 8
 _ROOM_AND_RANK = struct.Struct("!QI")
+_STATE = struct.Struct(f"!QQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 @frozen
@@ -39,14 +51,47 @@ class Rendezvous:
         return cls(room, rank, hand_off[_ROOM_AND_RANK.size :])
 
 
+@frozen
+class State:
+    """The state of a prompt that a prefill has computed and holds: of which process, life, KV cache and prompt."""
+
+    life: int
+    number: int  # no other state of the process has it
+    layout: bytes  # of the KV cache
+    prompt: bytes  # its digest
+    process: str = ""
+
+    @classmethod
+    def of(cls, request: Generate, layout: bytes, *, life: int, number: int, process: str) -> State:
+        """Return the state of a request's prompt, its images and videos included."""
+        digest = sha256(pack_tokens(request.tokens))
+        for item in request.media:
+            digest.update(item.digest.encode())
+        return cls(life, number, layout, digest.digest()[:DIGEST_BYTES], process)
+
+    def encode(self) -> bytes:
+        """Return it as the `hand_off` of a `Started`, and of its decode's request."""
+        return _STATE.pack(self.life, self.number, self.layout, self.prompt) + self.process.encode()
+
+    @classmethod
+    def decode(cls, hand_off: bytes) -> State:
+        """Return that of a request; raises `HandOffFailed` for bytes that are none."""
+        try:
+            life, number, layout, prompt = _STATE.unpack_from(hand_off)
+            return cls(life, number, layout, prompt, hand_off[_STATE.size :].decode())
+        except (struct.error, UnicodeDecodeError) as error:
+            raise HandOffFailed(f"a hand-off of {len(hand_off)} bytes is no state of a prefill") from error
+
+
 def rendezvous(info: EngineInfo, *, rank: int, number: int) -> bytes:
     """Return a rendezvous at a rank of a prefill."""
     return Rendezvous(number, rank, info.hand_off_address or b"").encode()
 
 
 def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
-    """Return a rendezvous at which neither leg waits for the other."""
-    del info
+    """Return a rendezvous at which neither leg waits for the other; of a sequential pair, no state."""
+    if info.hand_off is HandOff.SEQUENTIAL:
+        return ALONE if info.is_decode else b""
     return Rendezvous(number, rank).encode()
 
 

@@ -6,7 +6,7 @@ from math import inf
 
 from attrs import Factory, define
 
-from actors.engines.simulated.hand_off import Rendezvous
+from actors.engines.simulated.hand_off import Rendezvous, State
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
@@ -31,6 +31,7 @@ class HeldRequest:
     ready_at: float = inf  # when its prompt has arrived from another engine, or can be handed over to it
     free_at: float = inf  # set by an abort
     stuck: bool = False
+    state: State | None = None  # of a sequential hand-off: that a prefill holds, or that a decode takes
 
     @property
     def room(self) -> int:

@@ -6,10 +6,12 @@ A duration, of an engine's step or of an encoder's batch, is a sum of a few cost
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Annotated, Protocol
 
 from attrs import frozen
 
+from actors.engines.simulated.hand_off import DIGEST_BYTES
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.media import MediaInfo
@@ -87,6 +89,7 @@ class SimulatedSpec:
     """Sizes, costs and faults of one simulated engine; sizes are of each rank, and lengths in tokens."""
 
     leg: Leg = Leg.BOTH  # which part of a request it computes
+    hand_off: HandOff = HandOff.CONCURRENT  # of a leg of a pair; tests choose it, no configuration does
     ranks: Count = 1  # data-parallel ones, each with slots, KV memory and steps of its own
     slots: Count = 64  # requests that run at once
     waiting_max: Annotated[int, Within(at_least=0, at_most=2**31 - 1)] = 64  # requests that wait for a slot
@@ -110,6 +113,16 @@ class SimulatedSpec:
         return self.kv_tokens_max // self.page_size
 
     @property
+    def is_sequential(self) -> bool:
+        """Whether it is a leg of a pair whose prefill returns a state."""
+        return self.leg is not Leg.BOTH and self.hand_off is HandOff.SEQUENTIAL
+
+    @property
+    def layout(self) -> bytes:
+        """A digest of the properties in which the KV caches of a prefill and its decode must agree."""
+        return sha256(repr((self.vocabulary_size, self.page_size, self.seed)).encode()).digest()[:DIGEST_BYTES]
+
+    @property
     def info(self) -> EngineInfo:
         """The properties and limits that the engine reports."""
         return EngineInfo(
@@ -122,7 +135,7 @@ class SimulatedSpec:
             running_max=self.slots,
             page_size=self.page_size,
             honours_seed=True,
-            hand_off=HandOff.NONE if self.leg is Leg.BOTH else HandOff.CONCURRENT,
+            hand_off=HandOff.NONE if self.leg is Leg.BOTH else self.hand_off,
             hand_off_address=ADDRESS if self.leg is Leg.PREFILL else None,
             ranks=self.ranks,
             data_parallel=self.ranks,
@@ -130,7 +143,12 @@ class SimulatedSpec:
         )
 
     def prefill_and_transfer_s(self, tokens: int) -> float:
-        """Return the time for a prompt alone, nothing cached, and for the transfer of its KV cache."""
+        """Return the time for a prompt alone, nothing cached, and for the transfer of its KV cache.
+
+        A state is of a computed prompt: the time is that of the transfer.
+        """
+        if self.is_sequential:
+            return self.costs.transfer_s
         chunk = self.prefill_chunk
         steps = (self.costs.step_s(min(chunk, tokens - done), 1, done) for done in range(0, tokens, chunk))
         return sum(steps) + self.costs.transfer_s

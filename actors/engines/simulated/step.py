@@ -6,14 +6,14 @@ from attrs import Factory, frozen
 
 from actors.engines.simulated.held_request import HeldRequest
 from protocol.errors import RequestError
-from protocol.messages.generation import Finished, Logprob
+from protocol.messages.generation import Finished, Logprob, Started
 
 
 @frozen
 class BatchUpdate:
     """The events since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
 
-    begun: list[tuple[str, int]] = Factory(list)  # with the number of cached prompt tokens
+    begun: list[tuple[str, Started]] = Factory(list)
     emitted: list[str] = Factory(list)
     tokens: list[int] = Factory(list)
     logprobs: list[Logprob | None] = Factory(list)

@@ -44,6 +44,7 @@ class Pace:
     computable_from: Callable[[], float]  # the first moment at which the engine could compute the prompt
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
+    handed_over: bool = False  # a state was returned: no token follows, and its asker leaves once a decode has it
 
     @property
     def began_at(self) -> float:
@@ -55,6 +56,8 @@ class Pace:
         total = self.began_at + self.deadlines.total_s
         if self.last_at is None:
             return min(total, self.began_at + self.deadlines.first_token_s)
+        if self.handed_over:
+            return total
         return min(total, self.last_at + self.deadlines.gap_s)
 
     @property

@@ -107,7 +107,7 @@ async def generate(
             call.answer.put(reply, len(reply.ids))
             call.answer.extend_fast_path(generation, record)
         else:
-            pace.started_at, pace.last_at = pace.began_at, now
+            pace.started_at, pace.last_at, pace.handed_over = pace.began_at, now, bool(reply.hand_off)
             end_prefill(has_begun=True)
             slots.observer.begun(call.request.id)
             call.answer.put(reply, 0)
@@ -196,7 +196,7 @@ class Slots:
         finally:
             # All of this is synchronous, so that a cancellation cannot come between: `abort` is idempotent, and a no-op
             # once the request has finished. Later replies are dropped: the call may end long before the slot is free.
-            left_at = trio.current_time() if call.scope.cancel_called else None
+            left_at = trio.current_time() if call.scope.cancel_called and not pace.handed_over else None
             silent = late is not None and self._silent_since(pace)
             self.engine.abort(request.id)
             self._generations.discard(generation)

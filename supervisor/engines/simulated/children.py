@@ -11,6 +11,7 @@ from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.sentences import SENTENCES
 from actors.engines.simulated.spec import FaultDraws, SimulatedSpec
@@ -27,10 +28,13 @@ from supervisor.supervision.tree import Child
 
 def simulated_children(context: NodeContext) -> KindChildren:
     """Return how the simulated engines of a node are run; its prefills and its decodes meet each other."""
-    return KindChildren(partial(_engine, context, RendezvousRooms()), partial(_encoder, context))
+    states = HeldStates(context.runtime.new_id())
+    return KindChildren(partial(_engine, context, RendezvousRooms(), states), partial(_encoder, context))
 
 
-def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: LocalEngine) -> EngineChild:
+def _engine(
+    context: NodeContext, rendezvous_rooms: RendezvousRooms, states: HeldStates, local: LocalEngine
+) -> EngineChild:
     section, model = local.section, local.text
     assert isinstance(section, SimulatedSection)
     assert model is not None  # the section says that it reads text
@@ -44,6 +48,7 @@ def _engine(context: NodeContext, rendezvous_rooms: RendezvousRooms, local: Loca
         sentences=sentences,
         digest=model.digest,
         rendezvous_rooms=rendezvous_rooms,
+        states=states,
         publishes=section.publishes(context.cluster),
     )
     child = Child(

@@ -14,11 +14,15 @@ import trio
 from attrs import evolve, frozen
 from trio.testing import MockClock
 
-from actors.engines.port import Engine
+from actors.engines.port import Engine, Generation
+from actors.engines.simulated import hand_off as simulated
 from actors.engines.simulated.engine import SimulatedEngine
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.spec import SimulatedSpec
+from actors.kit.hand_off import KindHandOff
 from protocol.errors import StartFailed
-from protocol.messages.engine import GetLoad
+from protocol.messages.cluster import Leg
+from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad, HandOff
 from protocol.messages.generation import Generate
 from protocol.messages.operations import CheckGrammar
 from protocol.messages.text import Respond
@@ -70,13 +74,13 @@ class ExampleSection(EngineSection):
 
 
 def example_children(context: NodeContext) -> KindChildren:
-    room: Registration[str] = Registration()
+    room, states = Registration[str](), HeldStates()
     shared = Child(name="example-room", run=_room, args=(room,))
-    return KindChildren(partial(_engine, context, room), before=(shared,), published={"example-room": room})
+    return KindChildren(partial(_engine, context, room, states), before=(shared,), published={"example-room": room})
 
 
-def _engine(context: NodeContext, room: Registration[str], local: LocalEngine) -> EngineChild:
-    child = Child(name="engine", run=_run, args=(context, room, local))
+def _engine(context: NodeContext, room: Registration[str], states: HeldStates, local: LocalEngine) -> EngineChild:
+    child = Child(name="engine", run=_run, args=(context, room, states, local))
     return EngineChild(child, about=f"in {local.section.voices} voices", needs=("example-room",))  # type: ignore[attr-defined]
 
 
@@ -86,13 +90,39 @@ async def _room(room: Registration[str], *, task_status: trio.TaskStatus[None]) 
         await trio.sleep_forever()
 
 
+class ExampleEngine(SimulatedEngine):
+    """What computes: its legs hand over one after the other."""
+
+    asked: list[bool]  # whether each request had a hand-off
+
+    @property
+    def info(self) -> EngineInfo:
+        return evolve(super().info, kind="example-kind")
+
+    def submit(self, request: Generate) -> Generation:
+        self.asked.append(bool(request.hand_off))
+        return super().submit(request)
+
+
 async def _run(
-    context: NodeContext, room: Registration[str], local: LocalEngine, *, task_status: trio.TaskStatus[None]
+    context: NodeContext,
+    room: Registration[str],
+    states: HeldStates,
+    local: LocalEngine,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     assert room.current is not None, "it needs its room"
     section = local.section
-    spec = SimulatedSpec(slots=section.slots, kv_tokens_max=section.kv_tokens_max, context_max=2048)
-    engine = SimulatedEngine(spec, context.runtime.chance(0))
+    spec = SimulatedSpec(
+        leg=Leg(section.leg),
+        hand_off=HandOff.SEQUENTIAL,
+        slots=section.slots,
+        kv_tokens_max=section.kv_tokens_max,
+        context_max=2048,
+    )
+    engine = ExampleEngine(spec, context.runtime.chance(0), states=states)
+    engine.asked = []
     with local.registration.publish(engine):
         await engine.run(task_status=task_status)
 
@@ -101,12 +131,17 @@ def check_example(name: str, _: EngineSection) -> None:
     raise StartFailed(f"engine {name} finds no walls here")
 
 
+EXAMPLE_HAND_OFF = KindHandOff(simulated.without_partner)  # it is sequential: routers make nothing
+
+
 # The seam ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def example_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "example-kind", EngineKind(ExampleSection, example_children, check_example))
+    monkeypatch.setitem(
+        KINDS, "example-kind", EngineKind(ExampleSection, example_children, check_example, hand_off=EXAMPLE_HAND_OFF)
+    )
 
 
 @pytest.fixture
@@ -188,6 +223,35 @@ async def test_an_engine_of_a_new_kind_answers_clients_and_keeps_the_contract(
             yield engine
 
         await check_engine(same)
+
+
+PAIR = """leg = "prefill"
+canary = { after_s = 5.0, within_s = 5.0 }
+voices = 2
+[engine.two]
+model = "tiny"
+kind = "example-kind"
+kv_tokens_max = 4096
+leg = "decode"
+canary = { after_s = 5.0, within_s = 5.0 }
+"""
+
+
+@pytest.mark.usefixtures("example_kind")
+async def test_a_prefill_and_a_decode_of_a_new_kind_hand_over_one_after_the_other(
+    read: Callable[..., Cluster], autojump_clock: MockClock
+) -> None:
+    async with node(read(PAIR)) as assembly:
+        engines = [await assembly.engines[name].wait() for name in ("one", "two")]
+        wanted = Respond(f"{1:032x}", token_lists=((5, 6, 7),), tokens_max=3, ignore_eos=True)
+        assert assembly.gateway is not None
+        async with assembly.gateway.runner.served["tiny"].ask.ask(wanted, 100) as replies:
+            assert [reply async for reply in replies]
+        assert [engine.asked for engine in engines] == [[False], [True]]  # type: ignore[attr-defined]
+        assert [await engine.load() for engine in engines] == [EngineLoad(0, 0, 0)] * 2
+        await trio.sleep(12)
+        assert [engine.asked for engine in engines] == [[False] * 3, [True] * 3], "a canary, and another"  # type: ignore[attr-defined]
+        assert [assembly.engines[name].current for name in ("one", "two")] == engines, "and none was restarted"
 
 
 @pytest.mark.usefixtures("example_kind")

@@ -168,6 +168,7 @@ class Cluster(System):
         await System.check_at_rest(self)
         check_links(self.directory, prefixes=self.prefixes)
         check_inboxes(self.directory, self.inboxes)
+        assert not len(self.plan.rooms.states), "a prefill holds a state for no decode"
         for node_slot in self.node_slots:
             assert node_slot.life is not None
             node_slot.life.check_idle()

@@ -15,6 +15,7 @@ from attrs import define, evolve, field, frozen
 from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.messages.cluster import Leg
+from protocol.messages.engine import HandOff
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
 from tests.rig.small_system import LONG_S
@@ -149,6 +150,7 @@ class ClusterRun(OfCluster, Run):
         shape = self.shape.pop("legs", None) or rng.choice(SHAPES)
         deadlines = self.shape.get("deadlines", DEADLINES)
         canary = draw_canary(self.aside) if self.single_fault is None else self.shape.pop("canary", None)
+        rooms.hand_off = self.aside.choice((HandOff.CONCURRENT, HandOff.SEQUENTIAL))
         kwargs: dict[str, Any] = {"canary": canary}
         kwargs |= {"inbox_size": rng.randint(1, 3), "deadlines": deadlines, "network": network}
         not_listening = rng.choice((None, None, *range(len(shape))))
@@ -169,6 +171,7 @@ class ClusterRun(OfCluster, Run):
         here = self._place_encoders(plan, sight, kwargs)
         costs = self._costs()
         for each in (costs, *(node_slot.costs for node_slot in plan.node_slots.values())):
+            each.hand_off = rooms.hand_off
             sight.open(each)
             if prefixes is not None:
                 prefixes.apply(each)

@@ -1,4 +1,7 @@
-"""Prefill and decode engines: they meet in a room for each request, and one without the other waits."""
+"""Prefill and decode engines: they meet in a room for each request, and one without the other waits.
+
+Sequential ones have a room for each request too, in which no prefill waits: it holds a state until it is left.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ from attrs import Factory, define, evolve, field
 
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_request import HeldRequest
+from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm
 from tests.rig.fake_engine import Costs, FakeEngine
 from tests.rig.fake_host import FakeHost
+from tests.rig.small_system import CANARY
 from tests.system.simulator.engines import SeeingEngine, SeeingScheduler
 
 BOTH_WITHIN_S = 1.0  # from the end of one leg to the end of the other, a release not counted
@@ -75,15 +80,32 @@ class Rooms(RendezvousRooms):
     """The rooms of a cluster and their legs; a prefill waits in one until a decode has taken its KV cache."""
 
     transfer_s: float = 0.0
-    rooms: dict[int, Room] = Factory(dict)
+    hand_off: HandOff = HandOff.CONCURRENT
+    states: HeldStates = field(factory=HeldStates)
+    rooms: dict[int | str, Room] = Factory(dict)
     met: int = 0
     failing: tuple[LegScheduler, RequestError] | None = None  # the engine whose hand-offs fail, and their error
 
+    @property
+    def is_sequential(self) -> bool:
+        """Whether prefills return states."""
+        return self.hand_off is HandOff.SEQUENTIAL
+
+    def key(self, request: Generate) -> int | str | None:
+        """Return the room of a leg's request, None for one without a partner."""
+        if self.is_sequential:
+            return None if request.id.startswith(CANARY) else request.id
+        meeting = Rendezvous.decode(request.hand_off)
+        return meeting.room if meeting.has_partner else None
+
     def enter(self, engine: LegScheduler, leg: Leg, request: Generate) -> None:
         """Note that an engine was asked for one leg of a request."""
-        room = self.rooms.setdefault(Rendezvous.decode(request.hand_off).room, Room(request))
+        if (key := self.key(request)) is None:
+            return
+        room = self.rooms.setdefault(key, Room(request))
         assert leg not in room.legs, "a room was used twice"
         assert _asked(request) == _asked(room.request), "the legs were asked otherwise"
+        assert self.is_sequential or request.hand_off == room.request.hand_off, "the legs were asked to meet elsewhere"
         assert leg is Leg.PREFILL or all(item.form is MediaForm.PLACES for item in request.media)
         room.legs[leg], room.requests[leg] = engine, request
 
@@ -120,10 +142,9 @@ class Rooms(RendezvousRooms):
 
     def fails(self, request: Generate) -> bool:
         """Whether the hand-off of a request fails: both legs are there, and one of them fails."""
-        meeting = Rendezvous.decode(request.hand_off)
-        if not meeting.has_partner:
+        if (key := self.key(request)) is None:
             return False
-        engines = self.rooms[meeting.room].legs.values()
+        engines = self.rooms[key].legs.values()
         return self.failing is not None and len(engines) == len(OTHER) and self.failing[0] in engines
 
     def held(self) -> list[tuple[Leg, LegScheduler]]:
@@ -131,7 +152,13 @@ class Rooms(RendezvousRooms):
         legs = [(room, leg) for room in self.rooms.values() for leg in room.legs]
         return [(leg, room.legs[leg]) for room, leg in legs if room.holds(leg)]
 
-    def lonely(self) -> list[tuple[int, Room, Leg]]:
+    def arrived(self, request: Generate) -> None:
+        """Note that a decode has taken a state."""
+        if self.is_sequential and (key := self.key(request)) is not None:
+            self.rooms[key].transferred_at = trio.current_time()
+            self.met += 1
+
+    def lonely(self) -> list[tuple[int | str, Room, Leg]]:
         """Yield the rooms in which one leg continues without the other, with the leg that ended; record since when."""
         found = []
         for number, room in self.rooms.items():
@@ -146,7 +173,7 @@ class Rooms(RendezvousRooms):
 
 def _asked(request: Generate) -> tuple[object, ...]:
     places = tuple(item.place for item in request.media)
-    return request.tokens, request.hand_off, request.said, places
+    return request.tokens, request.said, places
 
 
 @define(eq=False)
@@ -157,10 +184,9 @@ class LegScheduler(SeeingScheduler):
 
     def prompt_of(self, request: Generate) -> tuple[int, ...]:
         if self.spec.leg is Leg.DECODE:
-            meeting = Rendezvous.decode(request.hand_off)
-            if not meeting.has_partner:
+            if (key := self.rooms.key(request)) is None:
                 return super().prompt_of(request)
-            request = self.rooms.rooms[meeting.room].requests[Leg.PREFILL]
+            request = self.rooms.rooms[key].requests[Leg.PREFILL]
         return super().prompt_of(request)
 
     @property
@@ -169,10 +195,11 @@ class LegScheduler(SeeingScheduler):
         return self.rendezvous_rooms
 
     def submit(self, request: Generate, now: float) -> None:
-        assert bool(request.hand_off) is (self.spec.leg is not Leg.BOTH), "an engine was asked for another's leg"
-        if request.hand_off and Rendezvous.decode(request.hand_off).has_partner:
-            self.rooms.enter(self, self.spec.leg, request)
+        wanted = self.live.info.is_decode if self.spec.is_sequential else self.spec.leg is not Leg.BOTH
+        assert bool(request.hand_off) is wanted, "an engine was asked for another's leg"
         super().submit(request, now)
+        if self.spec.leg is not Leg.BOTH:
+            self.rooms.enter(self, self.spec.leg, request)
 
     def arrives(self, request_id: str, at: float) -> None:
         """Let a KV cache be there, or be taken, at that time."""
@@ -183,7 +210,7 @@ class LegScheduler(SeeingScheduler):
     def _admit(self, now: float) -> None:
         super()._admit(now)
         for held in self._transferring.values():
-            if not Rendezvous.decode(held.request.hand_off).has_partner:
+            if self.spec.leg is Leg.DECODE and self.rooms.key(held.request) is None:
                 held.ready_at = now
 
     def close(self) -> None:
@@ -191,7 +218,9 @@ class LegScheduler(SeeingScheduler):
         super().close()
 
     def _prefill_and_transfer_s(self, tokens: int) -> float:
-        return inf if self.fails is None else 0.0
+        if self.fails is None:
+            return self.rooms.transfer_s if self.spec.is_sequential else inf
+        return 0.0
 
     def _begin(self, held: HeldRequest, update: BatchUpdate) -> None:
         if self.spec.leg is Leg.DECODE and self.fails is None and self.rooms.fails(held.request):
@@ -200,6 +229,8 @@ class LegScheduler(SeeingScheduler):
             engine.failed += 1
             self._fail(held, error, update)
         else:
+            if self.spec.leg is Leg.DECODE:
+                self.rooms.arrived(held.request)
             super()._begin(held, update)
 
 
@@ -216,7 +247,7 @@ class LegHost(FakeHost):
     rooms: Rooms = field(factory=Rooms)
 
     def _engine(self) -> FakeEngine:
-        return LegEngine(self.costs, self.rooms)
+        return LegEngine(self.costs, self.rooms, self.rooms.states)
 
     async def run(self) -> None:
         """Serve until the link ends; the process ends with it, and nothing is computed any more."""

@@ -7,7 +7,15 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.sglang.hand_off import HAND_OFF, HOST_LENGTH_MAX, NO_PARTNER, ROOM_MAX, Rendezvous, address
+from actors.engines.sglang.hand_off import (
+    HAND_OFF,
+    HOST_LENGTH_MAX,
+    NO_PARTNER,
+    ROOM_MAX,
+    Rendezvous,
+    address,
+    rendezvous,
+)
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
 
@@ -23,7 +31,7 @@ def test_a_rendezvous_is_read_as_it_was_written(room: int, port: int, host: str)
 
 @given(st.integers(0, ROOM_MAX - 40), st.integers(0, 2))
 def test_the_remainder_of_a_room_is_the_rank_and_rooms_drawn_together_differ(first: int, rank: int) -> None:
-    made = [HAND_OFF.rendezvous(PREFILL, rank=rank, number=number) for number in range(first, first + 40)]
+    made = [rendezvous(PREFILL, rank=rank, number=number) for number in range(first, first + 40)]
     meetings = [Rendezvous.decode(each) for each in made]
     assert {(each.host, each.port, each.room % 3) for each in meetings} == {("::1", 8998, rank)}
     assert len({each.room for each in meetings}) == 40
@@ -65,4 +73,4 @@ def test_any_bytes_are_a_rendezvous_or_refused(hand_off: bytes) -> None:
 @pytest.mark.parametrize("announced", [None, b"", b"\x00", address(NO_PARTNER, 1)])
 def test_a_prefill_with_another_address_than_a_bootstrap_server_is_not_met(announced: bytes | None) -> None:
     with pytest.raises(HandOffFailed):
-        HAND_OFF.rendezvous(evolve(PREFILL, hand_off_address=announced), rank=0, number=1)
+        rendezvous(evolve(PREFILL, hand_off_address=announced), rank=0, number=1)
