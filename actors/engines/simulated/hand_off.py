@@ -1,7 +1,7 @@
 """The hand-offs of simulated engines, concurrent and sequential; nothing is moved in either.
 
-A rendezvous names the prefill, one of its ranks and a room. A state names what the prefill holds, and whatever a decode
-can compare with its own request.
+A rendezvous names the prefill, one of its ranks and a room. A state names the process and the life of its engine, and
+has digests of the KV cache's layout and of the prompt. A decode compares the digests with its own.
 """
 
 from __future__ import annotations
