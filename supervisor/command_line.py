@@ -26,7 +26,7 @@ from protocol.strict.mistakes import Mistake
 from supervisor.config import load, placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster
-from supervisor.gateway.keys import keys
+from supervisor.gateway.keys import key_sources
 from supervisor.launcher import launcher, preflight
 from supervisor.launcher.parent_pipe import ParentPipe
 from supervisor.node import descriptor_needs, garbage, preview, start
@@ -196,10 +196,10 @@ def hash_key(name: str) -> int:
     """Read a secret from the standard input and print its lines for a key file, under `name`."""
     secret = getpass("secret: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
     try:
-        code = _print(keys.key_file_lines(name, secret))
+        code = _print(key_sources.key_file_lines(name, secret))
     except StartFailed as error:
         print(f"espalier: {error}", file=sys.stderr)
         return 1
-    if len(secret) < keys.SECRET_CHARACTERS_GOOD:
+    if len(secret) < key_sources.SECRET_CHARACTERS_GOOD:
         print(f"espalier: a secret of {len(secret)} characters can be guessed; take a long one", file=sys.stderr)
     return code

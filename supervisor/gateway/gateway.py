@@ -28,12 +28,12 @@ from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.keys.grammar_kinds import KINDS, check_grammar
 from supervisor.gateway.keys.keys import ClientKey, Headers, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
 from supervisor.gateway.memory import GatewayMemory
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
 from supervisor.gateway.requests import RenderedReply, RequestRecord, RequestRunner, ServedModel

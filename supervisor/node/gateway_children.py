@@ -14,10 +14,10 @@ from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.limits import CLOSE_S, GatewayLimits
 from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve

@@ -23,10 +23,10 @@ from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.engines.kinds import metrics_prefixes
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes, nothing_missing
 from supervisor.gateway.requests import RequestRunner
 from supervisor.gateway.server import serve

@@ -24,7 +24,7 @@ from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster
 from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.engines import kinds
-from supervisor.gateway.keys.keys import SECRET_VARIABLES
+from supervisor.gateway.keys.key_sources import SECRET_VARIABLES
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.node import Node

@@ -43,11 +43,11 @@ from protocol.messages.generation import (
 from protocol.model_folder import FILES
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES, RouteTable
 from supervisor.gateway.keys.keys import Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve

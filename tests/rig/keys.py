@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.key_sources import KEYS, KeySources
+from supervisor.gateway.keys.keys import Keys
 from tests.rig.gateway import SECRET, Rig
 
 

@@ -27,8 +27,8 @@ from protocol.errors import (
 )
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.plain_head import RequestHead
 from supervisor.gateway.http.exchange import Body, Exchange
+from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
 from supervisor.gateway.http.request_reader import SHUTS_DOWN, RequestReader
 from supervisor.gateway.http.response import HttpResponse

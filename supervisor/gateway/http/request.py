@@ -12,7 +12,7 @@ from protocol.errors import RequestError
 from protocol.trace import Trace, child_span, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.plain_head import Header, RequestHead
+from supervisor.gateway.http.plain_head import Header, RequestHead
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 

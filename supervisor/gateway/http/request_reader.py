@@ -14,8 +14,8 @@ from attrs import define, field
 
 from protocol.errors import BadRequest, Draining, RequestError, SlowClient, TooLarge
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.head_checks import HEADERS_MAX, VERSIONS, check_head
-from supervisor.gateway.heads.plain_head import RequestHead
+from supervisor.gateway.http.head_checks import HEADERS_MAX, VERSIONS, check_head
+from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
 from supervisor.gateway.http.response import HttpResponse
 from supervisor.gateway.http.syntax import Event, HttpSyntax

@@ -19,7 +19,7 @@ from protocol.dialects import http as shapes
 from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.messages.generation import RouteTaken
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.plain_head import Header
+from supervisor.gateway.http.plain_head import Header
 from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
 from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.gateway.memory_budgets import MemoryReservation

@@ -14,7 +14,7 @@ from http import HTTPStatus
 import h11
 from attrs import define, field
 
-from supervisor.gateway.heads.plain_head import Header, RequestHead, read_plain_head
+from supervisor.gateway.http.plain_head import Header, RequestHead, read_plain_head
 
 Event = RequestHead | h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
 

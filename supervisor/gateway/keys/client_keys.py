@@ -14,7 +14,8 @@ from supervisor.config.limits import WILDCARD
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.config.sections import LOOPBACK_HOSTS
-from supervisor.gateway.keys.keys import ADMIN, KEYS, Keys, KeySources
+from supervisor.gateway.keys.key_sources import ADMIN, KEYS, KeySources
+from supervisor.gateway.keys.keys import Keys
 
 
 def client_keys(cluster: Cluster, environment: Mapping[str, str]) -> Keys:

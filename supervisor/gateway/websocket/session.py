@@ -22,6 +22,7 @@ from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
 from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
+from supervisor.gateway.histories import ResponseHistory
 from supervisor.gateway.http.upgrade import UpgradeHandshake
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
@@ -29,7 +30,8 @@ from supervisor.gateway.outbox import READ_BYTES, Outbox
 from supervisor.gateway.requests import NO_MEMORY, internal_error
 from supervisor.gateway.websocket.client_socket import ClientSocket
 from supervisor.gateway.websocket.frames import BUG, NORMAL, RESTARTING, TRY_AGAIN, close_frame, text_frame
-from supervisor.gateway.websocket.lanes import CREATE, Lanes
+from supervisor.gateway.websocket.lane_response import CREATE, LaneAnswers
+from supervisor.gateway.websocket.lanes import Lanes
 from supervisor.gateway.websocket.message_reader import Event, Fields, MessageReader
 from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 
@@ -149,17 +151,13 @@ class Session:
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             lanes = self._lanes = Lanes(
-                self.gateway,
-                self.key,
-                self.request_id,
-                self.caller,
-                self._expires_at,
-                self._send,
-                self._on_lost,
-                self._on_idle,
-                nursery,
-                self.outbox,
-                self.targets,
+                gateway=self.gateway,
+                answers=self._answers(),
+                caller=self.caller,
+                on_lost=self._on_lost,
+                on_idle=self._on_idle,
+                tasks=nursery,
+                targets=self.targets,
             )
             messages = self._messages = MessageReader(
                 self.gateway,
@@ -180,6 +178,18 @@ class Session:
             nursery.cancel_scope.cancel(reason="closed")  # the server waits for the client's own close
         if self._too_slow is not None:
             self.outbox.put_last(close_frame(TRY_AGAIN, self._too_slow.detail))
+
+    def _answers(self) -> LaneAnswers:
+        owner = "" if self.key is None else self.key.name
+        return LaneAnswers(
+            gateway=self.gateway,
+            key=self.key,
+            request_id=self.request_id,
+            expires_at=self._expires_at,
+            send=self._send,
+            outbox=self.outbox,
+            history=ResponseHistory(self.gateway.limits.history_bytes_max, self.gateway.memory.histories, owner),
+        )
 
     async def _wait_to_close(self) -> tuple[int, str]:
         """Wait until nothing is being answered and nothing more will be; return the close code and the reason."""

@@ -25,9 +25,9 @@ from supervisor.config.sections import GatewaySection, NodeSection
 from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.keys import client_keys
 from supervisor.gateway.keys.keys import Keys
+from supervisor.gateway.origins import Origins
 from supervisor.links.tls import LinkTls
 from supervisor.node.assembly import Assembly
 from supervisor.node.credentials import read_credentials

@@ -10,7 +10,8 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.config import toml_file
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway.keys.keys import Keys, KeySources
+from supervisor.gateway.keys.key_sources import KeySources
+from supervisor.gateway.keys.keys import Keys
 from tests.supervisor.config.test_load import GOOD, Written
 
 READERS: list[Callable[[Path], object]] = [read_cluster, lambda path: Keys(KeySources(path)).load()]

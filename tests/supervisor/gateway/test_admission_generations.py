@@ -17,7 +17,8 @@ from actors.kit.fair_queue import FairQueue
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
-from supervisor.gateway.keys.keys import ClientKey, KeySources, digest
+from supervisor.gateway.keys.key_sources import KeySources, digest
+from supervisor.gateway.keys.keys import ClientKey
 from tests.rig.gateway import at_rest, gateway_client, gateway_rig, post
 from tests.rig.work import instructions
 

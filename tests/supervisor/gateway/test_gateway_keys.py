@@ -19,7 +19,8 @@ from protocol.messages.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.sections import NodeSection
-from supervisor.gateway.keys.keys import Keys, KeySources, KeyStatistics
+from supervisor.gateway.keys.key_sources import KeySources
+from supervisor.gateway.keys.keys import Keys, KeyStatistics
 from supervisor.gateway.listening import GatewayPort
 from supervisor.node import node
 from supervisor.node.reload.reload import Reloader

@@ -19,7 +19,7 @@ from protocol.errors import StartFailed
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.gateway.keys import client_keys
-from supervisor.gateway.keys.keys import ADMIN
+from supervisor.gateway.keys.key_sources import ADMIN
 from supervisor.gateway.server import serve
 from supervisor.links.endpoint import Endpoint
 from supervisor.node import monitoring, preview

@@ -13,7 +13,8 @@ import trio
 from attrs import Factory, frozen
 from trio.testing import MockClock
 
-from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.key_sources import KEYS, KeySources
+from supervisor.gateway.keys.keys import Keys
 from tests.rig.gateway import Rig, at_rest, gateway_rig
 from tests.rig.scheduler import tasks
 from tests.system.fuzz.player import Player, log_watched

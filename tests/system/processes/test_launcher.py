@@ -21,7 +21,7 @@ import pytest
 from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import MODEL, ROOT, Node, free_ports, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
-from supervisor.gateway.keys.keys import key_file_lines
+from supervisor.gateway.keys.key_sources import key_file_lines
 from tests.rig.launched import (
     SIMULATED,
     THIRD,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.rig.node import MODEL, SIMULATED, Node, node, wait_until
-from supervisor.gateway.keys.keys import key_file_lines
+from supervisor.gateway.keys.key_sources import key_file_lines
 from tests.rig.launched import check_exit, events_logged, lines
 
 pytestmark = pytest.mark.realtime

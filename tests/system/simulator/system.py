@@ -34,11 +34,12 @@ from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.cluster.pool import WorkerPool
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.keys.keys import KEYS, Keys, KeySources
+from supervisor.gateway.keys.key_sources import KEYS, KeySources
+from supervisor.gateway.keys.keys import Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.requests import RequestRunner, ServedModel

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.gateway.heads.plain_head import Header, RequestHead
 from supervisor.gateway.http import syntax as module
+from supervisor.gateway.http.plain_head import Header, RequestHead
 from supervisor.gateway.http.syntax import HttpSyntax
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"

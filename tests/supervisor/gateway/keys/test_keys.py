@@ -18,11 +18,12 @@ from supervisor import command_line
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
-from supervisor.gateway.keys import keys as module
-from supervisor.gateway.keys.keys import ADMIN, KEYS, ClientKey, Keys, KeySources
+from supervisor.gateway.keys import key_sources as module
+from supervisor.gateway.keys.key_sources import ADMIN, KEYS, KeySources
+from supervisor.gateway.keys.keys import ClientKey, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.ports import NO_ADMINISTRATION, GatewayRuntime, Probes
 from supervisor.gateway.requests import RequestRunner
 from supervisor.telemetry.metrics import Metrics

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 from wsproto.connection import Connection as WebSocketParser
 
-from supervisor.gateway.heads.plain_head import RequestHead
+from supervisor.gateway.http.plain_head import RequestHead
 from supervisor.gateway.http.syntax import Event, HttpSyntax
 from supervisor.gateway.websocket.frame_counter import FrameCounter
 from tests.rig.gateway import create, frame, gateway_client, gateway_rig, head

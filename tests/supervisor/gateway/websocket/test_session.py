@@ -15,7 +15,7 @@ import trio.testing
 from attrs import evolve
 from trio.testing import MockClock
 
-from supervisor.gateway.heads.origins import Origins
+from supervisor.gateway.origins import Origins
 from supervisor.gateway.websocket import message_reader
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import (

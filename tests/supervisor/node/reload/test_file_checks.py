@@ -23,7 +23,8 @@ from supervisor.cluster import link_credentials
 from supervisor.config.certificate import Certificate, expires_at
 from supervisor.engines.kinds import read_cluster
 from supervisor.files import permissions, reading
-from supervisor.gateway.keys.keys import Keys, KeySources, key_file_lines
+from supervisor.gateway.keys.key_sources import KeySources, key_file_lines
+from supervisor.gateway.keys.keys import Keys
 from supervisor.node.reload import file_checks
 from tests.rig import certificate
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written

@@ -20,8 +20,8 @@ from supervisor.config.certificate import Certificate
 from supervisor.engines.kinds import load_cluster
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
-from supervisor.gateway.heads.origins import Origins
-from supervisor.gateway.keys.keys import key_file_lines
+from supervisor.gateway.keys.key_sources import key_file_lines
+from supervisor.gateway.origins import Origins
 from supervisor.node.credentials import read_credentials
 from supervisor.node.reload.reload import Reloader
 from tests.rig import certificate

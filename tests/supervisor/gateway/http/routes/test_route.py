@@ -21,8 +21,8 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.operations import FlushCache
 from protocol.openapi.document import Operation, json_body
-from supervisor.gateway.heads.origins import METHODS
 from supervisor.gateway.http.routes import ROUTES, HttpRoute, RouteTable
+from supervisor.gateway.origins import METHODS
 from tests.rig.dialects import response_event_types
 from tests.rig.gateway import Reply, Worker, chat, gateway_client, head, leave_all, post, response, text
 from tests.rig.log_records import log_records

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from supervisor.gateway.heads.plain_head import PlainHead, read_plain_head
+from supervisor.gateway.http.plain_head import PlainHead, read_plain_head
 
 SIZE_MAX = 64 * 1024
 STOCK = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocol.errors import Forbidden
-from supervisor.gateway.heads.origins import Origins
+from supervisor.gateway.origins import Origins
 
 APP = b"https://app.example"
 

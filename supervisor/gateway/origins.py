@@ -14,15 +14,45 @@ from attrs import frozen
 
 from protocol.errors import Forbidden
 from supervisor.config.limits import WILDCARD
-from supervisor.gateway.heads.head_checks import Authority, authority, same_origin
-from supervisor.gateway.heads.plain_head import Header
-from supervisor.gateway.keys.keys import Headers
+from supervisor.gateway.keys.keys import Header, Headers
 
 METHODS = b"GET, HEAD, POST, OPTIONS"
 EXPOSED = b"x-request-id, retry-after, x-should-retry"  # headers that a page may read beside those of the CORS standard
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,4096}")
 PREFLIGHT_S = 600  # for which a browser may cache the response to a preflight
+AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::([0-9]{0,5}))?")
+ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
+DEFAULT_PORTS = {"http": 80, "https": 443}
+PORT_MAX = 65535
 CHARACTERS_MAX = 256  # of a client's text that an error quotes
+
+
+@frozen
+class Authority:
+    """A host, in lower case and without the brackets of an IPv6 address, and a port if one is named."""
+
+    host: str
+    port: int | None = None
+
+
+def authority(text: str) -> Authority | None:
+    """Return the host and port of a `Host` header, None if it is neither a host nor a host with a port."""
+    match = AUTHORITY.fullmatch(text)
+    if match is None:
+        return None
+    host, port = match[1].strip("[]").lower(), match[2]
+    if port and int(port) > PORT_MAX:
+        return None
+    return Authority(host, int(port) if port else None)
+
+
+def same_origin(origin: str, host: Authority) -> bool:
+    """Whether a page of this origin came from the very host and port that it calls now."""
+    match = ORIGIN.fullmatch(origin)
+    if match is None or (page := authority(match[2])) is None:
+        return False
+    default = DEFAULT_PORTS[match[1].lower()]
+    return page.host == host.host and (page.port or default) == (host.port or default)
 
 
 @frozen
@@ -34,7 +64,7 @@ class Origins:
 
     def check_headers(self, headers: Headers) -> None:
         """Raise `Forbidden` for a request to another host, or by a page of an origin that is not allowed."""
-        given = dict(headers)  # the headers that are read here stand at most once: see `head_checks`
+        given = dict(headers)  # the headers that are read here stand at most once: see `http/head_checks.py`
         host = given.get(b"host", b"").decode("latin-1")
         target = authority(host)
         if target is None or not (WILDCARD in self.hosts or target.host in self.hosts):

@@ -1,1 +1,0 @@
-"""Heads of HTTP requests: the fast reader of plain heads, and the checks of hosts and origins."""
