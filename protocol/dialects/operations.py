@@ -18,16 +18,15 @@ Outcomes: TypeAlias = Mapping[str, Message | RequestError]
 
 
 def parse(operation: EngineOperation, raw: bytes | str) -> Message:
-    """Return the request that a JSON object has the fields of; raises one `RequestError` that lists all mistakes."""
+    """Return a request from the JSON object of its fields; raises one `RequestError` that lists all mistakes."""
     return read(decode(raw), operation.request)
 
 
 def failure(operation: EngineOperation, outcomes: Outcomes) -> RequestError | None:
-    """Return the error that stands for those of all engines, None if each has done it.
+    """Return one error for all engines, None if each has done it.
 
     It is `InternalError` if one engine failed so, else `Overloaded` if one is busy or did not answer in time, else
-    `BadRequest` if all refused the request, else `NotReady`. The detail names the engines that have done it and those
-    that have not.
+    `BadRequest` if all refused the request, else `NotReady`. The detail names every engine with its outcome.
     """
     errors = {name: outcome for name, outcome in sorted(outcomes.items()) if isinstance(outcome, RequestError)}
     if not errors:
@@ -48,7 +47,7 @@ def outcomes_body(outcomes: Outcomes) -> bytes:
 
 
 def failure_body(error: RequestError, outcomes: Outcomes) -> bytes:
-    """Return the error that stands for all, and in `engines` the result or the error of each."""
+    """Return one error for all engines, and in `engines` the result or the error of each."""
     engines = {
         name: {"error": error_object(outcome)} if isinstance(outcome, RequestError) else outcome
         for name, outcome in outcomes.items()

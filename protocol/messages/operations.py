@@ -1,12 +1,12 @@
 """Operations of an engine besides generations, a row each, and the checks of grammars and ranks on other nodes.
 
-An *operation* is what an operator has an engine do: dropping its cache, reporting its metrics. Its row in `OPERATIONS`
-is all that most of the program reads of it. From the row come the message on a link, the service of each engine, the
-question to every engine of the cluster, the HTTP route, its place in the OpenAPI document, and the word of the command
-line. An engine carries it out by one handler, and lists it in `EngineInfo.operations`.
+An *operation* is a task that an operator gives an engine: drop the prefix cache, report metrics. From its row in
+`OPERATIONS` come the message on a link, the service of each engine, the question to every engine of the cluster, the
+HTTP route with its place in the OpenAPI document, and the word of the command line. An engine has one handler for it,
+and lists it in `EngineInfo.operations`.
 
-A node of an older version ends a link on which it gets a message that it does not have. So an operation is asked only
-of engines that list it; the exception is a row that every version of the program has.
+A node of an older version ends the link when it receives an unknown message. So an operation is asked only of engines
+that list it; the exception is a row of every version of the program.
 """
 
 from __future__ import annotations

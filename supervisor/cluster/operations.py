@@ -1,9 +1,9 @@
 """Operations of engines: the service of each on its node, and the question to every engine of the cluster.
 
-What an operation is stands in its row (`protocol.messages.operations`); nothing here has a line for one of them. All
-engines are asked concurrently, each with its own timeout, so one that hangs does not delay the others, and each has an
-outcome of its own. An engine whose row demands it is out of service while its node waits for it: routers choose
-another, and what comes to it waits.
+The row of an operation (`protocol.messages.operations`) has everything about it, and no function here names one; only
+an encoder's embeddings are flushed by their node. All engines are asked concurrently, each with its own timeout, so an
+engine in trouble delays no other, and each has an outcome of its own. If the row demands it, an engine is out of
+service until it has answered: routers choose others, new requests wait.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
 
 
 async def operate(directory: Directory, request: Message, engine: str | None = None) -> Outcomes:
-    """Have an operation carried out by the engines that its row names, or by the `engine` that the caller does.
+    """Have the engines of an operation's scope carry it out, or `engine` alone; return the outcome of each.
 
-    An engine is named by itself or behind its node, as in `main/tiny`. Raises `NotFound` if there is none of this name,
-    and `BadRequest` if there are several, or if the row wants a name and there is none.
+    An engine is named alone or behind its node, as in `main/tiny`. Raises `NotFound` for an unknown name, and
+    `BadRequest` for an ambiguous name or a missing one.
     """
     operation = OPERATION_OF[type(request)]
     engines, outcomes = _chosen(directory, operation, engine), dict[str, Message | RequestError]()
@@ -87,7 +87,7 @@ def _chosen(directory: Directory, operation: EngineOperation, engine: str | None
 
 
 def _refusal(operation: EngineOperation, worker: ClusterWorker) -> RequestError | None:
-    """Return why an engine is not asked: it does not list the operation, so its node may not have the message."""
+    """Return why an engine is not asked: a node of an older version ends the link on an unknown message."""
     if operation.every_version:
         return None
     if (info := worker.info) is None:
@@ -129,9 +129,9 @@ def engine_services(
     encoders: Mapping[str, Registration[Encoder]],
     embeddings: Mapping[str, EmbeddingCache],
 ) -> Services:
-    """Return the services of this node's engines for other nodes: their loads, and their operations.
+    """Return the services of this node's engines for other nodes: their loads and their operations.
 
-    `embeddings` are those that each encoder has made, which outlive it; so a flush of an encoder asks no engine.
+    The `embeddings` of an encoder outlive it, so their flush asks no engine.
     """
     both: Engines = {**engines, **encoders}
     return {

@@ -192,7 +192,8 @@ async def test_a_refusal_expires_and_wakes_whoever_waits_for_readiness(
     """Nothing comes or goes when it expires, so the time itself must wake them."""
     node, announced = Node("a"), list[str]()
     await refuse(node, nursery)
-    gateway = SimpleNamespace(shares_port=False, unready=partial(readiness.unready, node.directory, ()))
+    probes = SimpleNamespace(unready=partial(readiness.unready, node.directory, ()))
+    gateway = SimpleNamespace(port=SimpleNamespace(shared=False), probes=probes)
     assembly: Any = SimpleNamespace(gateway=gateway, directory=node.directory)
     unused: Any = None
     process = node_module.Node(unused, assembly, unused, unused, lambda: 0.0)

@@ -36,7 +36,7 @@ class Operations:
     async def operate(self, request: Message) -> Message:
         """Carry out an operation by its handler; raises `EngineRefused` without one."""
         if (handler := self.handlers.get(type(request))) is None:
-            raise EngineRefused(f"this engine knows no {type(request).__name__}")
+            raise EngineRefused(f"this engine has no {type(request).__name__}")
         return await handler(request)
 
     async def _flush_cache(self, _: Message) -> Done:

@@ -52,7 +52,7 @@ def _described(row: EngineOperation, method: str, path: str) -> Operation:
 async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     """Have engines carry out an operation; raises `Forbidden` for a page of another site.
 
-    If one engine has failed, the answer is the error that stands for all, with the outcome of each.
+    If one engine has failed, the answer is one error for all engines, with the outcome of each.
     """
     if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
         raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
