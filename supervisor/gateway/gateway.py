@@ -36,7 +36,8 @@ from supervisor.gateway.memory import GatewayMemory
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
-from supervisor.gateway.requests import RenderedReply, RequestRecord, RequestRunner, ServedModel
+from supervisor.gateway.request_record import RequestRecord
+from supervisor.gateway.requests import RenderedReply, RequestRunner, ServedModel
 from supervisor.gateway.turns import LoopTurns
 
 log = logging.getLogger(__name__)

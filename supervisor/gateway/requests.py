@@ -20,7 +20,6 @@ from actors.kit.calls import Askable
 from actors.kit.fast_path import FastPath
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
-from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import (
     AskerLeft,
     BadRequest,
@@ -31,14 +30,12 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
-from protocol.messages.generation import FinishReason, RouteTaken, Started, Usage
+from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, Answered, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
-from supervisor.gateway.keys.keys import ClientKey
-from supervisor.gateway.memory_budgets import MemoryReservation
+from supervisor.gateway.request_record import RequestRecord, ResponseEnd, count_text
 from supervisor.telemetry.metrics import Metrics
-from supervisor.telemetry.registry import Buckets
 
 log = logging.getLogger(__name__)
 
@@ -57,53 +54,6 @@ class ServedModel:
     model: Callable[[], Model]  # as the API shows it at this moment
     ask: Askable[TextRequest, TextReply, TextResult]
     total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
-
-
-@frozen
-class ResponseEnd:
-    """The end of a response on this side, however much of it the client got."""
-
-    outcome: str
-    error: RequestError | None
-    duration_s: float
-
-
-@define(eq=False)
-class RequestRecord:
-    """One request: its times, by `trio.current_time`, its tokens, and how it ended."""
-
-    request_id: str
-    model: str
-    api: str
-    received_at: float
-    key: ClientKey | None = None  # None: the request needs none
-    request_line: str = ""  # the method and the path, or the type of a WebSocket event
-    trace: Trace | None = None
-    targets: Targets = NO_TARGETS  # that its headers name, or those of its connection
-    admitted_at: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    route_cached_tokens: int = 0  # of the prompt whose route is known; a request may have several
-    completion_tokens: int = 0
-    first_at: float | None = None
-    last_at: float | None = None
-    route: RouteTaken | None = None  # of the first choice
-    reason: FinishReason | None = None  # of the choice that ended last
-    aborted_by: RequestError | None = None
-    settles: bool = True  # it is logged as soon as it has ended; otherwise by the caller of `settle`
-    ended: ResponseEnd | None = None  # once it has ended
-    sent_bytes: int = 0  # of its response
-    memory: MemoryReservation | None = None  # of a response that is kept until it is complete
-    scope: trio.CancelScope = field(factory=trio.CancelScope)
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens that have been counted so far."""
-        return Usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
-
-    def seconds_to(self, time: float | None) -> float | None:
-        """Return the seconds from the arrival of the request to a time, None if that has not come."""
-        return None if time is None else round(time - self.received_at, 4)
 
 
 @define(eq=False)
@@ -205,7 +155,7 @@ class RequestRunner:
 
         def count_and_pass_on(reply: TextReply) -> None:
             if isinstance(reply, Text):
-                _count_text(record, reply, gaps, trio.current_time())
+                count_text(record, reply, gaps, trio.current_time())
             elif isinstance(reply, Reasoning | CallPart):
                 raise InternalError(f"the answer has a part that no API here can send: {type(reply).__name__}")
             else:
@@ -214,7 +164,7 @@ class RequestRunner:
 
         pass_on = on_reply if on_token is None else on_token
 
-        def receive_token(text: Text, now: float) -> None:  # as `_count_text`, for one token behind others
+        def receive_token(text: Text, now: float) -> None:  # as `count_text`, for one token behind others
             if (last_at := record.last_at) is not None and record.completion_tokens:
                 gaps.observe(now - last_at)
             record.last_at = now
@@ -287,48 +237,8 @@ class RequestRunner:
         elif outcome == AskerLeft.code and cut in DROPPED:  # this server ended the connection, not the client
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
         self.metrics.request_ended(record.model, record.api, outcome, ended.duration_s, record.usage)
-        line: dict[str, object] = {
-            "request_id": record.request_id,
-            **log_fields(record.trace),
-            "key": "-" if record.key is None else record.key.name,
-            "api": record.api,
-            "request": record.request_line,
-            "status": _status(outcome, error),
-            "model": record.model,
-            "outcome": outcome,
-            **({"cut": cut} if outcome == CUT else {}),
-            "response_bytes": record.sent_bytes,
-            "duration_s": round(ended.duration_s, 4),
-            "waited_s": record.seconds_to(record.admitted_at),
-            "first_token_s": record.seconds_to(record.first_at),
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            **_route_fields(record.route),
-            "completion_tokens": record.completion_tokens,
-        }
+        line = record.line(outcome, error, duration_s=ended.duration_s, cut=cut if outcome == CUT else None)
         self.access.log_ended(line, error, admitted=record.admitted_at is not None)
-
-
-def _route_fields(route: RouteTaken | None) -> dict[str, object]:
-    if route is None:
-        return {}
-    score = {} if route.score is None else {"route_score": round(route.score, 1)}
-    return {"worker": route.workers, "overlap_tokens": route.overlap, **score}
-
-
-def _count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> None:
-    """Count the tokens of a piece of text that has come now, and the time since the one before."""
-    tokens = text.tokens
-    if not tokens:
-        return  # an echo of the prompt
-    last_at = record.last_at
-    if last_at is not None:
-        # The first token came with `Started`, and has no gap before it.
-        counted = tokens if record.completion_tokens else tokens - 1
-        if counted:
-            gaps.observe((now - last_at) / counted, counted)
-    record.last_at = now
-    record.completion_tokens += tokens
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:
@@ -338,9 +248,3 @@ def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> Requ
         return Overloaded(NO_MEMORY)
     log.error("a bug failed a request", exc_info=bug, extra={"request_id": request_id, **log_fields(trace)})
     return InternalError("the server made a mistake; its log has the details")
-
-
-def _status(outcome: str, error: RequestError | None) -> int:
-    if error is not None:
-        return error.http_status
-    return {AskerLeft.code: AskerLeft.http_status, InternalError.code: InternalError.http_status}.get(outcome, 200)

@@ -16,7 +16,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.request import HttpRequest
 from supervisor.gateway.http.response import HttpResponse
 from supervisor.gateway.keys.keys import ClientKey
-from supervisor.gateway.requests import RequestRecord
+from supervisor.gateway.request_record import RequestRecord
 
 T = TypeVar("T")
 

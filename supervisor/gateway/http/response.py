@@ -24,7 +24,8 @@ from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
 from supervisor.gateway.http.syntax import HttpSyntax
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import RequestRecord, internal_error
+from supervisor.gateway.request_record import RequestRecord
+from supervisor.gateway.requests import internal_error
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")

@@ -31,7 +31,8 @@ from supervisor.gateway.histories import Conversation, ResponseHistory
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
-from supervisor.gateway.requests import RenderedReply, RequestRecord, internal_error
+from supervisor.gateway.request_record import RequestRecord
+from supervisor.gateway.requests import RenderedReply, internal_error
 
 CREATE = "response.create"  # a WebSocket request in the access log
 API = "responses"

@@ -26,7 +26,7 @@ from protocol.trace import Trace, child_span
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import Conversation
 from supervisor.gateway.memory_budgets import MemoryReservation
-from supervisor.gateway.requests import RequestRecord
+from supervisor.gateway.request_record import RequestRecord
 from supervisor.gateway.websocket.lane_response import API, CREATE, LaneAnswers, LaneResponse
 
 REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are accepted when the budget is used up

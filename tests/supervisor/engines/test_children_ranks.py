@@ -18,7 +18,7 @@ from protocol.messages.text import Respond, Role, Turn
 from supervisor.cluster.engine_control import local_loads
 from supervisor.cluster.guarded_worker import GuardedWorker
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway.requests import RequestRecord
+from supervisor.gateway.request_record import RequestRecord
 from supervisor.node.assembly import Assembly
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.metrics import Metrics

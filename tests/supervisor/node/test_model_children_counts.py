@@ -15,7 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.routing.load import Load
 from protocol.messages.text import Respond, Role, Turn
 from supervisor.cluster import in_flight
-from supervisor.gateway.requests import RequestRecord
+from supervisor.gateway.request_record import RequestRecord
 from supervisor.node.assembly import Assembly
 from tests.supervisor.config.test_load import Written
 from tests.supervisor.engines.test_children_ranks import running

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 from protocol.messages.cluster import Leg, PoolState
 from protocol.messages.text import Respond, Role, Turn
 from supervisor.engines.kinds import read_cluster
-from supervisor.gateway.requests import RequestRecord
+from supervisor.gateway.request_record import RequestRecord
 from supervisor.node.assembly import Assembly
 from supervisor.node.pools import service_levels
 from supervisor.telemetry.metrics import Metrics

@@ -19,7 +19,8 @@ from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.response import JSON
-from supervisor.gateway.requests import RenderedReply, RequestRecord, ServedModel
+from supervisor.gateway.request_record import RequestRecord
+from supervisor.gateway.requests import RenderedReply, ServedModel
 
 encode = msgspec.json.Encoder().encode
 
