@@ -1,1 +1,1 @@
-"""Routing: which workers get a request, and what follows when one is lost."""
+"""Routing: the choice of a request's workers, and its failover when one is lost."""

@@ -1,8 +1,9 @@
-"""The workers that a routing policy may choose from, and what a policy is.
+"""The candidates of a routing policy, and the policy's port.
 
 Candidates are the workers of one leg that can be asked, have room, and are neither excluded nor ejected. They are found
 only as far as a policy looks: a pool may have thousands of workers, and the cost of a choice must not grow with them.
-So a policy that needs a few names them (`find`) or takes the first (`leading`); iterating over all costs as much.
+So a policy with few names in mind uses `find`, or takes the first ones (`leading`); the cost of iteration grows with
+the pool.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 
 LEADING_MAX = 64
-"""The most of the least loaded that are compared if none has memory for a request."""
+"""The most least loaded workers that are compared if none has memory for a request."""
 
 
 def hands_over(worker: Worker) -> bool:
@@ -27,7 +28,7 @@ def hands_over(worker: Worker) -> bool:
 
 
 class TakenChoice(Protocol):
-    """A choice that was taken, as its policy follows it; each is called once at most, and `ended` always."""
+    """A taken choice, as its policy follows it; each method is called once at most, and `ended` always."""
 
     def begun(self) -> None:
         """The worker has computed the prompt."""
@@ -43,11 +44,10 @@ class TakenChoice(Protocol):
 class Choice:
     """The worker that a policy prefers, by its load.
 
-    `overlap` is how many tokens of the prompt are expected in its prefix cache when its turn comes, and `cached` how
-    many of them are there already: what is still to be computed for an earlier request may never be. `score` is what
-    the policy compared, None where it compared no numbers. It is `blind` if some worker that can be asked has not told
-    yet what its cache has. A choice may come to nothing: what a policy keeps of one that is taken it notes in
-    `on_taken`, which may return what follows the request.
+    `overlap` is the number of prompt tokens expected in its prefix cache when its turn comes, and `cached` the number
+    there already: an earlier request may fail before it computes the difference. `score` is the compared number, None
+    for a policy without one. It is `blind` if an available worker has not reported its blocks yet. A choice may come to
+    nothing, so a policy records a taken one in `on_taken`, which may return a follower of the request.
     """
 
     load: Load
@@ -59,31 +59,31 @@ class Choice:
 
 
 class Candidates(Protocol):
-    """The loads of the workers of one leg that may be chosen."""
+    """The loads of the candidates of one leg."""
 
     def __iter__(self) -> Iterator[Load]:
         """Yield all of them; where they are ranked, the least loaded first."""
 
     def leading(self, request: Generate) -> Sequence[Load]:
-        """Return those of which one is the least loaded for a request: all up to the first that nothing speaks against.
+        """Return the least loaded candidates for a request: all up to the first suitable one.
 
-        That is the first with memory for the request and without a reservation. Where they are ranked, they are
-        `LEADING_MAX` at most; else they may be all of them.
+        A suitable one has memory for the request and no reservation. Ranked candidates are `LEADING_MAX` at most; else
+        they may be all of them.
         """
 
     def find(self, name: str) -> Load | None:
-        """Return the worker of that name if it is a candidate, or would be but for the prompts that wait there.
+        """Return the worker of that name if it is a candidate, or would be without its waiting prompts.
 
-        None if not. A prompt that is in its cache may be computed sooner there than elsewhere as a whole. A request
-        that moves waits for no prompts: for it only candidates are found.
+        None if not. A cached prompt may be computed sooner there than elsewhere as a whole. A moving request waits for
+        no prompts: for it only candidates are found.
         """
 
 
 class Policy(Protocol):
     """A routing policy: the choice of the worker of a request, for each leg of it.
 
-    A request that continues after the loss of a worker has the tokens of its answer so far at the end of its prompt. A
-    policy may be asked more than once for a request, and its choice may come to nothing.
+    A request resumed after the loss of a worker has the tokens of its answer so far at the end of its prompt. A policy
+    may be asked more than once for a request, and its choice may come to nothing.
     """
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
@@ -94,15 +94,15 @@ Chance: TypeAlias = Callable[[], float]
 """Draws a number from 0 to below 1."""
 
 AddReserved: TypeAlias = Callable[[Load], Load]
-"""Adds to a load what is reserved there."""
+"""Adds a worker's reservations to its load."""
 
 
 @define(eq=False)
 class WorkerCandidates:
-    """The candidates among some workers; what it yields is found again by `worker`.
+    """The candidates among some workers; `worker` finds the worker of a yielded load.
 
-    `workers` are in the order of their ranks if `ranked`. `avoided` tells which are ejected: those are candidates only
-    while all others are ejected, too.
+    `workers` are in the order of their ranks if `ranked`. `avoided` returns whether a worker is ejected: such workers
+    are candidates only while all are ejected.
     """
 
     workers: Ranking | Sequence[Worker]
@@ -111,7 +111,7 @@ class WorkerCandidates:
     excluded: Collection[str]
     avoided: Callable[[str], bool] | None  # None: no worker is ejected
     with_reserved: AddReserved
-    accepts: Callable[[Load], bool] | None = None  # what else a candidate must fulfil
+    accepts: Callable[[Load], bool] | None = None  # a further condition on candidates
     _found: dict[str, Worker] = field(init=False, factory=dict)
 
     def __iter__(self) -> Iterator[Load]:
@@ -119,14 +119,14 @@ class WorkerCandidates:
         for worker in self._eligible(self.workers):
             load = worker.load
             if not self.has_room(load):
-                if self.ranked and not begins(load):  # nor does any that follows
+                if self.ranked and not begins(load):  # nor does any later one
                     return
                 continue
             if (candidate := self._candidate(worker, load, self.has_room)) is not None:
                 yield candidate
 
     def leading(self, request: Generate) -> list[Load]:
-        """Return the candidates up to the first that is preferred to all that follow."""
+        """Return the candidates up to the first one that is preferred to all others."""
         leading = list[Load]()
         for load in self:
             leading.append(load)
@@ -152,7 +152,7 @@ class WorkerCandidates:
         return self._found[load.name]
 
     def _candidate(self, worker: Worker, load: Load, has_room: HasRoom) -> Load | None:
-        """Return a load that has room, with what is reserved there; None if the worker is no candidate with that."""
+        """Return a load with the worker's reservations; None if the worker is then no candidate."""
         # A prefill whose address is not known yet can hand over to no decode.
         if worker.leg is Leg.PREFILL and not hands_over(worker):
             return None

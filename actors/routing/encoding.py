@@ -1,12 +1,12 @@
 """The encode leg of a request: its images and videos to embeddings, before an engine is asked to compute with them.
 
 The items of a request are encoded concurrently, each by one encoder, and all of them or none: the failure of one ends
-the others in the same turn. Of the encoders with room an item goes to the one that its digest ranks highest, so that
-the same image meets the cache that has it, whichever router asks.
+the others in the same turn. Among encoders with room an item goes to the highest by rendezvous hashing of its digest,
+so that all routers send the same image to the same cache.
 
-An encoder that is lost costs its items one attempt, and they are asked for again elsewhere, or there once it is up
-again. Encoders compute items of many requests in one batch, so it is not known which of them crashed it: an item that
-was there is encoded alone from then on, and one that crashes encoders when it is alone fails by itself.
+A lost encoder costs its items one attempt; they are encoded elsewhere, or there once it is up again. Encoders compute
+items of many requests in one batch, so any item of it may have crashed the encoder: each is encoded alone from then on,
+and an item that crashes encoders alone fails by itself.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Encoding:
     observer: RoutingObserver = RoutingObserver()
 
     async def embeddings(self, work: EncodeWork) -> tuple[MediaItem, ...]:
-        """Return the items with embeddings in place of pixels; an item that has no pixels stays as it is.
+        """Return the items with embeddings in place of pixels; an item without pixels stays as it is.
 
         Raises the `RequestError` of the first item that cannot be encoded.
         """
         items = list(work.items)
 
-        async def encode(place: int) -> None:
-            items[place] = await _Item(self, work, items[place]).embedded()
+        async def encode(index: int) -> None:
+            items[index] = await _Item(self, work, items[index]).embedded()
 
         try:
             async with trio.open_nursery() as nursery:
-                for place, item in enumerate(items):
+                for index, item in enumerate(items):
                     if item.form is MediaForm.PIXELS:
-                        nursery.start_soon(encode, place)
+                        nursery.start_soon(encode, index)
         except BaseExceptionGroup as group:
             failed, rest = group.split(RequestError)
             try:
@@ -147,16 +147,16 @@ class _Item:
         return None
 
     def _choose(self, excluded: Collection[str]) -> EncoderWorker | None:
-        """Return the encoder that the digest ranks highest of those with room, or if all are full, the least busy.
+        """Return the digest's highest encoder with room, or if all are full, the least busy one.
 
-        There the item waits in the encoder's inbox, where the most urgent is next and owners take turns.
+        In a full one the item waits in the encoder's inbox, where the most urgent is next and owners take turns.
         """
-        encoders = [each for each in self.encoding.pool.encoders() if each.full_name not in excluded]
-        loads = [(each, each.load) for each in encoders]
-        with_room = [each for each, load in loads if load.busy < load.slots]
+        encoders = [encoder for encoder in self.encoding.pool.encoders() if encoder.full_name not in excluded]
+        loads = [(encoder, encoder.load) for encoder in encoders]
+        with_room = [encoder for encoder, load in loads if load.busy < load.slots]
         if with_room:
-            return max(with_room, key=lambda each: rank(self.item.digest, each.full_name))
-        return min(loads, key=lambda each: each[1].busy / each[1].slots, default=(None, None))[0]
+            return max(with_room, key=lambda encoder: rank(self.item.digest, encoder.full_name))
+        return min(loads, key=lambda pair: pair[1].busy / pair[1].slots, default=(None, None))[0]
 
 
 def rank(digest: str, name: str) -> bytes:

@@ -1,13 +1,13 @@
-"""The losses that one request has met, and the decision whether and where it goes on after another.
+"""The losses of one request, and the decision whether and where it goes on after one.
 
-`FAILOVER` names the errors that a worker, its node or the link may be to blame for; anything else is the request's own
-error. A request goes on within limits, which are counted by cause: a drain is nobody's fault and costs little, while a
-crash may be the request's own doing, and one that crashes engines must not be given to all of them. An engine that does
-not release a request that left it counts as crashed as well.
+`FAILOVER` names the possible faults of a worker, its node or the link; any other error is the request's own. A request
+goes on within limits, which are counted by cause: a drain is no fault and costs little, while a crash may be the
+request's own doing, and a request that crashes engines must not be given to all of them. An engine that does not
+release a moved request counts as crashed as well.
 
-The successes and failures that a request observes count for its workers in the pool's outlier detection. After a failed
-hand-off it is not known which leg is at fault, so it counts for the pair. No error is hidden: a request that cannot go
-on ends with the error by which its last worker was lost.
+The successes and failures of a request count for its workers in the pool's outlier detection. After a failed hand-off
+either leg may be at fault, so it counts for the pair. No error is hidden: a request that cannot go on ends with the
+error of its last loss.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ FAILOVER = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, 
 
 @define(eq=False)
 class Failover:
-    """The losses of one request, the workers that it was lost by, and the choice of the next ones."""
+    """The losses of one request, the workers at fault, and the choice of the next ones."""
 
     routing: Routing
-    lost_names: set[str] = field(factory=set)  # workers that it was lost by
+    lost_names: set[str] = field(factory=set)  # the workers that lost it
     crashed_names: set[str] = field(factory=set)  # workers whose engine crashed under it: never asked again
     left_legs: list[tuple[str, Replies]] = field(factory=list)  # calls that it left before their end, by worker
-    weights: str | None = None  # of the workers of the first attempt that began to answer
-    _handed_route: Route | None = None  # the last one whose hand-off succeeded
-    _refusal: tuple[str, EngineRefused] | None = None  # by which worker
+    weights: str | None = None  # the weights of the first answering workers
+    _handed_route: Route | None = None  # the last one with a successful hand-off
+    _refusal: tuple[str, EngineRefused] | None = None  # the refusing worker, and its error
     _second_opinions: int = 0
     _losses: int = 0
     _preemptions: int = 0
     _drains: int = 0
     _crashes: int = 0
-    _pause_s: float = 0.0  # before a worker that was lost may be asked again
+    _pause_s: float = 0.0  # the pause before a lost worker may be asked again
 
-    # What is observed of a worker --------------------------------------------------------------
+    # Observations of workers -----------------------------------------------------------------
 
     def handed_over(self, route: Route) -> None:
-        """Count a successful hand-off, once the decode has begun: a prefill knows only what it has sent."""
+        """Count a successful hand-off, once the decode has begun: a prefill sees only its own sending."""
         if route.prefill is not None and self._handed_route is not route:
             self._handed_route = route
             self.routing.answered(route.prefill.full_name)
             self.routing.answered(route.name)
 
     def ended(self, route: Route, worker: Worker) -> None:
-        """Count the success of a worker whose answer has ended; that of a prefill counts at the hand-off."""
+        """Count the success of a worker whose answer has ended; a prefill's success counts at the hand-off."""
         if worker is route.decode:
             self.handed_over(route)
             self.routing.answered(worker.full_name)
 
     def failed(self, route: Route, worker: Worker, error: RequestError) -> None:
-        """Count an error against the worker that it came from, or against the pair."""
+        """Count an error against its worker, or against the pair."""
         # It is not known which leg has let the other wait until the deadline of either.
         late = isinstance(error, DeadlineExceeded) and not isinstance(error, Preempted)
         unmet = late and route.prefill is not None and self._handed_route is not route
@@ -98,7 +98,7 @@ class Failover:
         return {name, *(other for other in self.routing.pool.expected() if engine_and_rank(other)[0] == engine)}
 
     def blame_refusing(self) -> None:
-        """Count a refusal against the engine that refused this request, since another has begun to answer it."""
+        """Count a refusal against the refusing engine, since another one has begun to answer the request."""
         if self._refusal is not None:
             self.routing.failed(*self._refusal)
             self._refusal = None
@@ -108,8 +108,8 @@ class Failover:
     def second_opinion(self, route: Route, error: RequestError, remaining: Generate) -> Route | None:
         """Return another route to ask at once if the error may be the worker's fault and a route is free, else None.
 
-        A refusal may be right, or the engine may be broken. A request that probes an ejected worker must not fail by
-        that. The caller has sent nothing yet.
+        A refusal may be right, or the engine may be broken. A probe of an ejected worker must not fail its request. The
+        caller has sent nothing yet.
         """
         probed = bool(route.probed) and isinstance(error, DeadlineExceeded | InternalError)
         if self._second_opinions or not (probed or isinstance(error, EngineRefused)):
@@ -123,7 +123,7 @@ class Failover:
     async def next_route(self, lost: RequestError, remaining: Generate, sent: int) -> Route:
         """Wait for the route of the next attempt; raises `lost` beyond a limit, or if the rest might not be exact.
 
-        `sent` is the number of tokens that were sent, which are at the end of the remaining request's prompt.
+        `sent` is the number of sent tokens, at the end of the remaining request's prompt.
         """
         limits = self.routing.limits
         unready, planned = isinstance(lost, NotReady), is_planned(lost)
@@ -148,11 +148,11 @@ class Failover:
             route = await self.routing.wait_for_other(remaining, self.lost_names, self.crashed_names, self._pause_s)
             if not (sent and self.weights not in {None, self.routing.pool.weights()}):
                 return route
-            route.end()  # the rest would be by another model than what was sent
+            route.end()  # the rest would be another model's
         raise lost
 
     async def _count_stuck(self, within_s: float) -> None:
-        """Count engines that this request was taken from, and that do not release it, as crashed."""
+        """Count engines that do not release this request after it left them as crashed."""
         await trio.lowlevel.checkpoint()
         with trio.move_on_after(within_s):
             async with trio.open_nursery() as waiting:
@@ -171,9 +171,9 @@ def is_planned(lost: RequestError) -> bool:
 
 
 def resumes_exactly(sampling: Sampling) -> bool:
-    """Whether the next token depends on the prompt and the tokens that were sent alone.
+    """Whether the next token depends on the prompt and the sent tokens alone.
 
-    Another engine does not know the state of a grammar; what penalties count it knows by `Generate.said`.
+    Another engine lacks the state of a grammar; penalties are counted by `Generate.said`.
     """
     return sampling.grammar is None
 

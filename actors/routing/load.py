@@ -12,27 +12,26 @@ from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 
 PROMPTS_AHEAD = 4
-"""The prompts that a request may wait for at one worker, as a multiple of those that its engine takes at a time."""
+"""The most prompts ahead of a request at one worker, as a multiple of its engine's own at a time."""
 
 
 @frozen
 class Load:
-    """The load of a worker: `busy` requests on `slots` places, and the tokens that they hold.
+    """The load of a worker: `busy` requests on `slots` places, and their tokens.
 
-    `tokens` are those that its requests may come to hold (`protocol.cost.kv_tokens`); policies compare workers by them.
-    `kv_tokens` are those that its KV memory holds or has promised, of `kv_tokens_max` (0: not known). `pending` counts
-    the prompt tokens that this node gave it and that have no first token yet. With a `pending_max` above 0 it gets
-    further prompts only while fewer are pending; a longer single prompt is allowed. A prefill has `shared_max` instead:
-    the decodes that it computes prompts for each have an equal share of it. No two workers of one pool have the same
-    `name`.
+    `tokens` are the most that its requests may come to hold (`protocol.cost.kv_tokens`); policies compare workers by
+    them. `kv_tokens` are held by its KV memory or promised, of `kv_tokens_max` (0: unknown). `pending` counts this
+    node's prompt tokens there without a first token. With a `pending_max` above 0 it gets further prompts only while
+    fewer are pending; a longer single prompt is allowed. A prefill has `shared_max` instead: its decodes have equal
+    shares of it. No two workers of one pool have the same `name`.
 
-    `own` of the requests are this node's, `unstarted` of those have no first token. `routers` nodes ask the worker, and
-    this one has `place` among them, from 0. For `reserved` of the busy it was chosen, and has not been asked yet.
-    Where there are several, one with less than an equal share of the slots may let one request wait for a slot there:
-    the others, who would refill each slot that they free, then leave the next one to it.
+    `own` of the requests are this node's, `unstarted` of its own have no first token. `routers` nodes ask the worker,
+    and this one has `place` among them, from 0. `reserved` of the busy ones are reservations, for chosen requests on
+    their way. One of several routers, with less than an equal share of the slots, may let one request wait for a slot
+    there: the others would refill each slot that they free, and so leave the next one to it.
 
-    `queued` are the prompt tokens that are to be computed there before another request, those of other nodes included.
-    `page_size` is that of its prefix cache, in tokens (0: not known).
+    `queued` are the prompt tokens ahead of another request there, other nodes' included. `page_size` is its prefix
+    cache's, in tokens (0: unknown).
     """
 
     name: str
@@ -66,23 +65,23 @@ class Load:
 
     @property
     def overcommitted(self) -> bool:
-        """Whether some of its requests may have to wait: they are more than its slots, or than its memory holds."""
+        """Whether some of its requests may have to wait: they exceed its slots or its memory."""
         return self.busy > self.slots or (self.kv_tokens_max > 0 and self.kv_tokens > self.kv_tokens_max)
 
     def fits(self, request: Generate, cached: int = 0) -> bool:
-        """Whether its KV memory has room for what a request may come to need there, as far as is known.
+        """Whether its KV memory has room for a request's largest need there; true if unknown.
 
         `cached` tokens of its prompt are in its cache.
         """
         return self.kv_tokens_max == 0 or self.kv_tokens_with(request, cached) <= self.kv_tokens_max
 
     def kv_tokens_with(self, request: Generate, cached: int = 0) -> int:
-        """Return the tokens that its KV memory would hold or have promised if it had one more request."""
+        """Return the held and promised tokens of its KV memory with one more request."""
         return self.kv_tokens + kv_tokens(request, self.leg, cached)
 
 
 def has_room(load: Load) -> bool:
-    """Whether a worker may get one more request, which may have to wait there (`Load.may_wait`)."""
+    """Whether a worker may get one more request, perhaps to wait there (`Load.may_wait`)."""
     return not load.full
 
 

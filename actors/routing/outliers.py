@@ -3,11 +3,11 @@
 Each worker has a circuit breaker. *Closed*: requests flow. *Open*: none does until its time is over, which is twice as
 long each time. *Half-open*: one request at a time probes the worker, and its success closes the breaker.
 
-A hand-off that fails does not tell which of its two workers is at fault, or whether only the way between them is cut.
-So a pair has a breaker of its own, and its failures count for both workers as well: one that fails with several others
-is ejected itself, and the failures that those had with it are forgotten.
+After a failed hand-off either worker may be at fault, or the network between them. So a pair has a breaker of its own,
+and its failures count for both workers as well: a worker that fails with several others is ejected itself, and the
+others' failures with it are forgotten.
 
-Pure: time comes in as a parameter, and there is no randomness in it. What counts as a failure, its callers decide.
+Pure: time comes in as a parameter, and there is no randomness in it. Its callers decide what counts as a failure.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from attrs import define, field, frozen
 
 @frozen
 class Ejection:
-    """When a worker is ejected, for how long, and the share of a pool that may be at a time."""
+    """The limits of ejection: failures, durations, and the largest share of a pool at a time."""
 
-    failures_max: int = 5  # in a row
-    window: int = 20  # answers over which the rate of failures is taken
-    rate_max: float = 0.5  # of failures among those
+    failures_max: int = 5  # failures in a row
+    window: int = 20  # answers in the rate of failures
+    rate_max: float = 0.5  # the most failures among these answers
     ejected_s: float = 10.0  # the first time; then twice as long each time
     ejected_max_s: float = 300.0
-    share_max: float = 0.5  # of the workers of one leg, never a lone worker
+    share_max: float = 0.5  # the most of one leg's workers, never a lone one
 
 
 @frozen
 class EjectedWorker:
-    """A worker, or a pair, that is ejected: why, and for how many seconds more; 0 if it is being probed."""
+    """An ejected worker or pair: why, and for how many seconds more; 0 while it is probed."""
 
     name: str
     why: str
@@ -57,8 +57,8 @@ ALONE = ""
 @define(eq=False)
 class _Breaker:
     kind: str
-    recent: deque[str | None] = field(factory=deque)  # of each of the last answers, the partner it failed with, or None
-    opened: int = 0  # times in a row
+    recent: deque[str | None] = field(factory=deque)  # the last answers: the partner of a failure, or None
+    opened: int = 0  # openings in a row
     until: float = -inf  # the end of being open; from then on half-open
     closed: bool = True
     closed_at: float = -inf
@@ -71,7 +71,7 @@ class _Breaker:
             self.recent.popleft()
 
     def blamed(self, limits: Ejection) -> set[str]:
-        """Return the partners with which it failed, if so often that it is to be opened; else none."""
+        """Return the partners of its failures, if these are enough to open it; else none."""
         answers = list(takewhile(lambda partner: partner is not None, reversed(self.recent)))
         if len(answers) < limits.failures_max:
             answers = list(self.recent)[-limits.window :]
@@ -86,7 +86,7 @@ class OutlierDetector:
     """The circuit breakers of the workers and pairs of one pool."""
 
     _breakers: dict[str, _Breaker] = field(factory=dict)
-    _open_names: set[str] = field(factory=set)  # the names of those that are not closed
+    _open_names: set[str] = field(factory=set)  # the names with an open or half-open breaker
 
     def failed(self, suspect: Suspect, why: str, limits: Ejection, now: float) -> bool:
         """Count a failure of one worker; return whether it is ejected by this."""
@@ -96,16 +96,16 @@ class OutlierDetector:
         return bool(breaker.blamed(limits)) and self._eject(suspect, why, limits, now)
 
     def failed_pair(self, pair: Suspect, both: Sequence[Suspect], why: str, limits: Ejection, now: float) -> str | None:
-        """Count a failure of a pair, whichever of the two is at fault; return the name that is ejected by it, if any.
+        """Count a failure of a pair, with either of the two at fault; return the name ejected by it, if any.
 
-        That is one that is half-open, if there is one; else the worker that fails with the most others; else the pair.
+        A half-open one is ejected first; else the worker that fails with the most others; else the pair.
         """
-        if opened := [each.name for each in (*both, pair) if each.name in self._open_names]:
+        if opened := [suspect.name for suspect in (*both, pair) if suspect.name in self._open_names]:
             return next((name for name in opened if self._reopen(name, why, limits, now)), None)
         first, second = both
         for suspect, other in ((first, second.name), (second, first.name), (pair, ALONE)):
             self._breaker(suspect).note(limits, other)
-        by_partners = [(len(self._breakers[each.name].blamed(limits)), each) for each in both]
+        by_partners = [(len(self._breakers[suspect.name].blamed(limits)), suspect) for suspect in both]
         for partners, suspect in sorted(by_partners, key=lambda entry: -entry[0]):
             if partners > 1 and self._eject(suspect, why, limits, now):
                 self._forget_failures_with(suspect.name)
@@ -136,7 +136,7 @@ class OutlierDetector:
         return now < breaker.until or breaker.probed_by is not None
 
     def next_probe_at(self, now: float) -> float:
-        """Return when the next one that is open may be probed; `inf` if none is open."""
+        """Return when the next open one may be probed; `inf` if none is open."""
         return min((until for name in self._open_names if (until := self._breakers[name].until) > now), default=inf)
 
     def begin_probe(self, name: str, by: object) -> bool:
@@ -148,22 +148,22 @@ class OutlierDetector:
         return True
 
     def end_probe(self, name: str, by: object) -> None:
-        """End a probe, whatever came of it; no effect on a probe by another."""
+        """End a probe, after any outcome; no effect on a probe by another."""
         if (breaker := self._breakers.get(name)) is not None and breaker.probed_by is by:
             breaker.probed_by = None
 
     def retain(self, exists: Callable[[str], bool]) -> None:
-        """Forget those that do not exist any more."""
+        """Forget the breakers of removed workers and pairs."""
         for name in [name for name in self._breakers if not exists(name)]:
             del self._breakers[name]
             self._open_names.discard(name)
 
     def __len__(self) -> int:
-        """Return the number of those that are ejected."""
+        """Return the number of ejected workers and pairs."""
         return len(self._open_names)
 
     def ejected(self, now: float) -> Iterator[EjectedWorker]:
-        """Yield those that are ejected, by name."""
+        """Yield the ejected workers and pairs, by name."""
         for name in sorted(self._open_names):
             breaker = self._breakers[name]
             yield EjectedWorker(name, breaker.why, max(0.0, breaker.until - now))
@@ -178,7 +178,7 @@ class OutlierDetector:
         return True
 
     def _eject(self, suspect: Suspect, why: str, limits: Ejection, now: float) -> bool:
-        others_open = sum(1 for each in self._open_names if self._breakers[each].kind == suspect.kind)
+        others_open = sum(1 for name in self._open_names if self._breakers[name].kind == suspect.kind)
         if others_open + 1 > limits.share_max * suspect.peers:
             return False
         self._open(suspect.name, why, limits, now)
@@ -190,7 +190,7 @@ class OutlierDetector:
             del self._breakers[name]
             self._open_names.discard(name)
         for breaker in self._breakers.values():
-            breaker.recent = deque(each for each in breaker.recent if each != culprit)
+            breaker.recent = deque(partner for partner in breaker.recent if partner != culprit)
 
     def _open(self, name: str, why: str, limits: Ejection, now: float) -> None:
         breaker = self._breakers[name]

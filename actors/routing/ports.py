@@ -1,7 +1,6 @@
-"""The ports of a router: workers to ask, the pool that they are in, and an observer of what becomes of requests.
+"""The ports of a router: workers to ask, their pool, and an observer of requests.
 
-A router knows nothing of nodes and links. A worker here and a worker of another node are the same to it, and so are
-real ones and those of a test.
+A router is independent of nodes and links: local and remote workers are the same to it, and so are a test's.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Worker(Askable[Generate, Started | Tokens, Finished], Protocol):
 
     @property
     def full_name(self) -> str:
-        """Its name, which is unique in its pool: that of its load, which takes much longer to make."""
+        """Its name, unique in its pool, without the cost of making its load."""
 
     @property
     def load(self) -> Load:
@@ -65,7 +64,7 @@ class Pool(Protocol):
         """Return the workers that can be asked now."""
 
     def expected(self) -> Mapping[str, Leg]:
-        """Return the legs, by name, of these workers and of those that should be among them soon."""
+        """Return the legs, by name, of these workers and of the workers expected soon."""
 
     def weights(self) -> str | None:
         """Return the digest of the weights of the workers that can be asked now, None if it is not known."""
@@ -114,14 +113,14 @@ class RoutingObserver:
     def answer_begun(self, overlap: int | None, cached: int, blind: bool) -> None:
         """A first token has come: so many tokens of the prompt were expected in the cache, and so many were there.
 
-        None: its policy predicts nothing. The choice was `blind` if some worker had not told yet what its cache had.
+        None: its policy predicts nothing. The choice was `blind` if some worker had not reported its blocks yet.
         """
 
     def call_resumed(self, code: str, sent: int) -> None:
-        """A request goes on elsewhere: the error's code that its worker was lost with, and the tokens sent before."""
+        """A request goes on elsewhere, with the code of its worker's loss, and the number of tokens sent before."""
 
     def call_not_resumed(self, code: str) -> None:
-        """A request ends with the error that its worker was lost with, since no other worker could go on exactly."""
+        """A request ends with the error of its worker's loss, since no other worker could go on exactly."""
 
     def worker_ejected(self, worker: str, code: str) -> None:
         """A worker, or a pair, is ejected because it keeps failing; `code` is that of its last error."""

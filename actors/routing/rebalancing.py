@@ -2,7 +2,7 @@
 
 A choice of a worker is a guess: loads change, and other routers choose at the same time. A wrong one would keep a
 request waiting while another worker is idle. Moving is safe only before the first token, and a request must never be at
-two workers at once; so a move cancels the current attempt, which only then is followed by the next.
+two workers at once; so a move cancels the current attempt, and begins the next one only then.
 
 Two routers can each have one leg of a pair while the other leg waits for that of the other router. Neither would ever
 begin, so a request of a pair leaves its workers even if there are no others, and waits for them anew. Routers do so one
@@ -24,7 +24,7 @@ from actors.routing.routing import Routing
 from protocol.cost import generation_tokens
 from protocol.messages.generation import Generate
 
-LOOKS_MAX = 64  # at requests in one turn
+LOOKS_MAX = 64  # requests looked at in one turn
 
 
 class Movable(Protocol):
@@ -52,7 +52,7 @@ class Movable(Protocol):
 
 @define(eq=False)
 class UnstartedRequests:
-    """The requests that have not begun, in the order in which they were given to their workers."""
+    """The requests that have not begun, in the order of their dispatch."""
 
     _since: dict[Movable, float] = field(factory=dict)
     _added: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -69,8 +69,8 @@ class UnstartedRequests:
     async def move_on(self, routing: Routing) -> None:
         """Move requests that wait for `move_after_s`, then twice as long each time, `moves_max` times; until cancelled.
 
-        A round chooses a worker for each request that moves, and twice in vain for those that may go to the same
-        workers, however many wait. Other tasks run after each choice: one in vain may look at all workers.
+        A round chooses a worker for each moving request; choices in vain are two at most for each set of workers, for
+        any number of requests. Other tasks run after each choice, since a choice in vain may look at all workers.
         """
         while True:
             while not self._since:
@@ -79,9 +79,9 @@ class UnstartedRequests:
             await self._move(routing)
 
     async def _move(self, routing: Routing) -> None:  # noqa: ASYNC910  # its caller sleeps
-        """Make a round; it is a function of its own, so that no request is referred to between two rounds."""
+        """Make a round; a function of its own, so that no request is referred to between two rounds."""
         limits, now = routing.limits, trio.current_time()
-        stuck: dict[tuple[GroupKey, frozenset[str]], list[Movable]] = {}  # by the workers that they may move to
+        stuck: dict[tuple[GroupKey, frozenset[str]], list[Movable]] = {}  # by the workers for a move
         for number, (request, since) in enumerate(tuple(self._since.items())):
             stays = now < since + limits.move_after_s * 2**request.moves or request.moves >= limits.moves_max
             if not stays and request.route.overcommitted:

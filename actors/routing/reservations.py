@@ -1,9 +1,9 @@
-"""Reservations: what a router has promised and the workers do not count yet.
+"""Reservations: a router's promises that workers do not count yet.
 
 A worker counts a request from the turn in which it is asked. Between the choice and that turn other requests are
-routed, which would all go to the same worker: a *reservation* counts for it meanwhile. Prompts at prefills are counted
-here for longer, by the decode that they are for, until they have begun, which is when the decode has the KV cache. A
-decode that takes no caches would use up a prefill's limit for all decodes; so each decode has a share of it.
+routed, and would all go to the same worker: a *reservation* counts for it meanwhile. Prompts at prefills are counted
+here for longer, by their decode, until the decode has the KV cache. A decode that takes no caches would use up a
+prefill's limit for all decodes; so each decode has a share of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _PairPrompts:
 
 @frozen
 class ReservationStatistics:
-    """Counts of what is reserved at one moment, at all workers together."""
+    """The numbers of reservations at one moment, at all workers together."""
 
     requests: int
     prompts_pending: int  # at prefills
@@ -37,12 +37,12 @@ class Reservations:
 
     requests: Counter[str] = field(factory=Counter)
     prompts: Counter[str] = field(factory=Counter)
-    pending: dict[str, dict[str, _PairPrompts]] = field(factory=dict)  # by prefill and decode
+    pending: dict[str, dict[str, _PairPrompts]] = field(factory=dict)  # prompts by prefill and decode
 
     def statistics(self) -> ReservationStatistics:
-        """Return what is reserved now."""
-        pending = (each for by_decode in self.pending.values() for each in by_decode.values())
-        return ReservationStatistics(self.requests.total(), sum(each.requests for each in pending))
+        """Return the numbers of reservations."""
+        pending = (prompts for by_decode in self.pending.values() for prompts in by_decode.values())
+        return ReservationStatistics(self.requests.total(), sum(prompts.requests for prompts in pending))
 
     def add(self, prefill: str, decode: str, prompt: int) -> None:
         """Add a prompt, in tokens, that goes through a prefill to a decode."""

@@ -1,4 +1,4 @@
-"""The workers of one attempt of a request, and what is reserved at them until they are asked."""
+"""The workers of one attempt of a request, and the reservations at them until they are asked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class FailoverLimits:
 
     resumes_max: int = 3
     drains_max: int = 64  # losses without a failure: the node drains, or a newer link replaced the one to it
-    crashes_max: int = 1  # of engines under one request, which may be what crashes them
+    crashes_max: int = 1  # engine crashes under one request, which may cause them
     resume_tokens_max: int = 65_536
-    resume_s: float = 10.0  # to find another worker
-    move_after_s: float = 2.0  # that a request waits at an overcommitted worker while another could begin it
+    resume_s: float = 10.0  # longest time to find another worker
+    move_after_s: float = 2.0  # wait at an overcommitted worker, after which another may begin the request
     moves_max: int = 2
-    preemptions_max: int = 1  # of one request, by engines that go on with others
-    ejection: Ejection = Ejection()  # of workers that keep failing
-    pause_s: float = 0.1  # before a worker that was lost is asked again, if there is no other
+    preemptions_max: int = 1  # preemptions of one request, by engines that go on with others
+    ejection: Ejection = Ejection()  # limits of the ejection of failing workers
+    pause_s: float = 0.1  # pause before a lost worker is asked again, if there is no other
     pause_max_s: float = 2.0  # the same for a worker that stays unready: twice as long each time, up to this
 
 
@@ -43,8 +43,8 @@ class Chosen:
 class Route:
     """The workers of one attempt: one that computes all of the request, or a decode and its prefill.
 
-    Each worker has a reservation until it is asked, for the tokens of the prompt that its cache does not have. `end`
-    must always be called: it releases those that were not asked.
+    Each worker has a reservation until it is asked, for the uncached tokens of the prompt. `end` must always be called:
+    it releases the reservations at workers not asked.
     """
 
     chosen: Chosen  # the decode, or the worker that computes all
@@ -54,7 +54,7 @@ class Route:
     _wake: Callable[[], None]  # tasks that wait for a reservation or a probe to end
     _prompt: int  # tokens
     _reserved: list[str] = field(init=False)
-    _pending: tuple[str, str] | None = field(init=False, default=None)  # while the prompt has not begun
+    _pending: tuple[str, str] | None = field(init=False, default=None)  # set while the prompt has not begun
     _taken: list[TakenChoice] = field(init=False, factory=list)
     _has_begun: bool = field(init=False, default=False)
     probed: list[str] = field(init=False)  # names of ejected workers, or of the pair, that this request probes
@@ -78,12 +78,12 @@ class Route:
 
     @property
     def prefill(self) -> Worker | None:
-        """The worker that computes the prompt, None if the other does that too."""
+        """The worker that computes the prompt, None if the decode does so itself."""
         return None if self.chosen_prefill is None else self.chosen_prefill.worker
 
     @property
     def overlap(self) -> int:
-        """The tokens of the prompt that were expected in its worker's prefix cache, when that was chosen."""
+        """The prompt tokens expected in its worker's prefix cache at the choice."""
         return (self.chosen_prefill or self.chosen).choice.overlap
 
     @property
@@ -93,12 +93,12 @@ class Route:
 
     @property
     def cached(self) -> int:
-        """The tokens of the prompt that were in that cache already when it was chosen, as far as was known."""
+        """The prompt tokens in that cache already at the choice, as far as reported."""
         return (self.chosen_prefill or self.chosen).choice.cached
 
     @property
     def blind(self) -> bool:
-        """Whether it was chosen before all workers had told what their caches have."""
+        """Whether it was chosen before all workers had reported their blocks."""
         return (self.chosen_prefill or self.chosen).choice.blind
 
     @property
@@ -108,7 +108,7 @@ class Route:
 
     @property
     def uncached(self) -> int:
-        """The tokens of the prompt that are not in the cache yet, even if an earlier request is to compute them."""
+        """The prompt tokens not in the cache yet, even if an earlier request is to compute them."""
         return max(0, self._prompt - self.cached)
 
     @property
@@ -154,7 +154,7 @@ class Route:
         self._stop_pending()
 
     def answered(self, ids: Sequence[int], reason: FinishReason) -> None:
-        """Note that the whole request is answered by these tokens; of them the last one is mostly not computed."""
+        """Note that the whole request is answered by these tokens; mostly the last one is not computed."""
         info = self.decode.info
         if reason is not FinishReason.STOP or info is None or not info.computes_ahead:
             ids = ids[:-1]

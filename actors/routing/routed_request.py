@@ -1,9 +1,9 @@
 """One request on its way through its workers: both legs asked at once, and other workers when one is lost.
 
 A request is one *attempt* after the other, each on a `Route`: one worker, or a prefill and a decode in one nursery, in
-which the failure of either leg ends the other. The asker sees one unbroken answer. What makes that possible is that the
-tokens which were sent are known: the next attempt has them at the end of its prompt, under another id, and computes
-only the rest. The answer is exact where each token depends on the tokens before it alone.
+which the failure of either leg ends the other. The asker sees one unbroken answer, since the sent tokens are kept: the
+next attempt has them at the end of its prompt, under another id, and computes only the rest. The answer is exact where
+each token depends on the tokens before it alone.
 
 `Failover` decides whether a request goes on, and where; `Routing` chooses the workers.
 """
@@ -29,7 +29,7 @@ from protocol.messages.generation import Finished, FinishReason, Generate, Start
 from protocol.trace import child_span
 
 MOVED = "moved"
-"""The reason that is observed for a request that was moved before it had begun."""
+"""The outcome reported for a request moved before it had begun."""
 
 
 @define(eq=False)
@@ -40,15 +40,15 @@ class RoutedRequest:
     answer: Replies
     routing: Routing
     unstarted: UnstartedRequests
-    route: Route = field(init=False)  # of the current attempt
-    moves: int = 0  # by `move`, before it had begun
+    route: Route = field(init=False)  # the current attempt's
+    moves: int = 0  # the number of its moves
     _moving: bool = False
     _moved_to: Route | None = None
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
     _asked_before: bool = False  # an earlier worker may still hold something under its id
     _sent: list[int] = field(factory=list)
-    _first_route: Route | None = None  # of the first attempt that began to answer
-    _cached: int | None = None  # tokens of the prompt found in the cache; of a pair, by its prefill
+    _first_route: Route | None = None  # the route of the first attempt that began to answer
+    _cached: int | None = None  # prompt tokens found in the cache; a pair's, by its prefill
     _failover: Failover = field(init=False)
     _remaining: Generate = field(init=False)  # kept: it may be a copy of a long prompt, and is looked at often
 
@@ -68,7 +68,7 @@ class RoutedRequest:
 
     @property
     def remaining(self) -> Generate:
-        """The rest of the request: what was sent is part of its prompt."""
+        """The rest of the request: the sent tokens are part of its prompt."""
         sampling, sent = self.request.sampling, self._sent
         if len(sent) != self._remaining.said - self.request.said:
             self._remaining = evolve(
@@ -85,7 +85,7 @@ class RoutedRequest:
 
     @property
     def avoided(self) -> set[str]:
-        """The names of the workers that crashed under it, and that it must not move to.
+        """The names of workers that crashed under it, forbidden for a move.
 
         Nor does it move to an overcommitted one of its route, where nothing can begin; the other leg may stay.
         """

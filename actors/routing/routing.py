@@ -1,14 +1,14 @@
 """The choice of a worker, or of a pair, for each request of a model.
 
-What may be chosen is decided here, and what is preferred by the policy: it is shown the workers of a leg that can be
-asked, that have room, and that are not ejected, and returns one. So no policy can overload a worker, ask one that keeps
-failing, or let a request wait while there is room: full workers at which it may wait (`Load.may_wait`) are shown only
-while no route has a free slot in each of its legs. Whether there is room at all depends on the pools of a request alone
-(`service_levels.py`), so that a router can leave requests in its inbox, where the most urgent of those pools is next,
-until one can be routed; and a full pool delays no request of another.
+The candidates are decided here, the preference by the policy: it gets the available workers of a leg with room and
+without an ejection, and returns one. So no policy can overload a worker, ask a failing one, or let a request wait while
+there is room: full workers at which it may wait (`Load.may_wait`) are candidates only while no route has a free slot in
+each of its legs. Room depends on the pools of a request alone (`service_levels.py`). So a router can leave requests in
+its inbox, the most urgent of the same pools first, until one can be routed; and a full pool delays no request of
+another.
 
-A policy may name a worker whose engine has a slot, but for now enough prompts: it may weigh that wait against others.
-Not so for a request that moves, which would only wait elsewhere.
+A policy may name a worker with a free slot but too many prompts for now: it may weigh that wait against others. Not so
+for a moving request, which would only wait elsewhere.
 
 A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
 The two are chosen one after the other; all pairs are compared only if those two cannot meet.
@@ -45,24 +45,24 @@ log = logging.getLogger(__name__)
 
 @define(eq=False)
 class Routing:
-    """The routing of one model: its workers, its policy, and what is promised and observed of them."""
+    """The routing of one model: its workers, its policy, and their reservations and failures."""
 
     pool: Pool
     policy: Policy
     limits: FailoverLimits
-    new_number: Callable[[], int]  # of a hand-off
+    new_number: Callable[[], int]  # the number of a hand-off
     new_id: Callable[[], str]
     prefill_tokens_min: int  # a shorter prompt goes to a worker that computes both legs, if there is one
     ends: frozenset[int]  # the token ids that end an answer of the model
     observer: RoutingObserver = RoutingObserver()
     ranked: Callable[[Leg], Ranking] | None = None  # the workers of a leg, as `least_loaded` prefers them
     levels: ServiceLevels = field(factory=ServiceLevels)
-    ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same, of some workers
-    clock: Callable[[], float] = float  # by which choices are timed; as it is, they take no time
-    hand_offs: Mapping[str, KindHandOff] = field(factory=dict)  # by the kinds of engines
+    ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same among some workers
+    clock: Callable[[], float] = float  # the clock that times choices; the default measures none
+    hand_offs: Mapping[str, KindHandOff] = field(factory=dict)  # one for each kind of engines
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
-    waiting: WaitingLines = field(init=False, factory=WaitingLines)  # for another route
+    waiting: WaitingLines = field(init=False, factory=WaitingLines)  # requests that wait for another route
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
@@ -78,7 +78,7 @@ class Routing:
         return Route(*chosen, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
 
     def statistics(self) -> ReservationStatistics:
-        """Return what is reserved for requests on their way."""
+        """Return the reservations for requests on their way."""
         return self.reservations.statistics()
 
     def has_room(self, request: Generate | None = None) -> bool:
@@ -118,12 +118,12 @@ class Routing:
         for leg in self.levels.legs:
             up = (names for names in self.levels.order(leg, request) if self._is_up(leg, names, gone))
             found = list[Names | None](up if reach is Reach.FASTER else islice(up, 1)) or [None]
-            orders.append([(place, leg, names) for place, names in enumerate(found)])
-        each = sorted(product(*orders), key=lambda legs: sum(place for place, _, _ in legs))
-        return [{leg: names for _, leg, names in legs if names is not None} for legs in each]
+            orders.append([(rank, leg, names) for rank, names in enumerate(found)])
+        by_rank = sorted(product(*orders), key=lambda legs: sum(rank for rank, _, _ in legs))
+        return [{leg: names for _, leg, names in legs if names is not None} for legs in by_rank]
 
     def _is_up(self, leg: Leg, names: Names, gone: Collection[str]) -> bool:
-        """Whether one of some workers can be asked, is not ejected, and is not among those that are `gone`."""
+        """Whether one of some workers is available, not ejected, and not among the `gone` ones."""
         now = trio.current_time() if self.outliers else 0.0
         return any(
             worker.full_name not in gone
@@ -133,7 +133,7 @@ class Routing:
         )
 
     def _workers(self, leg: Leg, names: Names | None = None) -> Ranking | list[Worker]:
-        """Return the workers of a leg that can be asked now, or those of some names; ranked if `_is_ranked`."""
+        """Return the available workers of a leg, all or those of some names; ranked if `_is_ranked`."""
         if names is None:
             if self.ranked is not None:
                 return self.ranked(leg)
@@ -183,7 +183,7 @@ class Routing:
         return self._reserve(request, self._select_of(request, excluded, BeginsNow(request), scope))
 
     async def wait_changed(self) -> None:
-        """Wait until a worker may have room that had none: its load has changed, or an ejection is over."""
+        """Wait until a full worker may have room: its load has changed, or an ejection is over."""
         with trio.move_on_at(self.outliers.next_probe_at(trio.current_time())):
             await self.pool.wait_changed()
 
@@ -192,25 +192,25 @@ class Routing:
         await trio.lowlevel.checkpoint()
         while (route := self.choose(request)) is None:
             await self.wait_changed()
-            await trio.lowlevel.checkpoint()  # a turn later than those whose answer has begun
+            await trio.lowlevel.checkpoint()  # a turn later than requests whose answer has begun
         return route
 
     async def wait_for_other(
         self, request: Generate, lost: Collection[str], crashed: Collection[str], pause_s: float
     ) -> Route:
-        """Wait for a further route, ahead of those who wait for a first.
+        """Wait for a further route, ahead of requests without a first one.
 
-        The workers `lost` may be asked after a pause, those that `crashed` never. If there are any lost and no token
-        was sent, faster pools may be asked besides.
+        The `lost` workers may be asked after a pause, the `crashed` ones never. If there are any lost and no token was
+        sent, faster pools may be asked besides.
         """
         reach = Reach.FASTER if lost and not request.said else Reach.NEXT
         both = {*lost, *crashed}
 
-        def choose_other(each: Generate) -> Route | None:
-            return self.choose(each, both, reach)
+        def choose_other(waiting: Generate) -> Route | None:
+            return self.choose(waiting, both, reach)
 
-        def choose_any(each: Generate) -> Route | None:
-            return self.choose(each, both, reach) or self.choose(each, crashed, reach)
+        def choose_any(waiting: Generate) -> Route | None:
+            return self.choose(waiting, both, reach) or self.choose(waiting, crashed, reach)
 
         key = self.levels.group(request), frozenset(both), reach
         with trio.move_on_after(pause_s):
@@ -219,7 +219,7 @@ class Routing:
         return await self.waiting.wait(key_of_any, request, choose_any, self.wait_changed)
 
     def diversions(self, route: Route, request: Generate) -> list[tuple[str, str]]:
-        """Return the mapped pool and the actual one for each leg of a route that another pool stands in for."""
+        """Return the mapped pool and the actual one for each leg of a route in another pool than mapped."""
         if not self.levels.legs:
             return []
         return self.levels.diversions(request, {worker.leg: worker.full_name for worker in route.workers})
@@ -259,7 +259,7 @@ class Routing:
         return self._find_pair(request, excluded, can_meet, has_room, scope)
 
     def _sharing(self, scope: Scope) -> int:
-        """Return the number of decodes among which a prefill is shared equally, as those of a scope see it.
+        """Return the number of decodes that share a prefill equally, from the view of a scope.
 
         The decodes of one pool share a prefill; several pools have equal shares of it, however many decodes each has.
         """
@@ -276,7 +276,7 @@ class Routing:
         has_room: HasRoom,
         scope: Scope,
     ) -> tuple[Chosen, Chosen] | None:
-        """Return the preferred prefill of those that can meet a decode, and that decode.
+        """Return the preferred prefill with a decode to meet, and that decode.
 
         A prefill is compared with the decodes that have prompts there, and one more at most; so the cost grows with
         the numbers of workers and requests, not of pairs.
@@ -304,14 +304,14 @@ class Routing:
     # Ejection -------------------------------------------------------------------
 
     def failed(self, name: str, error: RequestError) -> None:
-        """Count an error against a worker or a pair, which is ejected for a while if it keeps failing."""
+        """Count an error against a worker or a pair, and eject it for a while if it keeps failing."""
         expected = self.pool.expected()
-        self.outliers.retain(lambda each: all(part in expected for part in each.split("+")))
+        self.outliers.retain(lambda tracked: all(part in expected for part in tracked.split("+")))
         names = name.split("+")
-        if any(each not in expected for each in names):
+        if any(part not in expected for part in names):
             return
         legs, now, ejection = Counter(expected.values()), trio.current_time(), self.limits.ejection
-        suspects = [Suspect(each, expected[each].value, legs[expected[each]]) for each in names]
+        suspects = [Suspect(part, expected[part].value, legs[expected[part]]) for part in names]
         if len(suspects) == 1:
             ejected = name if self.outliers.failed(suspects[0], error.code, ejection, now) else None
         else:

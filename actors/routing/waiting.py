@@ -1,9 +1,9 @@
-"""Requests that wait for another route, in lines: those that may go to the same workers stand in the same one.
+"""Requests that wait for another route, in lines: one line for each set of workers.
 
-A worker that is lost may leave hundreds of requests that wait for the others. Were each of them to look at each change,
-every answer that ends would cost as many choices. So only the first of a line looks, and while it finds a route it
-looks for those behind it as well, in the same turn: they come before requests that wait for a first route. They go on
-one after the other: the next may be expected to find in the cache what the first computes.
+A lost worker may leave hundreds of requests waiting for the others. Were each of them to look at each change, every
+ended answer would cost as many choices. So only the first of a line looks, and while it finds a route it looks for the
+requests behind it as well, in the same turn: they come before requests without a first route. They go on one after the
+other: the next one may find the first one's prompt in the cache.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from protocol.messages.generation import Generate
 
 @define(eq=False)
 class _Waiting:
-    """One request, its route once it has one, and the event that it goes on with it, or is the first of its line."""
+    """One request, and its route once it has one; `woken` is set when it may go on, or is the first of its line."""
 
     request: Generate
     route: Route | None = None
     woken: trio.Event = field(factory=trio.Event)
-    following: _Waiting | None = None  # that was given a route after it
+    following: _Waiting | None = None  # the request that got a route after it
 
 
 @define(eq=False)
 class WaitingLines:
-    """The lines of one router, by what its requests may go to."""
+    """The lines of one router, by the workers that the requests may go to."""
 
     _lines: dict[Hashable, deque[_Waiting]] = field(factory=dict)
 

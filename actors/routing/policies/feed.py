@@ -1,7 +1,7 @@
-"""A feed of a routing policy: a task beside the router that follows what workers publish besides their loads.
+"""A feed of a routing policy: a task beside the router that follows the workers' events, beside their loads.
 
-A policy that needs one is made together with its feed, and both share what the feed keeps. The router does not depend
-on it: while a feed fails, or is restarted, its policy chooses by what it has.
+A policy with a feed is made together with it, and both share the feed's state. The router does not depend on it: while
+a feed fails, or is restarted, its policy chooses by the last state.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Watchable(Protocol):
         """The info of its engine, None while it is not known."""
 
     def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
-        """Ask for a stream that its node serves under its name; raises a `RequestError` if it cannot be asked."""
+        """Ask for a stream from its node, under its name; raises a `RequestError` if it cannot be asked."""
 
 
 class WatchablePool(Protocol):
     """The workers of one model, as a feed follows them: changes of loads do not concern it."""
 
     def watchable(self) -> Sequence[Watchable]:
-        """Return the workers that can be asked now and that publish their blocks."""
+        """Return the available workers that publish their blocks."""
 
     async def wait_members_changed(self) -> None:
         """Wait until a worker has come or gone; not for loads."""

@@ -14,8 +14,8 @@ Rank: TypeAlias = tuple[float, int, str]
 def least_loaded(request: Generate, candidates: Candidates) -> Choice | None:
     """Return the worker to ask.
 
-    Those whose KV memory has room come first, then those with the largest share of slots free, then those with the
-    least to compute; the same loads always give the same one.
+    Workers with room in their KV memory come first, then the largest share of free slots, then the least to compute;
+    the same loads always give the same one.
     """
     loads = candidates.leading(request)
     if not loads:
@@ -24,5 +24,5 @@ def least_loaded(request: Generate, candidates: Candidates) -> Choice | None:
 
 
 def rank(load: Load) -> Rank:
-    """Return where a worker stands in the order of this policy whatever the request is, the preferred one first."""
+    """Return a worker's rank in the order of this policy, for any request; the lowest is preferred."""
     return load.busy / load.slots, load.tokens, load.name

@@ -1,7 +1,7 @@
 """The policy `random_two`: of two workers drawn at random, the one that has more of its slots free.
 
-Routers that do not know of each other's latest choices do not all choose the same worker by it (Mitzenmacher, "The
-power of two choices in randomized load balancing", 2001).
+Routers without each other's latest choices do not all choose the same worker by it (Mitzenmacher, "The power of two
+choices in randomized load balancing", 2001).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class RandomTwo:
     chance: Chance
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
-        """Return the better of two; one whose KV memory has room for the request is better than one that has none."""
+        """Return the better of two; one with room for the request in its KV memory is better than one without."""
         loads = list(candidates)
         if not loads:
             return None

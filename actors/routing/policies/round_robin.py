@@ -1,4 +1,4 @@
-"""The policy `round_robin`: the workers in turn, whatever their loads."""
+"""The policy `round_robin`: the workers in turn, at any load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RoundRobin:
     _last: dict[Leg, str] = field(factory=dict)
 
     def __call__(self, _: Generate, candidates: Candidates, /) -> Choice | None:
-        """Return the worker whose name follows that of the last one."""
+        """Return the worker behind the last one, by name."""
         loads = list(candidates)
         if not loads:
             return None

@@ -1,8 +1,8 @@
 """The policy `session`: requests of one session go to one worker, as long as it has room.
 
-A session is a WebSocket lane, a chain of `previous_response_id`, or what a client names. Its first worker is that which
-a hash of both names ranks highest, so that several routers choose the same one, and so does a router that has just been
-started. A request that had to go elsewhere takes its session along.
+A session is a WebSocket lane, a chain of `previous_response_id`, or a client's own name for one. Rendezvous hashing
+chooses its first worker: several routers choose the same one, also after a restart. A request that had to go elsewhere
+takes its session along.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.routing.policies.least_loaded import least_loaded
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 
-SESSIONS_MAX = 65_536  # that are remembered; of more, the least recently used are placed by their hashes again
+SESSIONS_MAX = 65_536  # sessions in the table; the least recently used beyond it are placed by their hashes again
 
 
 @define(eq=False)
@@ -43,7 +43,7 @@ class SessionWorkers:
 
 @define(eq=False)
 class BySession:
-    """The policy with the sessions that it remembers."""
+    """The policy with its table of sessions."""
 
     workers: SessionWorkers = field(factory=SessionWorkers)
 

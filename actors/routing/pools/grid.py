@@ -50,7 +50,7 @@ class Grid:
     pools: tuple[tuple[str, ...], ...]
 
     def pool(self, length: int, target_ms: float | None) -> str:
-        """Return the name of the pool of a request; without a target, that of the midpoint of the targets."""
+        """Return the name of the pool of a request; without a target, the pool of the midpoint of the targets."""
         target_ms = self.targets.midpoint if target_ms is None else target_ms
         return self.pools[self.lengths.cell(length)][self.targets.cell(target_ms)]
 
@@ -58,7 +58,7 @@ class Grid:
 def pools_to_try(pool: str, priorities: Mapping[str, int]) -> tuple[str, ...]:
     """Return a pool, and behind it all faster ones, the slowest of these first; equals keep their order.
 
-    `priorities` has those of all pools that may stand in for each other. Pools as fast as the first are none of them.
+    `priorities` has all pools that may stand in for each other. Pools as fast as the first are left out.
     """
     faster = [name for name, priority in priorities.items() if priority > priorities[pool]]
     return (pool, *sorted(faster, key=lambda name: priorities[name]))

@@ -1,11 +1,11 @@
-"""The pools of one model: which one a request is mapped to, and which may stand in for it.
+"""The pools of one model: the mapped pool of a request, and the pools that may stand in for it.
 
-A pool is a subset of the workers of a leg, so all that routing promises holds within it: both legs of a request are
-asked together, whichever pools they are in, and end together. A leg without a grid has no pools.
+A pool is a subset of the workers of a leg, so all promises of routing hold within it: both legs of a request are asked
+together, whichever pools they are in, and end together. A leg without a grid has no pools.
 
-The order of pools for a request is the mapped one, then the faster ones. Only the first of these that is up is used,
-unless a worker has refused the request before its first token: then each is used that has room, in this order. If none
-of them is up, any worker of the leg is used: a request never waits for workers that are gone while others are idle.
+The order of pools for a request is the mapped one, then the faster ones. Only the first available one of these is used,
+unless a worker has refused the request before its first token: then each one with room is used, in this order. If none
+of them is available, any worker of the leg is used: a request never waits for lost workers while others are idle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Names: TypeAlias = frozenset[str]
 """Workers by their names in the cluster."""
 
 Scope: TypeAlias = Mapping[Leg, Names]
-"""The workers among which those of a request are chosen; any of a leg that is not in it."""
+"""The workers that a request may go to, by leg; any worker for a leg that is not in it."""
 
 ANYWHERE: Scope = {}
 GroupKey: TypeAlias = tuple[str, ...]
@@ -33,8 +33,8 @@ GroupKey: TypeAlias = tuple[str, ...]
 class Reach(Enum):
     """The pools that a choice may use."""
 
-    MAPPED = "mapped"  # or the next faster one if all its workers are gone
-    NEXT = "next"  # the same, and the workers that the request was lost by count as gone
+    MAPPED = "mapped"  # the mapped pool, or the next faster one if all its workers are gone
+    NEXT = "next"  # the same, where workers that lost the request count as gone
     FASTER = "faster"  # the same, and all faster ones
 
 
@@ -45,8 +45,8 @@ class LegPools:
     grid: Grid
     workers: Mapping[str, Names]
     priorities: Mapping[str, int]
-    target_ms: float | None = None  # of a request that has none; None: the midpoint
-    orders: Mapping[str, tuple[Names, ...]] = field(init=False)  # by pool: the workers of it, then of each faster one
+    target_ms: float | None = None  # the target of a request without one; None: the midpoint
+    orders: Mapping[str, tuple[Names, ...]] = field(init=False)  # by pool: its workers, then each faster one's
 
     @orders.default
     def _orders(self) -> Mapping[str, tuple[Names, ...]]:
@@ -67,7 +67,7 @@ class ServiceLevels:
     """The pools of all legs of one model; without any, every request may go to every worker."""
 
     legs: Mapping[Leg, LegPools] = Factory(dict)
-    _pools: Mapping[str, str] = field(init=False)  # by worker
+    _pools: Mapping[str, str] = field(init=False)  # pools by worker
 
     @_pools.default
     def _pools_of_workers(self) -> Mapping[str, str]:
@@ -81,7 +81,7 @@ class ServiceLevels:
         return tuple([pools.pool(leg, request) for leg, pools in self.legs.items()])
 
     def order(self, leg: Leg, request: Generate) -> tuple[Names, ...]:
-        """Return the workers of the mapped pool of a leg that has pools, then those of each faster one."""
+        """Return the workers of the mapped pool of a leg with pools, then those of each faster one."""
         pools = self.legs[leg]
         return pools.orders[pools.pool(leg, request)]
 
@@ -94,7 +94,7 @@ class ServiceLevels:
         return self._pools.get(worker, "")
 
     def diversions(self, request: Generate, workers: Mapping[Leg, str]) -> list[tuple[str, str]]:
-        """Return the mapped pool and the actual one for each worker of a request that is not in its mapped pool."""
+        """Return the mapped pool and the actual one for each worker of a request outside its mapped pool."""
         pools = [
             (self.legs[leg].pool(leg, request), self.pool_of(name)) for leg, name in workers.items() if leg in self.legs
         ]

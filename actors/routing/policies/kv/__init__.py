@@ -1,1 +1,1 @@
-"""The policy `kv`: which worker has most of a prompt in its prefix cache, at which load."""
+"""The policy `kv`: workers compared by the cached part of a prompt and by their loads."""

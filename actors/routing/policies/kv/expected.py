@@ -1,8 +1,8 @@
-"""The prompts that a router has given to workers, and of which no first token has come yet.
+"""The prompts in flight: given to workers, without a first token yet.
 
-Their blocks are in no cache, but will be soon: a second request with the same beginning computes less of it where the
-first one is. Without this, requests that arrive together and share a beginning would each be the first one of some
-worker. Requests are grouped by the hash of their first block; some of a group are compared, since all may begin alike.
+Their blocks are in no cache, but will be soon: a second request with the same prefix computes less of it at the first
+one's worker. Without this, requests that arrive together with one prefix would each be the first one of some worker.
+Requests are grouped by the hash of their first block; only some of a group are compared, since all may begin alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from attrs import define, field, frozen
 
 GROUP_MAX = 32
-"""The most prompts of one first block that are compared; the older ones are left out."""
+"""The most prompts of one first block that are compared; older ones are left out."""
 
 
 @frozen(eq=False)
@@ -51,7 +51,7 @@ class ExpectedPrefixes:
                 del self._groups[first]
 
     def blocks(self, hashes: Sequence[int]) -> dict[str, int]:
-        """Return, by worker, how many blocks of a prompt the prompts there have in common with it."""
+        """Return, by worker, the length of the longest common prefix of a prompt with the prompts there, in blocks."""
         found: dict[str, int] = {}
         if not hashes or (group := self._groups.get(hashes[0])) is None:
             return found

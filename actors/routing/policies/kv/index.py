@@ -1,14 +1,18 @@
-"""The prefix index of a model: which ranks of which workers have which blocks in their prefix caches.
+"""The prefix index of a model: the holders of each block of a prefix cache, as one bitmap a block.
 
 A block is named by its hash, which stands for all tokens up to its end (`protocol/block_hashes.py`). For each hash the
-index keeps one integer, with a bit for every holder. So a prompt is matched against all workers at once, by one look-up
-a block, whatever their number; and holders are told apart only where they differ.
+index keeps one bitmap, an integer with a bit for every holder. So a prompt is matched against any number of workers at
+once, by one look-up a block; and holders are separated only where they differ:
 
-A holder is one rank in one life of its cache. What empties a cache (a flush, a restart, a gap in its events) retires
-its bit in no time, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the
-blocks a few thousand at a time. Blocks are limited in number; the least recently used of a shard goes first.
+    block of the prompt      first   second   third   fourth
+    bitmap of holders ABC    111     111      101     100
+    match                            B: 2     C: 3    A: 4
 
-What workers tell may be late, so an overlap is a prediction.
+A holder is one rank in one life of its cache. An emptied cache (by a flush, a restart, a gap in its events) retires its
+bit at once, and the worker begins with another: a retired bit matches nothing, and `sweep` removes it from the blocks a
+few thousand at a time. Blocks are limited in number; the least recently used of a shard is dropped first.
+
+Reports may be late, so an overlap is a prediction.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
-TOUCHED_ONE_OF = 8  # matches of an index that is more than half full
-TURN_MAX = 4096  # blocks that are touched or swept in one turn of the loop, in some 2 ms
+TOUCHED_ONE_OF = 8  # one of so many matches is recorded, in an index that is more than half full
+TURN_MAX = 4096  # blocks touched or swept in one turn of the loop, in some 2 ms
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
@@ -33,33 +37,33 @@ Holder: TypeAlias = tuple[str, int]
 
 @frozen
 class Match:
-    """The holders of the beginnings of one prompt: those with so many of its blocks, and no more, as bits."""
+    """The holders of one prompt's prefixes: a bitmap for each number of blocks held."""
 
-    groups: tuple[tuple[int, int], ...]  # the number of blocks, the longest beginning last; and the holders' bits
+    groups: tuple[tuple[int, int], ...]  # the number of blocks, the longest prefix last; and the holders' bitmap
     bits: Mapping[Holder, int]
     holders: Sequence[Holder | None]
 
     def blocks(self, worker: str, rank: int = 0) -> int:
-        """Return how many of the prompt's blocks a rank has, from the first one on."""
+        """Return the number of the prompt's blocks in a rank's cache, from the first one on."""
         return self.blocks_of(self.bit(worker, rank))
 
     def blocks_of(self, bit: int) -> int:
-        """Return how many of them the rank has that a bit stands for."""
+        """Return the same for a holder's bit."""
         for count, mask in reversed(self.groups):
             if mask & bit:
                 return count
         return 0
 
     def bit(self, worker: str, rank: int = 0) -> int:
-        """Return the bit that stands for a rank in this life of its cache, 0 if nothing is known of it."""
+        """Return the bit of a rank in this life of its cache, 0 without a report of it."""
         return self.bits.get((worker, rank), 0)
 
     def longest(self, holders_max: int) -> Iterator[Holder]:
-        """Yield holders, those with the most blocks first, up to a number."""
+        """Yield holders, by falling number of blocks, up to a number of holders."""
         yield from islice((holder for _, mask in reversed(self.groups) for holder in self.named(mask)), holders_max)
 
     def named(self, bits: int) -> Iterator[Holder]:
-        """Yield the holders that bits stand for; a bit that is retired stands for none."""
+        """Yield the holders of a bitmap; a retired bit has none."""
         while bits:
             bit = bits & -bits
             bits ^= bit
@@ -69,7 +73,7 @@ class Match:
 
 @frozen
 class IndexStatistics:
-    """The size of an index: its blocks, its holders, and the blocks that were dropped since it was full."""
+    """The size of an index: its blocks, its holders, and the blocks dropped so far."""
 
     blocks: int
     holders: int
@@ -80,8 +84,8 @@ class IndexStatistics:
 class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
 
-    Of the workers that are `unknown` it does not have all blocks yet, though they can be asked. `on_stored` is called
-    with the bit of a holder and the blocks that it has told of.
+    The `unknown` workers can be asked, but have not reported all their blocks yet. `on_stored` is called with the bit
+    of a holder and its reported blocks.
     """
 
     blocks_max: int = BLOCKS_MAX
@@ -91,21 +95,21 @@ class PrefixIndex:
     _blocks: int = 0
     _shards: list[OrderedDict[int, int]] = field(factory=lambda: [OrderedDict() for _ in range(SHARDS)])
     _bits: dict[Holder, int] = field(factory=dict)
-    _holders: list[Holder | None] = field(factory=list)  # by the number of the bit
+    _holders: list[Holder | None] = field(factory=list)  # holders by the number of the bit
     _used: int = 0  # the bits of the holders
     _retired: int = 0  # bits that blocks may still have
-    _sweeping: int = 0  # of those, the ones that the present round removes
+    _sweeping: int = 0  # the retired bits that the present round removes
     _next_shard: int = 0
-    _unswept: list[int] = field(factory=list)  # the blocks that are left of the shard before it
-    _matches: int = 0  # since the index is half full
-    _touching: Sequence[int] = ()  # the blocks of a long prompt, of which
-    _untouched: int = 0  # so many are left
+    _unswept: list[int] = field(factory=list)  # the rest of the shard before it
+    _matches: int = 0  # the number of matches since the index is half full
+    _touching: Sequence[int] = ()  # the blocks of a long prompt, recorded in parts
+    _untouched: int = 0  # the number of its blocks left
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
         return IndexStatistics(self._blocks, len(self._bits), self.dropped)
 
-    # What workers tell -------------------------------------------------------------------
+    # Reports of workers -------------------------------------------------------------------
 
     def apply(self, worker: str, events: Iterable[BlockEvent]) -> None:
         """Apply the events of a worker's ranks; blocks of LoRA adapters and of slower media are left out."""
@@ -124,7 +128,7 @@ class PrefixIndex:
                 self._remove(holder, event.hashes)
 
     def add_holders(self, worker: str, ranks: int) -> None:
-        """Give each rank of a worker whose blocks are known a bit, if it has told of none."""
+        """Give each rank of a worker a bit after a resync, also a rank that has reported no blocks."""
         for rank in range(ranks):
             self._bit((worker, rank))
 
@@ -135,7 +139,7 @@ class PrefixIndex:
 
     def _store(self, bit: int, hashes: Sequence[int]) -> None:
         shards, shard_max = self._shards, max(1, self.blocks_max // SHARDS)
-        for number in reversed(hashes):  # so that of one prefix the end is dropped first
+        for number in reversed(hashes):  # the end of a prefix is to be dropped first
             shard = shards[number & 255]
             before = shard.get(number)
             if before is None:
@@ -171,10 +175,10 @@ class PrefixIndex:
             return bit
         taken = self._used | self._retired
         bit = ~taken & (taken + 1)  # the lowest that is free
-        place = bit.bit_length() - 1
-        while len(self._holders) <= place:
+        index = bit.bit_length() - 1
+        while len(self._holders) <= index:
             self._holders.append(None)
-        self._holders[place], self._bits[holder] = holder, bit
+        self._holders[index], self._bits[holder] = holder, bit
         self._used |= bit
         return bit
 
@@ -206,15 +210,15 @@ class PrefixIndex:
                     self._blocks -= 1
         del self._unswept[-TURN_MAX:]
         if not self._unswept and not self._next_shard:
-            self._retired &= ~gone  # of which none is set any more: none was set while it was retired
+            self._retired &= ~gone  # none of these is set any more: none was set while it was retired
 
-    # What routers ask --------------------------------------------------------------------
+    # Matches of prompts ------------------------------------------------------------------
 
     def match(self, hashes: Sequence[int]) -> Match:
-        """Return who has which beginnings of a prompt, by its blocks; they count as used now.
+        """Return the holders of a prompt's prefixes, by its blocks; these count as used now.
 
-        A worker that has a block has all before it, since caches drop the ends of prompts first: so the ends of what
-        workers have are found by bisection.
+        A holder of a block has all blocks before it, since caches drop the ends of prompts first: so the ends of held
+        prefixes are found by bisection.
         """
         groups, having, count, total = list[tuple[int, int]](), self._used, 0, len(hashes)
         while having and count < total:
@@ -227,16 +231,16 @@ class PrefixIndex:
                 count = self._last_held(hashes, count, having) + 1
         if count and having:
             groups.append((count, having))
-        if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon, and the order does not matter
+        if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon
             self._touch(hashes, groups[-1][0] if groups else 0)
         return Match(tuple(groups), self._bits, self._holders)
 
     def _holding(self, number: int) -> int:
         return self._shards[number & 255].get(number, 0)
 
-    def _last_held(self, hashes: Sequence[int], place: int, having: int) -> int:
-        """Return the place of the last block that all of some bits have, from a place on where they do."""
-        last, step, shards = place, 1, self._shards
+    def _last_held(self, hashes: Sequence[int], index: int, having: int) -> int:
+        """Return the index of the last block held by all of some bits, from an index on where they hold it."""
+        last, step, shards = index, 1, self._shards
         while (end := last + step) < len(hashes) and shards[(n := hashes[end]) & 255].get(n, 0) & having == having:
             last, step = end, 2 * step
         end = min(end, len(hashes))
@@ -249,10 +253,10 @@ class PrefixIndex:
         return last
 
     def _touch(self, hashes: Sequence[int], count: int) -> None:
-        """Count the first blocks of a prompt as used now, at one match of eight: what is used often is kept even so.
+        """Count the first blocks of a prompt as used now, at one match of eight: enough to keep those in frequent use.
 
-        Which ones looks like chance: of prompts that come in turns some would never be among every eighth. Those of a
-        long prompt are counted a part at each of the matches that follow, and of one such prompt at a time.
+        A hash draws the match: of prompts that come in turns some would never be among every eighth. The blocks of a
+        long prompt are counted in parts, one at each later match, and for one such prompt at a time.
         """
         self._matches += 1
         if hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0:
@@ -268,7 +272,7 @@ class PrefixIndex:
                 self._touching = ()
 
     def _touch_part(self, hashes: Sequence[int], start: int, end: int) -> None:
-        """Count some blocks as used now, the last ones first: of a prompt the beginning is to be dropped last."""
+        """Count some blocks as used now, the last ones first: a prompt's beginning is to be dropped last."""
         for number in reversed(hashes[start:end]):
             shard = self._shards[number & 255]
             if number in shard:  # one in between may have been dropped

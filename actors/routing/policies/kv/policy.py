@@ -1,14 +1,18 @@
-"""The policy `kv`: the worker that has least to compute for a request, by what its prefix cache has and what is queued.
+"""The policy `kv`: the worker with the least to compute for a request, by its prefix cache and its queue.
 
-The cost of a worker is counted in prompt tokens that it would compute before it could answer. For one that computes
-prompts, these are the tokens of this prompt that its cache does not have and those of the prompts that wait there. The
-former count several times: they are saved if the request goes elsewhere, and the latter are computed anyway. For one
-that computes answers, its running requests count as some tokens each, and so does the share of its KV memory that they
-may come to need. Of costs that differ by less than a page one is drawn at random: several routers, which hear of each
-other's choices only later, would all choose the same one otherwise.
+The cost of a worker is the number of prompt tokens to compute before its answer. A worker that computes prompts has the
+uncached tokens of this prompt and the tokens of its waiting prompts. The former count several times: they are saved if
+the request goes elsewhere, and the latter are computed anyway. A worker that computes answers has some tokens for each
+running request, and as many for the promised share of its KV memory. Among costs within a page of the least one is
+drawn at random: several routers, without each other's latest choices, would all choose the same worker otherwise.
 
-A few workers are compared, however many there are: those with the longest beginnings of the prompt, those where such a
-prompt is being computed, that of the session's last request, and the least loaded.
+    cost = uncached_weight * uncached + queued_weight * queued       (unless it is a decode)
+         + load_tokens * (running + slots * share of KV memory)      (unless it is a prefill)
+         + KV memory                                                 (if the request does not fit)
+         - session_tokens                                            (at the session's last worker)
+
+A few workers of any number are compared: the holders of the prompt's longest prefixes, the workers that compute such a
+prompt now, the worker of the session's last request, and the least loaded ones.
 """
 
 from __future__ import annotations
@@ -32,10 +36,10 @@ from protocol.messages.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages.generation import Generate, PromptBlocks
 from protocol.strict.checks import Within
 
-HOLDERS_MAX = 8  # workers with the longest beginnings of a prompt that are compared
-LEAST_LOADED_MAX = 4  # of the least loaded, more only until one has memory for the request
+HOLDERS_MAX = 8  # compared workers with the longest prefixes of a prompt
+LEAST_LOADED_MAX = 4  # compared least loaded workers, more only until one has memory for the request
 
-ANSWER_BLOCKS_MAX = 512  # that are hashed, in some 0.6 ms; a longer answer is found once its events have come
+ANSWER_BLOCKS_MAX = 512  # blocks hashed, in some 0.6 ms; a longer answer is found once its events have come
 
 Weight = Annotated[float, Within(at_least=0, at_most=1e6)]
 
@@ -57,7 +61,7 @@ class KvSettings:
 
 @define(eq=False)
 class KvPolicy:
-    """The policy with its index, and with what it remembers of the requests on their way."""
+    """The policy with its index, and with the requests in flight."""
 
     settings: KvSettings
     index: PrefixIndex
@@ -69,10 +73,10 @@ class KvPolicy:
 
     def __attrs_post_init__(self) -> None:
         self.recent = RecentBlocks(self.now)
-        self.index.on_stored = self.recent.told
+        self.index.on_stored = self.recent.reported
 
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
-        """Return the worker of the least cost, with the tokens that it is expected to have in its cache."""
+        """Return the worker of the least cost, with the expected tokens in its cache."""
         hints = request.hints
         prompt = _Prompt.of(request, self.index, self.expected, self.recent)
         session = "" if hints is None else hints.session
@@ -89,7 +93,7 @@ class KvPolicy:
         return evolve(chosen, on_taken=partial(self._take, request, chosen, prompt, session))
 
     def _take(self, request: Generate, choice: Choice, prompt: _Prompt, session: str) -> _TakenPrompt | None:
-        """Remember the worker of the session, and follow the prompt that it is about to have."""
+        """Record the worker of the session, and follow the prompt that it computes."""
         load = choice.load
         if session:
             self.sessions.set(load.leg, session, load.name)
@@ -115,7 +119,7 @@ class KvPolicy:
             cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
         if load.leg is not Leg.PREFILL:
             cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request, cached))
-        if not load.fits(request, cached):  # it would wait there for memory, behind all who have it
+        if not load.fits(request, cached):  # it would wait there for memory, behind all other requests
             cost += load.kv_tokens_max
         return Choice(load, overlap, cached, cost, prompt.blind)
 
@@ -130,30 +134,30 @@ class KvPolicy:
         least, most = min(costs), max(costs)
         if self.settings.temperature > 0 and most > least:
             scale = self.settings.temperature * (most - least)
-            return choices[_draw([exp((least - each) / scale) for each in costs], self.chance())]
-        near = [choice for choice, each in zip(choices, costs, strict=True) if each < least + page_size]
+            return choices[_draw([exp((least - its_cost) / scale) for its_cost in costs], self.chance())]
+        near = [choice for choice, its_cost in zip(choices, costs, strict=True) if its_cost < least + page_size]
         near.sort(key=lambda choice: choice.load.name)
         return near[int(self.chance() * len(near))] if len(near) > 1 else near[0]
 
 
 @frozen
 class _Prompt:
-    """A prompt as the index knows it: who has how much of it, in tokens."""
+    """A prompt with its matches in the index, in tokens."""
 
     matches: tuple[tuple[PromptBlocks, Match], ...]
-    expected: dict[str, int]  # the tokens in common with a prompt that is being computed, by worker
-    reusable: int  # tokens: the last one of a prompt is always computed
-    blind: bool  # some worker's blocks are not known yet
+    expected: dict[str, int]  # the tokens in common with a prompt in flight, by worker
+    reusable: int  # tokens; the last one of a prompt is always computed
+    blind: bool  # some worker has not reported all its blocks yet
     recent: RecentBlocks
 
     @classmethod
     def of(cls, request: Generate, index: PrefixIndex, expected: ExpectedPrefixes, recent: RecentBlocks) -> _Prompt:
         blocks = () if request.hints is None else request.hints.blocks
         common = dict[str, int]()
-        for each in blocks:
-            for worker, count in expected.blocks(each.hashes).items():
-                common[worker] = max(common.get(worker, 0), count * each.page_size)
-        matches = tuple((each, index.match(each.hashes)) for each in blocks)
+        for paged in blocks:
+            for worker, count in expected.blocks(paged.hashes).items():
+                common[worker] = max(common.get(worker, 0), count * paged.page_size)
+        matches = tuple((paged, index.match(paged.hashes)) for paged in blocks)
         return cls(matches, common, len(request.tokens) - 1, bool(index.unknown), recent)
 
     @property
@@ -161,7 +165,7 @@ class _Prompt:
         return min((blocks.page_size for blocks, _ in self.matches), default=1)
 
     def holders(self, holders_max: int) -> list[Holder]:
-        """Return those with the longest beginnings, and those that have computed more of it just now."""
+        """Return the holders of the longest prefixes, and the holders of recent blocks behind these."""
         found = list[Holder]()
         for blocks, match in self.matches:
             found += match.longest(holders_max)
@@ -171,13 +175,13 @@ class _Prompt:
         return found
 
     def matches_at(self, load: Load) -> Sequence[tuple[PromptBlocks, Match]]:
-        """Return those of a worker's own page size, or all while it is not known."""
+        """Return the matches of a worker's own page size, or all while that is unknown."""
         if not load.page_size:
             return self.matches
         return [(blocks, match) for blocks, match in self.matches if blocks.page_size == load.page_size]
 
     def overlap(self, load: Load) -> tuple[int, int]:
-        """Return how many tokens of it a worker's cache is expected to have when its turn comes, and has now."""
+        """Return the numbers of its tokens in a worker's cache, expected when its turn comes, and there now."""
         computing, holder = self.expected.get(load.name, 0), engine_and_rank(load.name)
         overlap = cached = 0
         for blocks, match in self.matches_at(load):
@@ -187,9 +191,9 @@ class _Prompt:
             overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
         return overlap, cached
 
-    def cached(self, blocks: PromptBlocks, bit: int, told: int) -> int:
-        """Return how many tokens of it the cache has that a bit stands for, which has told of so many blocks."""
-        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, told)
+    def cached(self, blocks: PromptBlocks, bit: int, reported: int) -> int:
+        """Return how many of its tokens are cached by the holder of a bit, given `reported` blocks from its events."""
+        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, reported)
         return min(has, self.reusable // size) * size
 
 
@@ -203,7 +207,7 @@ class _TakenPrompt:
     prompt: _Prompt
     _matches: Sequence[tuple[PromptBlocks, Match]] = field(init=False)
     _prefixes: list[ExpectedPrefix | None] = field(init=False)  # one for each page size, none once it has begun
-    _bit: int = field(init=False, default=0)  # of the cache that the prompt was computed in
+    _bit: int = field(init=False, default=0)  # the bit of the cache with the prompt
 
     def __attrs_post_init__(self) -> None:
         expected, name = self.policy.expected, self.load.name
@@ -217,13 +221,13 @@ class _TakenPrompt:
     def begun(self) -> None:
         self.ended()
         for blocks, _ in self._matches:
-            match = self.policy.index.match(blocks.hashes)  # it may have told of the beginning by now
+            match = self.policy.index.match(blocks.hashes)  # the beginning may be reported by now
             if bit := match.bit(*self._holder):
                 self._bit = bit
                 self.policy.recent.add(bit, blocks.hashes[match.blocks(*self._holder) :])
 
     def answered(self, ids: Sequence[int]) -> None:
-        """Expect what is computed of the answer in the cache."""
+        """Expect the computed part of the answer in the cache."""
         if self.load.leg is not Leg.BOTH:
             return
         tokens = self.request.tokens
@@ -231,11 +235,11 @@ class _TakenPrompt:
             size, bit = blocks.page_size, match.bit(*self._holder)
             if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
-            if len(blocks.hashes) == len(tokens) // size:  # else it is not known what follows
+            if len(blocks.hashes) == len(tokens) // size:  # else blocks are missing in between
                 rest = [*tokens[len(blocks.hashes) * size :], *ids]
                 hashes, _ = block_hashes_after(blocks.digest, rest, size)
-                told = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
-                self.policy.recent.add(bit, hashes[told:])
+                reported = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
+                self.policy.recent.add(bit, hashes[reported:])
 
     def ended(self) -> None:
         """Expect it no more; idempotent."""
@@ -246,7 +250,7 @@ class _TakenPrompt:
 
 
 def _leading(request: Generate, candidates: Candidates) -> list[Load]:
-    """Return the least loaded, as far as one that nothing speaks against: it has memory, and no reservation."""
+    """Return the least loaded, up to the first one with memory for the request and no reservation."""
     leading, any_free = list[Load](), False
     for load in islice(candidates, LEADING_MAX):
         leading.append(load)
@@ -257,24 +261,24 @@ def _leading(request: Generate, candidates: Candidates) -> list[Load]:
 
 
 def _find_holder(candidates: Candidates, engine: str, rank: int) -> Load | None:
-    """Return the candidate that is a rank of an engine; the index does not know how many ranks there are."""
+    """Return the candidate for a rank of an engine, named by the engine alone if it has one rank."""
     if not rank and (load := candidates.find(engine)) is not None:
         return load
     return candidates.find(f"{engine}{RANK_MARK}{rank}")
 
 
 def _kv_share(load: Load, request: Generate, cached: int) -> float:
-    """Return the share of a worker's KV memory that its requests and this one may come to need; 0 if not known."""
+    """Return the share of a worker's KV memory for the largest need of its requests and this one; 0 if unknown."""
     if not load.kv_tokens_max:
         return 0.0
     return min(1.0, load.kv_tokens_with(request, cached) / load.kv_tokens_max)
 
 
 def _draw(weights: Sequence[float], drawn: float) -> int:
-    """Return a place, by the weights of all and a number from 0 to below 1."""
+    """Return an index drawn by weight, from a number from 0 to below 1."""
     left = drawn * sum(weights)
-    for place, weight in enumerate(weights):
+    for index, weight in enumerate(weights):
         left -= weight
         if left < 0:
-            return place
+            return index
     return len(weights) - 1

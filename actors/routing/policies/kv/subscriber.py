@@ -1,9 +1,9 @@
-"""Prefix subscriber: what the workers of a model tell of their prefix caches, kept in the index of its router.
+"""Prefix subscriber: the reports of a model's workers about their prefix caches, kept in the index of its router.
 
-Each worker is followed by a task, from where it was when the link to it was lost. Numbers and lives are checked, since
-events may be lost or repeated: after a gap the worker is asked for all of its blocks. A wrong index costs a request
-time and never more: nothing here can fail one. The workers of a cluster are trusted, so what they send is bounded by
-the size of a message and of the index alone.
+Each worker is followed by a task, which resumes where its link was lost. Numbers and lives are checked, since events
+may be lost or repeated: after a gap comes a resync, for all of the worker's blocks. A wrong index costs a request time
+and never more: nothing here can fail one. The workers of a cluster are trusted, so their reports are bounded by the
+size of a message and of the index alone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from protocol.messages.kv_events import REPLY_HASHES_MAX, BlockChange, BlockEven
 
 log = logging.getLogger(__name__)
 
-CREDIT = 256  # replies, after which a worker is asked again; at first as many more as all of its blocks may take
-RETRY_S = 0.2  # after a failure, twice as long each time
+CREDIT = 256  # replies, after which a worker is asked again; a resync gets as many more as all blocks may take
+RETRY_S = 0.2  # the pause after a failure; twice as long each time
 RETRY_MAX_S = 10.0
-FORGET_S = 60.0  # after a worker has gone
-SWEEP_S = 0.005  # between two shards of the index
+FORGET_S = 60.0  # the time until a worker that has gone is forgotten
+SWEEP_S = 0.005  # the pause between two parts of a sweep
 
 
 @define(eq=False)
@@ -38,7 +38,7 @@ class PrefixSubscriber:
     about: ClassVar[str] = "what workers have in their prefix caches, for policy kv"
     pool: WatchablePool
     index: PrefixIndex
-    _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the name of the engine
+    _subscriptions: dict[str, _Subscription] = field(factory=dict)  # by the engine's name
 
     @property
     def limits(self) -> tuple[tuple[str, float], ...]:
@@ -63,7 +63,7 @@ class PrefixSubscriber:
 
     @property
     def unknown(self) -> frozenset[str]:
-        """The names of the engines that can be asked, and whose blocks are not all known yet."""
+        """The names of available engines without a complete resync."""
         return frozenset(self.index.unknown)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -84,7 +84,7 @@ class PrefixSubscriber:
             self.index.unknown.clear()
 
     def _update(self, nursery: trio.Nursery) -> None:
-        """Begin to follow workers that have come, and forget those that have gone for long."""
+        """Follow new workers, and forget the workers gone for `FORGET_S`."""
         workers = {engine_and_rank(worker.full_name)[0]: worker for worker in self.pool.watchable()}
         for name, worker in workers.items():
             if name not in self._subscriptions:
@@ -98,7 +98,7 @@ class PrefixSubscriber:
                 del self._subscriptions[name]
 
     async def _sweep(self) -> None:
-        """Remove what was forgotten from the index, a part at a time."""
+        """Remove retired bits from the index, a part at a time."""
         while True:
             await trio.sleep(SWEEP_S if self.index.unswept else 1.0)
             if self.index.unswept:
@@ -107,15 +107,15 @@ class PrefixSubscriber:
 
 @define(eq=False)
 class _Subscription:
-    """The subscription to one worker, which may come and go, and how far it has come."""
+    """The subscription to one worker, which may come and go, and its position in the worker's log."""
 
     index: PrefixIndex
     name: str
     worker: Watchable | None = None
     life: str = ""
-    since: int = 0  # the number of the last event; 0 until all blocks are known
-    ranks: int = 0  # by what was known last of its engine, which may be down
-    named_ranks: int = 0  # that have a bit of the index in this life of their caches
+    since: int = 0  # the number of the last event; 0 until the resync is complete
+    ranks: int = 0  # as last reported by its engine, which may be down
+    named_ranks: int = 0  # the ranks with a bit of the index in this life of their caches
     _gone_at: float | None = None
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -164,7 +164,7 @@ class _Subscription:
                     self._forget()
                     number = self.since
                 except RequestError as error:  # its engine, its node or the link is down
-                    log.debug("a worker does not tell of its blocks: %s", error, extra={"worker": self.name})
+                    log.debug("a worker does not report its blocks: %s", error, extra={"worker": self.name})
                 else:
                     if self.since != number:  # its credit is used up, or something was lost
                         retry_s = RETRY_S
@@ -184,7 +184,7 @@ class _Subscription:
                 check_block_events(events)
                 if not self._continues(events):
                     self._forget()
-                    return  # it is asked for all of its blocks
+                    return  # a resync follows
                 if worker.info is not None:
                     self.ranks = max(1, worker.info.data_parallel)
                 self._apply(events)
@@ -195,7 +195,7 @@ class _Subscription:
             return True
         if events.life != self.life:
             return False
-        if not self.since:  # within the list of all blocks
+        if not self.since:  # within a resync
             return True
         return events.number == self.since + len(events.events)
 
@@ -219,5 +219,5 @@ class _Subscription:
 
 
 def _ends_lives(events: BlockEvents) -> bool:
-    """Whether events tell that a cache is empty, or begin a list of all blocks."""
+    """Whether events report an empty cache, or begin a resync."""
     return events.reset or any(event.change is BlockChange.CLEARED for event in events.events)

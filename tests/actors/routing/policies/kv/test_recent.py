@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from attrs import define
 
-from actors.routing.policies.kv.recent import RECENT_MAX, RECENT_S, ROW_MAX, RecentBlocks
+from actors.routing.policies.kv.recent import RECENT_MAX, RECENT_S, RUN_MAX, RecentBlocks
 
 
 @define
@@ -37,18 +37,18 @@ def test_a_row_is_found_behind_what_its_holder_has_told_of(told: list[list[int]]
     recent.add(4, [3, 4, 5])
     recent.add(8, [7])
     for hashes in told:
-        recent.told(16, hashes)
-        recent.told(4, hashes)
+        recent.reported(16, hashes)
+        recent.reported(4, hashes)
     assert [recent.extend(4, [1, 2, 3, 4, 5], count) for count in (2, 3, 4)] == found
     assert [recent.holders(number) for number in (3, 7)] == [4 if found[0] == 5 else 0, 8]
 
 
 def test_of_a_long_row_the_beginning_is_kept() -> None:
-    recent, row = RecentBlocks(Clock()), list(range(3 * ROW_MAX))
+    recent, row = RecentBlocks(Clock()), list(range(3 * RUN_MAX))
     recent.add(1, row)
-    assert recent.extend(1, row, 0) == ROW_MAX
-    recent.told(1, row[: ROW_MAX // 2])
-    assert recent.extend(1, row, ROW_MAX // 2) == ROW_MAX
+    assert recent.extend(1, row, 0) == RUN_MAX
+    recent.reported(1, row[: RUN_MAX // 2])
+    assert recent.extend(1, row, RUN_MAX // 2) == RUN_MAX
 
 
 def test_rows_have_the_blocks_that_were_added_and_not_told_of_since() -> None:
@@ -72,7 +72,7 @@ def test_rows_have_the_blocks_that_were_added_and_not_told_of_since() -> None:
                 added |= dict.fromkeys(hashes[count(hashes) :], clock.now_s + RECENT_S)
             case 1:
                 events = known[count(known) :][: rng.randint(1, 3)]
-                recent.told(2, events)
+                recent.reported(2, events)
                 told.update(events)
                 for block in events:
                     added.pop(block, None)
