@@ -1,12 +1,13 @@
 """Processor: conversations and texts to token ids, and token ids to the text of answers.
 
-It stands between the gateway, which speaks to clients, and the router, which knows workers. It alone knows the
-tokenizer and the chat template, so engines compute token ids and nothing else, and stop strings, log probabilities as
-text and the choices of one request are the same on every engine.
+It stands between the gateway, which serves clients, and the router of a model. It alone has the tokenizer and the chat
+template. So engines compute token ids and nothing else, and stop strings, log probabilities as text and the choices of
+one request are the same on every engine.
 
-Replies are handled in the task that puts them (see `actors/kit/calls.py`), so work that a client can make long must not
-be done there: it goes through `Offload` into threads that take turns between the owners of requests. The processor
-knows no engine and no worker, keeps nothing of a request that has ended, and never asks for a token that is not wanted.
+A request passes three steps: it is prepared, it is asked for, and its text is emitted. Replies are handled in the task
+that puts them (see `actors/kit/calls.py`), where nothing long may be computed. Work of a client's choice goes through
+`Offload` into threads, which take turns between the owners of requests. The processor has no engine and no worker,
+keeps nothing of a request after its end, and never asks for more tokens than its answer needs.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ TextReply: TypeAlias = Accepted | Started | AnswerPiece | ChoiceEnded
 TextResult: TypeAlias = Answered | Tokenized | Detokenized
 
 TOKENIZE_TOKENS_MAX = 262_144
-STOP_CHARACTER_WORK = 4  # characters that are tokenised in the time in which one of a stop string is read
+# The work for one character of a stop string, in characters to tokenise.
+STOP_CHARACTER_WORK = 4
 
 
 GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
@@ -62,7 +64,7 @@ GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
 
 
 async def accept_any_grammar(_: Grammar, __: str) -> None:
-    """Accept every grammar; for engines that no grammar can block."""
+    """Accept every grammar, for engines without a limit on them."""
     await trio.lowlevel.checkpoint()
 
 
@@ -82,10 +84,10 @@ async def processor(
 ) -> None:
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
-    `limits` returns the limits of a request now, None while no engine has ever been ready; a request that was admitted
-    with a smaller limit keeps that, since its asker has promised no more credit. A text that is only to be
-    tokenised, and token ids that are only to be decoded, may have `tokenize_tokens_max` tokens. Long work runs in
-    threads, by `run_in_thread`. Without `vision`, images and videos are refused.
+    `limits` returns the present limits of a request, None until the first engine is ready. A request that was admitted
+    with a smaller limit keeps it: its asker has promised no more credit. `tokenize_tokens_max` bounds the tokens of
+    `Tokenize` and `Detokenize`. Long work runs in threads, by `run_in_thread`. Without `vision`, images and videos are
+    refused.
     """
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
@@ -127,11 +129,12 @@ async def processor(
 
 
 async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> None:
-    """Raise `BadRequest`, with the client's name of the field, for a grammar that no engine must see."""
+    """Check a grammar before any engine gets it; raises `BadRequest` with the client's name of the field."""
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
         await trio.lowlevel.checkpoint()
-        return  # it is refused later, with a sentence of its own
+        # Such a grammar is refused with the other options, by a sentence of its own.
+        return
     try:
         await check(grammar, request.owner)
     except BadRequest as error:
@@ -165,7 +168,7 @@ async def _respond(
 
 @frozen
 class Prepared:
-    """A request that is ready to be asked for."""
+    """A request as the router is asked for it, and what its text needs besides."""
 
     # For each prompt, a list of its choices.
     generations: list[list[Generate]]

@@ -1,4 +1,4 @@
-"""Candidates: choices of which only the likeliest are wanted, kept as packed arrays until all have ended."""
+"""Candidates: more choices than a request answers, kept as packed arrays until the likeliest can be chosen."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from protocol.dialects.logprobs import finite
 from protocol.messages.generation import Logprob, Started, Tokens
 from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Text
 
-TOKENS_A_TURN = 16  # with their top log probabilities: about a millisecond
+# Tokens with their top log probabilities that are replayed in a turn: about a millisecond.
+TOKENS_A_TURN = 16
 
 Emit: TypeAlias = Callable[[Accepted | Started | AnswerPiece | ChoiceEnded], None]
 
 
 @define(eq=False)
 class CandidateChoice:
-    """One candidate: 4 bytes a token, and 12 for each log probability that the client wants.
+    """One candidate: 4 bytes a token, and 12 for each log probability of the answer.
 
-    It takes the place of `emit` while the choice is read: it keeps how likely the choice is and how it ended, and
-    drops its text, which is read again from the token ids if it is wanted.
+    It takes the place of `emit` while the choice is read: it keeps the likelihood and the end of the choice, and drops
+    its text. The text of a chosen candidate is made again from the token ids.
     """
 
     emit: Emit
@@ -67,10 +68,10 @@ class CandidateChoice:
         for begin in range(0, len(self._ids), TOKENS_A_TURN):
             end = min(begin + TOKENS_A_TURN, len(self._ids))
             logprobs: list[Logprob] = []
-            for place in range(begin, end) if self._logprobs else ():
-                stop = start + self._top_counts[place]
+            for index in range(begin, end) if self._logprobs else ():
+                stop = start + self._top_counts[index]
                 top = tuple(zip(self._top_ids[start:stop], self._top_logprobs[start:stop], strict=True))
-                logprobs.append(Logprob(self._logprobs[place], top))
+                logprobs.append(Logprob(self._logprobs[index], top))
                 start = stop
             text.take(self._ids[begin:end], logprobs)
             for piece in text.give(TOKENS_A_TURN):
@@ -87,4 +88,4 @@ class CandidateChoice:
 
 def without_top(tokens: Tokens) -> Tokens:
     """Return tokens without their top log probabilities."""
-    return Tokens(tokens.ids, tuple([Logprob(each.logprob) for each in tokens.logprobs]))
+    return Tokens(tokens.ids, tuple([Logprob(scores.logprob) for scores in tokens.logprobs]))

@@ -1,8 +1,8 @@
-"""Chat templates, in the dialect of Jinja that is used with transformers.
+"""Chat templates, in transformers' dialect of Jinja.
 
-A template is a program by the authors of a model that runs over a conversation of a client, in a thread that cannot be
-stopped from outside. So its steps are counted and limited. A step is an attribute, an item or a call that it asks its
-sandbox for, or an iteration over the conversation or a range.
+A template is a program by the authors of a model, and a client's conversation is its input. It runs in a thread, which
+cannot be stopped from outside, so its steps are counted and limited. A step is an attribute, an item or a call through
+the sandbox, or an iteration over the conversation or a range.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 _Slice: TypeAlias = "slice[SupportsIndex | None, SupportsIndex | None, SupportsIndex | None]"
 
 
+# The most steps of one rendering: some seconds. Templates take about ten a turn, and a body holds 11,000 turns.
 STEPS_MAX = 1_000_000
-"""The most steps of one rendering: some seconds. Templates take about ten a turn, and a body holds 11,000 turns."""
 
 RENDERED_CHARACTERS_MAX = 32 * 1024 * 1024
 
@@ -43,7 +43,8 @@ class _Steps:
             raise jinja2.TemplateRuntimeError(f"it takes more than {STEPS_MAX} steps")
 
 
-_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)  # of the rendering of this thread or task
+# The steps of the rendering in this thread or task.
+_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)
 
 
 def _take(steps: int) -> None:
@@ -71,7 +72,7 @@ class _Counted(list[T]):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that counts steps; a template can compute text, and nothing else."""
+    """A sandbox with a count of steps; a template can compute text, and nothing else."""
 
     def getattr(self, obj: object, attribute: str) -> object:
         _take(1)
@@ -90,7 +91,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def render_conversation(
     template: jinja2.Template, messages: Iterable[Mapping[str, object]], variables: Mapping[str, object]
 ) -> str:
-    """Return the conversation as the template renders it; raises what it raises, or `TemplateError` beyond a limit."""
+    """Return the rendered conversation; raises the template's own error, or `TemplateError` beyond a limit."""
     _steps.set(_Steps())
     return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
 
@@ -105,9 +106,9 @@ def _within_bounds(pieces: Iterator[str]) -> Iterator[str]:
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`, which marks text to train on, and has no meaning here."""
+    """`{% generation %}`, a mark around text for training, without a meaning here."""
 
-    tags = {"generation"}  # noqa: RUF012  # the shape that jinja2 wants
+    tags = {"generation"}  # noqa: RUF012  # jinja2's own shape
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         """Return the body unchanged."""
@@ -138,5 +139,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return JSON without the escapes for HTML that Jinja's own filter adds."""
+    """Return JSON without the escapes for HTML of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

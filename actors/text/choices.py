@@ -1,8 +1,8 @@
 """The choices of one answer: each is one generation, detokenised into text as its tokens come.
 
-The first choice of a prompt is asked for alone, and the others once its prompt is computed: then they find the prompt
-in the prefix cache of the engine and cost their own tokens only. With `best_of` more choices are computed than the
-client wants; they are kept as token ids (`candidates`) until the likeliest are known.
+The first choice of a prompt is asked for alone, and the others once its prompt is computed: then the prompt is in the
+prefix cache of the engine, and each of them costs its own tokens only. With `best_of` more choices are computed than
+answered. They are kept as token ids (`candidates`) until the last of them has ended.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Choices:
     model: TextModel
     decode: AskRouter
     emit: Emit
-    stops: StopStrings | None = None  # those of the request
-    echoes: Sequence[str] = ()  # the text of each prompt, if the choices begin with it
-    answer: RelayedAnswer | None = None  # that `emit` puts into, if it does nothing else
+    stops: StopStrings | None = None  # the stop strings of the request
+    echoes: Sequence[str] = ()  # the text of each prompt, if choices begin with their prompts
+    answer: RelayedAnswer | None = None  # the answer behind `emit`, if `emit` does nothing but put
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
@@ -49,13 +49,14 @@ class Choices:
 
         Raises the error of the first choice that fails; the others are cancelled.
         """
-        if len(generations) == len(generations[0]) == 1:  # nearly every request
+        # Nearly every request has one choice of one prompt, and needs no task of its own.
+        if len(generations) == len(generations[0]) == 1:
             self._echo(0, 0, self.emit)
             await self._choice(generations[0][0], 0, self.emit, alone=True)
         else:
             async with trio.open_nursery() as nursery:
-                for place, choices in enumerate(generations):
-                    nursery.start_soon(self._prompt, choices, place)
+                for prompt, choices in enumerate(generations):
+                    nursery.start_soon(self._prompt, choices, prompt)
         return Usage(sum(len(choices[0].tokens) for choices in generations), self._completion, self._cached)
 
     async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
@@ -63,21 +64,24 @@ class Choices:
         first = prompt * self.request.n
         candidates = [CandidateChoice(self.emit) for _ in generations] if len(generations) > self.request.n else []
         async with trio.open_nursery() as nursery:
-            for place, generate in enumerate(generations):
-                emit = candidates[place] if candidates else self.emit
+            for index, generate in enumerate(generations):
+                emit = candidates[index] if candidates else self.emit
                 if self.echoes and not candidates:
-                    self._echo(prompt, first + place, self.emit)
-                    await trio.lowlevel.checkpoint()  # a prompt may be long, and be echoed 128 times
-                if place == 0 and generations[1:]:  # the others find its prompt in the prefix cache
+                    # A prompt may be long, and be echoed 128 times: each echo has a turn of its own.
+                    self._echo(prompt, first + index, self.emit)
+                    await trio.lowlevel.checkpoint()
+                if index == 0 and generations[1:]:
+                    # The other choices find its prompt in the prefix cache, once `start` returns.
                     await nursery.start(self._choice, generate, first, emit)
                 else:
-                    nursery.start_soon(self._choice, generate, first + place, emit, place == 0)
+                    nursery.start_soon(self._choice, generate, first + index, emit, index == 0)
         candidates.sort(key=CandidateChoice.likelihood, reverse=True)
-        for place, candidate in enumerate(candidates[: self.request.n]):
-            candidates[place] = CandidateChoice(self.emit)  # so that what has been passed on is freed
-            self._echo(prompt, first + place, self.emit)
+        for index, candidate in enumerate(candidates[: self.request.n]):
+            # The list must not keep a candidate that has been passed on.
+            candidates[index] = CandidateChoice(self.emit)
+            self._echo(prompt, first + index, self.emit)
             scored = self.request.logprobs is not None
-            detokenizer = self._detokenizer(generations[place], first + place, scored=scored)
+            detokenizer = self._detokenizer(generations[index], first + index, scored=scored)
             await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), self.emit)
 
     def _echo(self, prompt: int, choice: int, emit: Emit) -> None:
@@ -89,18 +93,23 @@ class Choices:
         generate: Generate,
         choice: int,
         emit: Emit,
-        leads: bool = True,  # the first choice of its prompt, whose cached tokens are those of earlier requests
+        leads: bool = True,
         *,
-        alone: bool = False,  # the only choice of the answer
+        alone: bool = False,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Read one choice; `task_status.started()` is called when its prompt is computed."""
+        """Read one choice; `task_status.started()` is called when its prompt is computed.
+
+        `leads` is for the first choice of a prompt: its cached tokens are those of earlier requests, not of its
+        siblings. `alone` is for the only choice of an answer.
+        """
         detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
         candidate = emit if isinstance(emit, CandidateChoice) else None
         text = self._staged(detokenizer) if candidate is None else StagedText(detokenizer)
 
         def pass_on(reply: Started | Tokens) -> None:
-            if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:  # as in nearly every step
+            # Nearly every step has one token.
+            if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:
                 if (whole := detokenizer.feed_whole(reply.ids[0])) is not None:
                     emit(whole)
                     _open_fast_path(self.answer if alone else None, generation, detokenizer)
@@ -122,7 +131,8 @@ class Choices:
             for piece in text.give(PIECES_A_STEP):
                 emit(piece)
             if detokenizer.matched is not None:
-                generation.abandon()  # leaving aborts the request: further tokens are not wanted
+                # Leaving aborts the request: no further token is computed.
+                generation.abandon()
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
             finished = await generation.relay(pass_on)
@@ -177,11 +187,11 @@ class Choices:
 
 
 def _open_fast_path(answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer) -> None:
-    """Let tokens of `source` that are whole by themselves skip the stages before `answer`, if its asker allows that."""
+    """Let whole tokens of `source` skip the stages before `answer`, if its asker has a fast path."""
     path, texts = None if answer is None else answer.fast_path, detokenizer.whole_tokens
     if path is not None and texts is not None and not path.is_open:
         path.attach(source, answer, lambda ids, _: detokenizer.record_whole(ids))
-        # The path is the asker's own, who takes the text of a token as it takes every other reply.
+        # The payload of the asker's path is a reply of `answer`: `Text` for a token.
         cast("FastPath[Text]", path).open(texts)
 
 

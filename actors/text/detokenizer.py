@@ -1,8 +1,8 @@
 """Incremental detokenisation: token ids to text as they arrive, in whole characters and without stop strings.
 
 A character may take several tokens, a token may hold parts of two characters, and a stop string may span many tokens.
-So what a token adds is certain only later. Bytes that may become a character are held back, and then text that may
-become a stop string. Text that was given out is never taken back.
+So the text of a token is certain only later. Bytes of an incomplete character are held back, and then text that may
+become a stop string. Text is never taken back.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from protocol.messages.generation import Logprob
 from protocol.messages.text import Text
 
 CHARACTER_BYTES_MAX = 4
-HELD_IDS_MAX = 16  # that may become one character; far more than any has
-PROMPT_IDS = 5  # the last of a prompt, behind which an answer is decoded: as many as SGLang's own server takes
+# The most ids held back as one incomplete character; no character has as many.
+HELD_IDS_MAX = 16
+# The last ids of a prompt, behind which an answer is decoded: as many as SGLang's own server takes.
+PROMPT_IDS = 5
 
 
 @define(eq=False)
 class Decoding:
-    """Token ids to text as they come; joined, the text that the tokenizer returns for all of them at once.
+    """Token ids to text as they come; joined, the tokenizer's text of all ids at once.
 
     There is one exception: an invalid byte may make a tokenizer decode valid bytes before it as U+FFFD as well, and
-    text that was given out is not changed.
+    text that was given out stays as it is.
     """
 
     tokenizer: Tokenizer
-    _ids: list[int] = field(factory=list)  # the last that were given out, on which the next depend, and those held back
-    _given: int = 0  # how many of them were given out
-    _before: str = ""  # the text of those
+    # The last ids that were given out, since the next text depends on them, and behind them the ids held back.
+    _ids: list[int] = field(factory=list)
+    _given: int = 0  # the number of ids that were given out
+    _before: str = ""  # the text of the ids that were given out
 
     def step(self, token: int) -> str:
         """Take the next token id; return the characters that are certain by now."""
@@ -44,17 +47,19 @@ class Decoding:
         if not text.endswith(REPLACEMENT_CHARACTER):
             if len(text) > len(self._before):
                 return self._give(text, len(self._ids))
-            if held > HELD_IDS_MAX:  # without text, such as special tokens
+            if held > HELD_IDS_MAX:
+                # Ids without text, such as special tokens, need not be decoded again.
                 del self._ids[self._given :]
-        elif held > HELD_IDS_MAX:  # too many for one character: all but the last few are invalid
+        elif held > HELD_IDS_MAX:
+            # There are too many ids for one character: all but the last few are invalid.
             tail = self._open_tail(text)
             return self._give(text.removesuffix(self._decode(tail)), len(self._ids) - len(tail))
         return ""
 
     def begin_behind(self, prompt: Sequence[int]) -> None:
-        """Decode what comes as the text behind a prompt: a decoder may drop the space before the first word of a text.
+        """Decode the next ids as the text behind a prompt: a decoder may drop the space before a text's first word.
 
-        A prompt that ends within a character changes nothing: what completes it is not all of that character.
+        A prompt that ends within a character changes nothing: the rest of that character is no text of its own.
         """
         ids = list(prompt[-PROMPT_IDS:])
         if (text := self._decode(ids)) and not text.endswith(REPLACEMENT_CHARACTER):
@@ -66,7 +71,7 @@ class Decoding:
         return len(self._ids) != self._given
 
     def give_whole(self, token: int, text: str) -> None:
-        """Take the next token id, whose text is given out as it is; allowed while nothing is held back."""
+        """Take the next token id with its whole text; allowed while nothing is held back."""
         self._ids = [token]
         self._given, self._before = 1, text
 
@@ -100,27 +105,27 @@ class Decoding:
 class IncrementalDetokenizer:
     """The detokeniser of one choice.
 
-    `matched` is the stop string or stop token id that ended the choice, if one has: the stop string that is complete
-    first, and the longest of several. `tokens` counts every id up to the one that completed the stop.
+    `matched` is the stop string or stop token id that ended the choice, if any. Of several stop strings it is the first
+    to be complete, and then the longest. `tokens` counts every id up to the end of the stop.
     """
 
     tokenizer: Tokenizer
     stops: StopStrings | None = None
     stop_ids: Collection[int] = ()
-    eos_ids: Collection[int] = ()  # without text; the engine decides whether they end the answer
-    tokens_min: int = 0  # no stop ends the choice before so many tokens
+    eos_ids: Collection[int] = ()  # ids without text; the engine decides whether they end the answer
+    tokens_min: int = 0  # the number of tokens before which no stop ends the choice
     stop_included: bool = False  # the text ends with the stop string
     choice: int = 0
     pending_logprobs: PendingLogprobs | None = None  # if log probabilities are wanted
     with_ids: bool = False
     whole_tokens: Mapping[int, Text | None] | None = None  # the table of `feed_whole`, which takes nothing without it
-    prompt: Sequence[int] = ()  # behind which the answer is decoded, where that makes a difference
+    prompt: Sequence[int] = ()  # the ids before the answer, for a decoder that depends on them
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
     _scanner: StopScanner | None = field(init=False)
     _given_tokens: int = 0  # tokens of the texts that were given out
-    _ids: list[int] = field(factory=list)  # of no text that was given out yet
+    _ids: list[int] = field(factory=list)  # ids of text that is held back
 
     def __attrs_post_init__(self) -> None:
         self._decoding = Decoding(self.tokenizer)
@@ -128,12 +133,13 @@ class IncrementalDetokenizer:
             self._decoding.begin_behind(self.prompt)
         self._scanner = None if self.stops is None else StopScanner(self.stops)
         if self.stops is not None or self.stop_ids or self.pending_logprobs is not None or self.with_ids:
-            self.whole_tokens = None  # each token may mean more than its text
+            # Each token may mean more than its text.
+            self.whole_tokens = None
 
     def feed_whole(self, token: int) -> Text | None:
-        """Take the next id if its text is all that it means, and return that; else change nothing and return None.
+        """Take the next id and return its text, if it means nothing else; otherwise return None and change nothing.
 
-        `feed` returns the same for it, and the two may alternate: both leave the same state behind.
+        `feed` returns the same text, and the two may alternate: both leave the same state behind.
         """
         if self.whole_tokens is None or self.tokens != self._given_tokens or self._decoding.holds:
             return None
@@ -144,7 +150,7 @@ class IncrementalDetokenizer:
         return whole if not self.choice else Text(whole.text, 1, self.choice)
 
     def record_whole(self, ids: Sequence[int]) -> None:
-        """Take ids whose texts `whole_tokens` has, and which have been given out, as `feed_whole` does one by one."""
+        """Take ids of `whole_tokens` whose texts have been given out, as `feed_whole` does one by one."""
         assert self.whole_tokens is not None
         whole = self.whole_tokens[ids[-1]]
         assert whole is not None
@@ -154,7 +160,7 @@ class IncrementalDetokenizer:
     def feed(self, ids: Sequence[int], logprobs: Sequence[Logprob] = ()) -> Text | None:
         """Take the next ids; return the text that is certain by now, if any. Ids after a stop are ignored."""
         out = ""
-        for place, token in enumerate(ids):
+        for index, token in enumerate(ids):
             if self.matched is not None:
                 break
             self.tokens += 1
@@ -166,7 +172,7 @@ class IncrementalDetokenizer:
             elif token not in self.eos_ids:
                 new = self._decoding.step(token)
                 if self.pending_logprobs is not None and logprobs:
-                    self.pending_logprobs.note(token, logprobs[place], len(new))
+                    self.pending_logprobs.note(token, logprobs[index], len(new))
                 out += self._scan(new)
         return self._text(out, last=self.matched is not None)
 
@@ -183,7 +189,7 @@ class IncrementalDetokenizer:
         return "" if self._scanner is None else self._scanner.flush()
 
     def _scan(self, text: str) -> str:
-        """Return the text that is certainly not part of a stop string; sets `matched` if a stop is complete."""
+        """Return the text before any possible stop string; sets `matched` if a stop string is complete."""
         if not text or self._scanner is None or self.tokens <= self.tokens_min:
             return text
         text, matched = self._scanner.scan(text)

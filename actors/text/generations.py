@@ -26,13 +26,13 @@ def make_generations(
     choices = request.n if request.best_of is None else request.best_of
     out: list[list[Generate]] = []
     hints = _hints(request)
-    for place, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         room = limits.total_max - len(prompt.tokens)
         sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
         out.append(
             [
                 Generate(
-                    id=_choice_id(request.id, place * choices + choice),
+                    id=_choice_id(request.id, index * choices + choice),
                     tokens=prompt.tokens,
                     sampling=sampling if choice == 0 or request.seed is None else _reseeded(sampling, choice),
                     logprobs=_logprobs(request),
@@ -50,13 +50,13 @@ def make_generations(
 
 
 def _logprobs(request: Respond) -> int | None:
-    """Return how many log probabilities to ask for: those that the client wants, or those that rank the choices."""
+    """Return the number of likeliest tokens to ask for: the client's, or 0 where scores rank the choices."""
     ranked = request.best_of is not None and request.best_of > request.n
     return 0 if request.logprobs is None and ranked else request.logprobs
 
 
 def _hints(request: Respond) -> RoutingHints | None:
-    """Return the hints for the router of a request, None if there is nothing that it should know."""
+    """Return the hints for the router of a request, None if there are none."""
     hints = RoutingHints(request.session, ttft_target_ms=request.ttft_target_ms, itl_target_ms=request.itl_target_ms)
     return None if hints == RoutingHints() else hints
 
@@ -68,7 +68,8 @@ def _choice_id(request_id: str, choice: int) -> str:
 
 def _reseeded(sampling: Sampling, choice: int) -> Sampling:
     assert sampling.seed is not None
-    return evolve(sampling, seed=sampling.seed ^ choice)  # else all choices would be the same
+    # With one seed, all choices would be the same.
+    return evolve(sampling, seed=sampling.seed ^ choice)
 
 
 def _check_options(request: Respond, info: EngineInfo) -> None:

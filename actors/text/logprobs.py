@@ -1,7 +1,7 @@
 """Log probabilities as clients get them: each token as text and bytes, with the text that it ends in.
 
-Text may be held back, so the log probabilities of its tokens are too: a client could otherwise read from them what must
-not be given out, such as the stop string. A token belongs to the text in which its last character is.
+Where text is held back, the log probabilities of its tokens are held back too: a client could otherwise read the stop
+string from them. A token belongs to the text with its last character.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from protocol.messages.generation import Logprob
 from protocol.messages.text import TokenText
 
 TokenData = Callable[[int], bytes]
-"""The bytes that a token adds to a text, which may be a part of a character; none for a special token."""
+"""The bytes that a token adds to a text, possibly a part of a character; none for a special token."""
 
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @frozen
 class _Pending:
-    """A token of which some text was not given out yet, and the characters of the choice that it spans."""
+    """A token with text that is held back, and its range of characters in the choice."""
 
     begin: int
     end: int
@@ -44,25 +44,25 @@ class PendingLogprobs:
     _given: int = 0  # characters
 
     def note(self, token: int, logprob: Logprob, characters: int) -> None:
-        """Add the next token, which completed so many characters of the text."""
+        """Add the next token, and the number of characters that it completed."""
         begin, self._decoded = self._decoded, self._decoded + characters
         data = self.data(token)
         # A token that completes no character is part of the next one.
         end = self._decoded if characters or not data else begin + 1
-        top = tuple((self._text(each), self.data(each), value) for each, value in logprob.top)
+        top = tuple((self._text(other), self.data(other), value) for other, value in logprob.top)
         self._pending.append(_Pending(begin, end, TokenText(self._text(token), data, logprob.logprob, top)))
 
     def take(self, characters: int, *, last: bool) -> tuple[TokenText, ...]:
         """Return the tokens that end within the next `characters` of text.
 
-        With `last`, also the token that a stop string cut in two, but none of those behind the cut.
+        With `last`, also the token that a stop string cut in two, but no token behind the cut.
         """
         self._given += characters
         out: list[TokenText] = []
         while self._pending and self._pending[0].end <= self._given:
             out.append(self._pending.popleft().text)
         if last:
-            out += [each.text for each in self._pending if each.begin < self._given]
+            out += [pending.text for pending in self._pending if pending.begin < self._given]
             self._pending.clear()
         return tuple(out)
 
@@ -73,13 +73,13 @@ class PendingLogprobs:
 def token_data(tokenizer: Tokenizer, description: Mapping[str, object] | None = None) -> TokenData:
     """Return a function from a token id to its bytes, for the usual kinds of tokenizers.
 
-    `description` is the tokenizer's own (`tokenizer.json`), which takes long to make for a large vocabulary.
+    `description` is the tokenizer's own (`tokenizer.json`); for a large vocabulary it takes long to make.
     """
     description = json.loads(tokenizer.to_str()) if description is None else description
     tokens, decoder = description.get("added_tokens"), description.get("decoder")
     added: dict[int, bytes] = {
-        each["id"]: b"" if each.get("special") else each["content"].encode()
-        for each in (tokens if isinstance(tokens, list) else ())
+        entry["id"]: b"" if entry.get("special") else entry["content"].encode()
+        for entry in (tokens if isinstance(tokens, list) else ())
     }
     kinds = _kinds(decoder if isinstance(decoder, dict) else None)
     bytes_of_name: Callable[[str], bytes] | None = None
@@ -126,4 +126,4 @@ def byte_alphabet() -> dict[str, bytes]:
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)]
     letters = {chr(byte): bytes([byte]) for byte in plain}
     others = (byte for byte in range(256) if byte not in set(plain))
-    return letters | {chr(256 + place): bytes([byte]) for place, byte in enumerate(others)}
+    return letters | {chr(256 + index): bytes([byte]) for index, byte in enumerate(others)}

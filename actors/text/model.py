@@ -27,7 +27,7 @@ NEEDED = ("tokenizer.json", "config.json")
 
 @frozen
 class Defaults:
-    """The sampling parameters that the authors of a model recommend, for those that a request does not set."""
+    """The recommendations of a model's authors for sampling parameters that a request leaves open."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -38,7 +38,7 @@ class Defaults:
 
 @frozen
 class TextModel:
-    """Turns conversations into token ids and back, and knows which ids end an answer."""
+    """The text side of one model: it turns conversations into token ids, and token ids into text."""
 
     tokenizer: Tokenizer
     template: jinja2.Template
@@ -46,9 +46,9 @@ class TextModel:
     data: TokenData
     defaults: Defaults = Defaults()
     specials: dict[str, str] = Factory(dict)  # variables of the template: bos_token and the like
-    characters_per_token_max: int | None = None  # that one token stands for; None: no bound
-    digest: Digest = ()  # of the files that it was made from
-    whole_tokens: WholeTokens | None = None  # None: its decoder allows none
+    characters_per_token_max: int | None = None  # the most characters of one token; None: no bound
+    digest: Digest = ()  # the digest of the model's files
+    whole_tokens: WholeTokens | None = None  # None: its decoder allows no such table
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     format: str = "plain"  # the row of `FORMATS` for its answers
 
@@ -58,7 +58,8 @@ class TextModel:
         variables = {"add_generation_prompt": True, "tools": None, **self.specials}
         try:
             return render_conversation(self.template, messages, variables)
-        except Exception as error:  # a template may raise anything to refuse
+        except Exception as error:
+            # A template may raise anything to refuse a conversation.
             raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
 
     def encode(self, turns: Sequence[Turn]) -> list[int]:
@@ -66,7 +67,7 @@ class TextModel:
         return self.encode_text(self.prompt(turns), special=False)
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that the tokenizer puts around it."""
+        """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
         # A batch of one releases the GIL, and skips the offsets, which take two thirds of the time.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
@@ -82,7 +83,7 @@ class TextModel:
 
 
 def _role(role: Role) -> str:
-    # Templates have no developer role; OpenAI's is what they call system.
+    # Templates have no developer role; OpenAI's is their system.
     return "system" if role is Role.DEVELOPER else role.value
 
 
@@ -154,7 +155,7 @@ def _object(name: str, files: Mapping[str, bytes]) -> dict[str, Json]:
 def _default_template(value: Json) -> str | None:
     """Return the template of tokenizer_config.json; where there are several, the one named `default`."""
     if isinstance(value, list):
-        named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
     return _as_text(value)
 

@@ -1,7 +1,7 @@
-"""The hashes of prompts, by which a router finds workers that have computed their beginnings.
+"""The hashes of prompts, by which a router finds workers with the same prefix in their caches.
 
 A prompt is hashed once, before it is routed, and a long one in a thread: the router then decides in one turn. Behind
-an image or a video an engine's hashes are of its contents, so only what is before the first one is hashed.
+an image or a video an engine hashes its content, so only the tokens before the first one are hashed here.
 """
 
 from __future__ import annotations
@@ -45,4 +45,4 @@ def _text_tokens(request: Generate, media: MediaInfo | None) -> int:
     if not request.media or media is None:
         return len(request.tokens)
     placeholders = {media.placeholder(modality) for modality in Modality}
-    return next((place for place, token in enumerate(request.tokens) if token in placeholders), len(request.tokens))
+    return next((index for index, token in enumerate(request.tokens) if token in placeholders), len(request.tokens))

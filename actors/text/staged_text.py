@@ -1,12 +1,12 @@
 """The text of one choice, from its detokeniser through its stage, in small replies.
 
-A reply has the tokens that end in it: its log probabilities, ids and count belong to the text that is certain with it.
-So tokens of text that a stage holds back wait for the piece that their last character is in, or for the next one where
-that character is a marker's. Fed token by token, a stage cuts no token in two but at a marker.
+A reply has the log probabilities, the ids and the number of the tokens that end in its text. While a stage holds text
+back, the tokens of that text wait. They belong to the piece with their last character; the tokens of a marker belong to
+the next piece, or to an empty one at the end. A stage gets the text of one token at a time.
 
-No turn of the event loop serialises a thousand tokens: a stop string that is almost complete may hold as many back, and
-so may a run of special tokens, which add no text. Each may have twenty log probabilities, and all choices may release
-theirs in one engine step.
+No turn of the event loop serialises a thousand tokens. A stop string that is almost complete may hold as many back, and
+so may a run of special tokens without text. Each may have twenty log probabilities, and all choices may release theirs
+in one engine step.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from protocol.dialects.logprobs import split_text
 from protocol.messages.generation import Logprob
 from protocol.messages.text import AnswerPiece, CallPart, Reasoning, Text
 
-SCORED_A_PIECE = 4  # tokens with log probabilities
-PIECES_A_STEP = 2  # more than arrive in a step, so that the number of waiting pieces falls
+# Tokens with log probabilities in one piece.
+SCORED_A_PIECE = 4
+# Pieces that leave in a step: more than arrive in one, so that the number of waiting pieces falls.
+PIECES_A_STEP = 2
 
 
 @define(eq=False)
@@ -33,12 +35,14 @@ class StagedText:
 
     detokenizer: IncrementalDetokenizer
     stage: Stage = PLAIN
-    table: WholeTokens | None = None  # of the model, if whole tokens may skip the stage
+    table: WholeTokens | None = None  # the model's own, if whole tokens may skip the stage
     scored_max: int = SCORED_A_PIECE  # tokens with log probabilities in a reply
-    _waiting: deque[Iterator[Text]] = field(factory=deque)  # texts that the stage has not seen
-    _fed: int = 0  # characters of the texts in `_held`, and of those before them
-    _held: deque[tuple[int, Text]] = field(factory=deque)  # texts by their ends, with characters that the stage holds
-    _owed: list[Text] = field(factory=list)  # texts that the stage is done with, whose tokens are in no reply yet
+    # A text passes from one of these to the next: it waits for the stage; the stage holds some of its characters back;
+    # its characters are all in pieces, but its tokens are in no reply yet. `_held` has it with the end of its range.
+    _waiting: deque[Iterator[Text]] = field(factory=deque)
+    _held: deque[tuple[int, Text]] = field(factory=deque)
+    _owed: list[Text] = field(factory=list)
+    _fed: int = 0  # characters that the stage has got
     _ending: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -122,7 +126,7 @@ class StagedText:
                 return CallPart(index, name, arguments, tokens, choice, logprobs, ids)
 
     def _choose_table(self) -> None:
-        """Let whole tokens skip the stage as far as the stage allows it, and nothing before them is held or owed."""
+        """Choose the tokens that skip the stage: the whole tokens that it lets pass, once nothing before them waits."""
         watched = None if self._waiting or self._held or self._owed else self.stage.watched
         passing = None if self.table is None or watched is None else self.table.without(watched)
         self.detokenizer.whole_tokens = passing

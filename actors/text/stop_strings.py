@@ -1,7 +1,7 @@
 """Stop strings, found while text comes: one automaton for all stop strings of a request (Aho and Corasick, 1975).
 
-A character costs one step, amortised at most two, whatever the number and length of the stop
-strings. Text that may be the beginning of a stop string is held back, and no more than that.
+A character costs one step, amortised at most two, for any number and length of stop strings. Text is held back only
+while it may be the beginning of a stop string.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ class StopStrings:
 
     stops: Sequence[str]
     first: frozenset[str] = field(init=False)  # the first characters of the stop strings
-    depth: array[int] = field(init=False)  # of each state: its length in characters
-    complete: list[int] = field(init=False)  # of each state: the longest stop string that ends there, or 0
-    _next: list[str] = field(init=False)  # of each state: the character that leads to the next number
-    _branches: dict[tuple[int, str], int] = field(factory=dict)  # other characters, and the states they lead to
-    _shorter: array[int] = field(init=False)  # of each state: the next shorter such suffix
+    # Arrays by the number of a state.
+    depth: array[int] = field(init=False)  # the length of its suffix, in characters
+    complete: list[int] = field(init=False)  # the length of the longest stop string that ends there, or 0
+    _next: list[str] = field(init=False)  # the character that leads to the next number
+    _shorter: array[int] = field(init=False)  # the state of the next shorter suffix
+    # Other characters than `_next`, and the states that they lead to.
+    _branches: dict[tuple[int, str], int] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.first = frozenset(stop[0] for stop in self.stops)
@@ -52,7 +54,7 @@ class StopStrings:
 
     def _insert(self, stop: str) -> None:
         state = 0
-        for place, character in enumerate(stop, 1):
+        for length, character in enumerate(stop, 1):
             if self._next[state] == character:
                 state += 1
             elif (after := self._branches.get((state, character))) is not None:
@@ -64,7 +66,7 @@ class StopStrings:
                 else:
                     self._branches[state, character] = new
                 self._next.append("")
-                self.depth.append(place)
+                self.depth.append(length)
                 self.complete.append(0)
                 state = new
         self.complete[state] = len(stop)
@@ -83,17 +85,17 @@ class StopScanner:
     _state: int = 0
 
     def scan(self, text: str) -> tuple[str, str | None]:
-        """Take the next text; return the text that is certain, and the stop string that follows it if one is complete.
+        """Take the next text; return the certain text, and the stop string behind it if one is complete.
 
-        That is the one that is complete first, and the longest of several; what follows it is dropped.
+        Of several stop strings the first to be complete counts, and then the longest. Text behind it is dropped.
         """
         strings, state = self.strings, self._state
         if not state and strings.first.isdisjoint(text):
             return text, None
-        for place, character in enumerate(text, 1):
+        for length, character in enumerate(text, 1):
             state = strings.step(state, character)
             if size := strings.complete[state]:
-                whole = self.held + text[:place]
+                whole = self.held + text[:length]
                 self.held, self._state = "", 0
                 return whole[:-size], whole[-size:]
         whole, keep = self.held + text, strings.depth[state]

@@ -1,12 +1,12 @@
-"""The text of tokens that are whole by themselves: decoded once for a model, not once for each time that they come.
+"""The text of tokens that are whole by themselves: decoded once for a model, not at each occurrence.
 
-A byte-level decoder puts the bytes of all tokens behind each other and reads them as UTF-8. A token whose own bytes are
-valid UTF-8 therefore adds the same text behind any others: it can neither complete a character nor begin one. Nearly
-all tokens of an answer are such. Other decoders have no such rule (SentencePiece's drops the first space of a text,
-WordPiece's joins words), so for their models there is no table.
+A byte-level decoder joins the bytes of all tokens and reads them as UTF-8. A token of valid UTF-8 therefore adds the
+same text behind any other token: it can neither complete a character nor begin one. Nearly all tokens of an answer are
+such. Other decoders have no such rule (SentencePiece's drops the first space of a text, WordPiece's joins words), so
+for their models there is no table.
 
-Where it might not hold the table has None: for parts of characters, for U+FFFD, which may stand for one, for added
-tokens, which may be special and without text, and for tokens that end an answer.
+The table has None for tokens that may mean something else: parts of characters, U+FFFD (a possible part of one), added
+tokens (some are special and have no text), and the end-of-sequence tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLES_MAX = 16
 
 
 class WholeTokens(dict[int, Text | None]):
-    """The text of each token id that is whole by itself, as the next piece of a first choice; None for any other."""
+    """The text of each token id that is whole by itself, as the next piece of the first choice; None for other ids."""
 
     def __init__(self, tokenizer: Tokenizer, excluded: Collection[int]) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ comes, behind stop strings. It holds text back only while the text may be the be
 into calls of `feed` yields the same pieces, once pieces of the same kind are joined.
 
 A token with text of its own may skip its stage (see `Stage.watched`), so an answer without markers costs nothing here.
-A stage sees no token ids. So an answer that another engine goes on with is the same text to it as any other.
+A stage reads no token ids: an answer that goes on at another engine is one text to it.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class Stage(Protocol):
 
     @property
     def held(self) -> int:
-        """The number of characters, the last that were fed, that a later piece depends on."""
+        """The number of characters held back: the last that were fed, without a piece yet."""
 
     @property
     def watched(self) -> frozenset[str] | None:
-        """The characters that text must not have to pass through unchanged; None while no text does.
+        """The characters that `feed` has to get, such as the first of a marker; None while it has to get all text.
 
-        While it is a set and nothing is held, text without these characters may skip `feed`. The next state must not
-        depend on such text.
+        While this is a set and nothing is held back, text without these characters passes through unchanged: it may
+        skip `feed`, and no later piece may depend on it. Empty, it lets all text pass.
         """
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take the next text; return the pieces that are certain now."""
 
     def end(self) -> Sequence[Piece]:
-        """Return the pieces that were held back, at the end of the text, wherever that is."""
+        """Return the pieces that were held back; the text may end anywhere, even within a marker."""
 
 
 @frozen
