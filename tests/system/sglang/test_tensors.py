@@ -32,6 +32,6 @@ async def test_an_engine_outlives_requests_whose_tensors_it_cannot_take(make_eng
         assert isinstance(engine, SglangEngine)
         for number, size in enumerate((12, SHARED_BYTES_MIN - 1, 3 * SHARED_BYTES_MIN, 60 * SHARED_BYTES_MIN)):
             with trio.fail_after(60):
-                assert "knows no Encode" in (await refused(engine, size)).detail
+                assert "has no Encode" in (await refused(engine, size)).detail
                 generation = engine.submit(Generate(f"{number:032x}", [1, 2, 3], Sampling(4, ignore_eos=True)))
                 assert isinstance(await generation.result(), Finished)
