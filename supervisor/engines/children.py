@@ -1,9 +1,9 @@
-"""The children of a node that compute: its engines, of whatever kind, and the actors that give them requests.
+"""The computing children of a node: its engines, of any kind, and the actors in front of them.
 
 An engine, its actor and its canary are one tree of children that start and end together, because none is of use without
-the others: an engine that nobody asks computes nothing, and the requests of an actor whose engine is gone are lost.
-What a kind shares between its engines (a zygote, a grammar checker) is beside them, never inside, so that the failure
-of one engine is no other's. Nothing here may depend on the kind of an engine.
+the others: an engine without its actor gets no requests, and the running requests of a lost engine are lost. The parts
+that a kind shares between its engines (a zygote, a grammar checker) are beside them, never inside: so the failure of
+one engine is no other's. Nothing here may depend on the kind of an engine.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class NodeEngines:
     children: tuple[Child | Tree, ...]
     engines: Mapping[str, Registration[Engine]]
     encoders: Mapping[str, Registration[Encoder]]
-    embeddings: Mapping[str, EmbeddingCache]  # that each encoder keeps
-    served: Services  # the services of each besides requests, by its name
+    embeddings: Mapping[str, EmbeddingCache]  # each encoder's cache
+    served: Services  # the services of each beside requests, by its name
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
 
@@ -71,7 +71,7 @@ class _EngineParts:
     tree: Tree
     services: Services
     publisher: Child | None = None
-    embeddings: EmbeddingCache | None = None  # of an encoder
+    embeddings: EmbeddingCache | None = None  # an encoder's
 
 
 def offers_of(name: str, section: EngineSection) -> list[Offer]:
@@ -99,19 +99,19 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
         kind, text = kinds[section.kind], texts.get(section.model)
         make = _encoder if section.leg == "encode" else _engine
         parts.append(make(context, name, text, kind, of_kinds))
-    engines = {each.local.name: each.local.registration for each in parts if isinstance(each.local, LocalEngine)}
-    encoders = {each.local.name: each.local.registration for each in parts if isinstance(each.local, LocalEncoder)}
+    engines = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEngine)}
+    encoders = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEncoder)}
     return NodeEngines(
         children=(
             *(child for kind in kinds.values() for child in kind.before),
-            *(each.tree for each in parts),
+            *(part.tree for part in parts),
             *(child for kind in kinds.values() for child in kind.after),
-            *publishers_tree([each.publisher for each in parts if each.publisher is not None]),
+            *publishers_tree([part.publisher for part in parts if part.publisher is not None]),
         ),
         engines=engines,
         encoders=encoders,
-        embeddings={each.local.name: each.embeddings for each in parts if each.embeddings is not None},
-        served={**of_kinds, **{key: service for each in parts for key, service in each.services.items()}},
+        embeddings={part.local.name: part.embeddings for part in parts if part.embeddings is not None},
+        served={**of_kinds, **{key: service for part in parts for key, service in part.services.items()}},
         published={
             **{name: registration for kind in kinds.values() for name, registration in kind.published.items()},
             **engines,
@@ -133,9 +133,9 @@ def _engine(
         directory.notify()
         inbox.recheck()  # requests that wait until the engine is in service again
         if not registration.in_service:
-            for each in slots.live or ():
-                each.cancel_probe("the engine is out of service")
-            workers[0].reroute_queued()  # what waits need not wait here
+            for of_rank in slots.live or ():
+                of_rank.cancel_probe("the engine is out of service")
+            workers[0].reroute_queued()  # waiting requests need not wait here
 
     registration: Registration[Engine] = Registration(on_change)
     publisher, watched = engine_publisher(context.runtime, name, registration)
@@ -157,18 +157,18 @@ def _engine(
         )
         for offer in offers_of(name, section)
     ]
-    directory.local.update({each.name: each for each in workers})
+    directory.local.update({worker.name: worker for worker in workers})
     local = LocalEngine(
         name=name,
         section=section,
         registration=registration,
         inbox=inbox,
         on_up=directory.reroute_queued,
-        on_down=workers[0].reroute_queued,  # all of them have one inbox
+        on_down=workers[0].reroute_queued,  # all workers have one inbox
         text=text,
         digest=directory.models.digests.get(section.model, ()),
         slots=slots,
-        on_begun=tuple(each.computed for each in workers),
+        on_begun=tuple(worker.computed for worker in workers),
         shares_prefixes=_shares_prefixes(context, section),
     )
     return _EngineParts(
@@ -177,7 +177,7 @@ def _engine(
 
 
 def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
-    """Whether an engine has a prefix cache that routers know, so that prompts are held back for what is not in it."""
+    """Whether prompts with one beginning wait for each other: routers follow the engine's prefix cache."""
     by_prefix = context.cluster.model[section.model].follows_blocks and section.leg == "both"
     return by_prefix and section.has_prefix_cache and section.publishes(context.cluster)
 
@@ -356,7 +356,7 @@ async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
     """Run `encoder` with an engine, from when that is up."""
     section = local.section
     async with _up(local, local.registration) as engine:
-        cache.clear()  # what another life of the engine has made
+        cache.clear()  # its embeddings are of another life of the engine
         layout = None if local.text is None else local.text.vision
         await encoder(
             local.inbox,
@@ -372,7 +372,7 @@ async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
 
 @asynccontextmanager
 async def _up(local: LocalEngine | LocalEncoder, registration: Registration[E]) -> AsyncIterator[E]:
-    """Wait until an engine is up; at the end, fail what waits for it if it can be asked elsewhere."""
+    """Wait until an engine is up; at its end, send waiting requests elsewhere if that is possible."""
     engine = await registration.wait()
     if (why := mismatch(local.digest, engine.info.digest)) is not None:  # the folder has changed since the node began
         raise StartFailed(f"engine {local.name} is not asked: {why}, from what this node read when it started")

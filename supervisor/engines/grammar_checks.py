@@ -1,8 +1,8 @@
 """The check of a request's grammar, by the node of an engine of its model, before the request is routed.
 
 A bad grammar is refused beforehand, with a sentence that the client can act on, and not by an engine in the middle of
-other requests. The same grammar goes to the same node, which remembers its verdict, or if that node cannot be asked, to
-the next one. No engine waits for a check, and no check may run on the node's event loop.
+other requests. The same grammar goes to the same node, which keeps its verdict, or to the next one while the first is
+not available. No engine waits for a check, and no check may run on the node's event loop.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def check_grammar(
 
 
 def _workers_from(directory: Directory, model: str, digest: bytes) -> Iterator[ClusterWorker]:
-    """Yield a model's workers that are up, from one that the digest chooses among all of them, up or not."""
+    """Yield a model's available workers, beginning at the digest's index among all of them."""
     workers = directory.derived(("by name", model), partial(_by_name, directory, model))
     begin = crc32(digest) % max(1, len(workers))
     for worker in chain(islice(workers, begin, None), islice(workers, begin)):

@@ -1,9 +1,9 @@
 """The interface of a kind of engines to the rest of a node: the types of a row in `kinds.py`.
 
-A node knows engines by these alone. A kind brings the keys of its section with what may be wrong between them, and
-makes the children that run its engines; how it computes, in which process, and what it shares between engines is its
-own affair. The rest of a node may never test for a kind by its name: what it must know of an engine before that runs is
-a property of the engine's section, and what it must know of a running engine is in the engine port.
+A node depends on these alone. A kind brings the keys of its section with the checks between them, and makes the
+children of its engines; its computing, its processes and its shared parts are its own affair. The rest of a node may
+never test for a kind by its name: the properties of an engine before its start are in the engine's section, and those
+of a running engine in the engine port.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class NodeContext:
         return SharedMemory(self.cluster.node[self.node].shared_bytes_max)
 
     def output_log(self, process: str) -> OutputLog:
-        """Return where the output of a process of this node is kept: one file and one thread for all of its lives."""
+        """Return the log of a process's output: one file and one thread for all of its lives."""
         runtime, section = self.runtime, self.cluster.node[self.node]
         path, logs = runtime.logs / f"{process}.log", runtime.metrics.logs
         if process not in logs:
@@ -52,13 +52,13 @@ class EngineChild:
     """The child that runs one engine, and how it stands in the tree."""
 
     child: Child
-    about: str  # the device, or whatever it computes on
+    about: str  # the device, or the like
     needs: tuple[str, ...] = ()  # the children of the same kind that must be up before it starts
-    retry_min_s: float = 0.1  # between a failure and the next start
+    retry_min_s: float = 0.1  # the least time between a failure and the next start
 
 
 class RetriedChild(Protocol):
-    """The registration of a child that comes and goes, to which the node reports failures."""
+    """The registration of a child that comes and goes; it receives the child's failures."""
 
     def note_failure(self, reason: str, wait_s: float) -> None:
         """Note that the child has failed, and is started again after a wait."""
@@ -68,10 +68,9 @@ class RetriedChild(Protocol):
 class KindChildren:
     """The children that one kind adds to one node.
 
-    A kind whose section says that it `encodes` makes the children of encoders, too. Those in `before` stand before all
-    engines of the node in its tree, those in `after` behind them. `served` are the services that nodes may ask of its
-    engines besides requests. `published` are the registrations of the children in `before` that come and go, by their
-    names.
+    A kind with `encodes` in its section makes the children of encoders, too. Children in `before` stand before all
+    engines of the node in its tree, children in `after` behind them. `served` are the services of its engines beside
+    requests. `published` are the registrations of the children in `before` that come and go, by their names.
     """
 
     engine: Callable[[LocalEngine], EngineChild]
@@ -104,5 +103,5 @@ class EngineKind:
     children: MakeChildren
     check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs
     remove_leftovers: RemoveLeftovers = _leave_nothing
-    metrics_prefix: str = ""  # of the names of its engines' own metrics; empty: they keep none
+    metrics_prefix: str = ""  # the prefix of its engines' own metrics; empty: they keep none
     hand_off: KindHandOff | None = None  # None: it has no engines that compute one leg

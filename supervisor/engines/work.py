@@ -1,4 +1,4 @@
-"""One engine or encoder of a node and the inbox of its requests: what a kind is given to make a child of."""
+"""One engine or encoder of a node and the inbox of its requests, from which a kind makes a child."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EncodeInbox: TypeAlias = PriorityInbox[Encode, Encoded, Encoded]
 def request_inbox(
     size: int, group: Callable[[Generate], Hashable] = lambda _: ()
 ) -> tuple[Address[Generate, Started | Tokens, Finished], RequestInbox]:
-    """Return the address at which requests are asked, and the inbox in which at most `size` of them wait.
+    """Return the address for requests, and the inbox in which at most `size` of them wait.
 
     Those of one `group` wait for the same, and hold up no others.
     """
@@ -41,7 +41,7 @@ def request_inbox(
 
 
 def encode_inbox(size: int) -> tuple[Address[Encode, Encoded, Encoded], EncodeInbox]:
-    """Return the address at which items are asked for, and the inbox in which at most `size` of them wait."""
+    """Return the address for items, and the inbox in which at most `size` of them wait."""
     return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, encoding_tokens)
 
 
@@ -71,7 +71,7 @@ def _ignore(_: str) -> None:
 class LocalEngine(_Local[Engine, RequestInbox]):
     """One engine that this node is to run: its section, its inbox, and where it is published.
 
-    `on_begun` has a function for each rank, which is called with the id of each request whose prompt has been computed.
+    `on_begun` has a function for each rank, called with the id of each request with a computed prompt.
     """
 
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank

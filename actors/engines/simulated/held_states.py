@@ -13,7 +13,7 @@ from protocol.messages.generation import Generate
 
 @define(eq=False)
 class HeldStates:
-    """The states that can be taken in this process; the name of the process is in each of them.
+    """The states that can be taken in this process, each with the name of the process.
 
     A state is held from the end of its prompt until its request is aborted or its engine ends. A state of another
     process cannot be looked up here, so that it counts as held.
@@ -52,8 +52,8 @@ class HeldStates:
     def claim(self, request: Generate, layout: bytes) -> State | None:
         """Return the state of a decode's request, which no other may take then; None for one without a partner.
 
-        Raises `HandOffFailed` for a state that cannot be read, is of another prompt or of an engine whose KV caches are
-        different, has been claimed, or is held no longer.
+        Raises `HandOffFailed` for a state that cannot be read, of another prompt or an engine with other KV caches,
+        already claimed, or held no longer.
         """
         if request.hand_off == ALONE:
             return None

@@ -1,4 +1,4 @@
-"""A row of the table of policies: what a policy is made of, and what the rest of a node must know of it."""
+"""A row of the table of policies: the maker of a policy, and its properties for the rest of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actors.routing.policies.kv.policy import KvSettings
 
 @frozen
 class PolicyContext:
-    """The parts that a policy may be made of, for one model."""
+    """The parts for the policy of one model."""
 
     chance: Chance
     now: Callable[[], float]  # in seconds
@@ -39,10 +39,10 @@ class PolicyRow:
 
 
 def stateless(policy: Policy) -> PolicyRow:
-    """Return the row of a policy that remembers nothing, and is the same for all models."""
+    """Return the row of a policy without state, the same for all models."""
     return PolicyRow(lambda _: MadePolicy(policy))
 
 
 def without_feed(make: Callable[[PolicyContext], Policy]) -> PolicyRow:
-    """Return the row of a policy that chooses by loads, and by what it remembers of its own choices."""
+    """Return the row of a policy by loads and by its own choices."""
     return PolicyRow(lambda context: MadePolicy(make(context)))

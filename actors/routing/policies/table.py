@@ -1,7 +1,7 @@
 """The routing policies that `[model.X] policy` may name: each is a file of this folder and a row here.
 
-A policy that chooses by more than loads has a feed (`feed.py`), which its row makes together with it. The rest of a
-node may not test for a policy by its name: what it must know of one is a field of its row.
+A policy by more than loads has a feed (`feed.py`), which its row makes together with it. The rest of a node may not
+test for a policy by its name: a property of a policy is a field of its row.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A host is a process, since SGLang blocks its interpreter for seconds and dies by killing its group. On a CPU it is
 forked from a zygote that has imported SGLang once; with CUDA it is spawned, because CUDA cannot be forked. Zygotes and
-grammar checkers are trees of their own beside the engines, and never their parents: a zygote that dies leaves the
-hosts that it forked alone, and a checker that dies costs no answer.
+grammar checkers are trees of their own beside the engines, and never their parents: the death of a zygote leaves its
+forked hosts alone, and the death of a checker costs no answer.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class SglangNode:
         return EngineChild(child, f"on {section.device}", () if zygote is None else (zygote,))
 
     def followers(self) -> tuple[tuple[Child, ...], Services]:
-        """Return this node's ranks of engines whose rank 0 is on another, and where that node asks for them.
+        """Return this node's follower ranks, of engines with rank 0 elsewhere, and their services for that node.
 
-        They start before this node's own engines, which may have to wait for a node that waits for these.
+        They start before this node's own engines: these may have to wait for a node that waits for the followers.
         """
         children: list[Child] = []
         serves: dict[tuple[str, type[Message]], Askable[Message, Message, Message]] = {}
@@ -152,7 +152,7 @@ class SglangNode:
         return tuple(children), serves
 
     def follower(self, name: str, inbox: Inbox[ranks.RankCall]) -> Child:
-        """Return the child that runs this node's rank of an engine whose rank 0 is on another node."""
+        """Return the child for this node's follower rank of an engine."""
         cluster, directory = self.context.cluster, self.context.directory
         section = cluster.engine[name]
         assert isinstance(section, SglangSection)
@@ -205,7 +205,7 @@ async def _alone(  # noqa: ASYNC128  # run_host calls started()
 
 
 def all_ranks(cluster: Cluster, name: str) -> str:
-    """Return where the ranks of an engine are, as the end of a sentence: nothing for an engine on one node."""
+    """Return the nodes of an engine's ranks, as the end of a sentence: nothing for an engine on one node."""
     nodes = cluster.engine[name].nodes
     return f", over nodes {', '.join(nodes)}, which meet at {ranks.rank0_address(cluster, name)}" if nodes[1:] else ""
 

@@ -13,7 +13,7 @@ MOONCAKE_LIBRARIES = {"ibverbs": "libibverbs1", "rdmacm": "librdmacm1"}
 
 
 def check_libraries(name: str, section: EngineSection) -> None:
-    """Raise `StartFailed` with the line that installs what a prefill or a decode lacks on this host.
+    """Raise `StartFailed`, with the command to install them, for missing libraries of a prefill or a decode.
 
     SGLang reports it only when the engine has loaded its weights, and then advises to build Mooncake.
     """

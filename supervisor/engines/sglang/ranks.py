@@ -135,7 +135,7 @@ class FollowerRanks:
         ended(EngineDied(sentence))
 
     async def _drain(self, ended: Callable[[ActorError], None]) -> None:
-        """End the engine once another of its nodes drains: it gets no more requests, and those that run may finish.
+        """End the engine once another of its nodes drains: it gets no more requests, and the running ones may finish.
 
         That node waits for it, as long as its drain may take. If it is a gateway's, it has admitted some requests:
         they are still given to the engine.
@@ -208,7 +208,7 @@ class LocalRank:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the rank among those that a drain of this node waits for."""
+        """Count the rank as running, for a drain of this node."""
         self.directory.follower_ranks += 1
         try:
             yield

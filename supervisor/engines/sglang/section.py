@@ -1,4 +1,4 @@
-"""`[engine.NAME]` of an SGLang engine: its keys, and what is wrong between keys that are each right by themselves."""
+"""`[engine.NAME]` of an SGLang engine: its keys, and the checks between keys that are each valid alone."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SglangSection(EngineSection):
 
     @classmethod
     def reserves(cls, name: str) -> bool:
-        """Whether a name is that of a zygote or of a grammar checker, which are children beside the engines."""
+        """Whether a name is reserved for a zygote or a grammar checker, the children beside the engines."""
         return name == SHARED_ZYGOTE or name.startswith((OWN_ZYGOTE_PREFIX, CHECKER_PREFIX))
 
     @property
@@ -96,7 +96,7 @@ class SglangSection(EngineSection):
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether it finds what it has computed of earlier prompts."""
+        """Whether it has a cache of earlier prompts' beginnings."""
         return self.settings.get("disable_radix_cache") is not True
 
     @property
@@ -106,7 +106,7 @@ class SglangSection(EngineSection):
 
     @property
     def ports(self) -> Mapping[str, range]:
-        """The ports of its node's host that are its own, by the key that names the first of them."""
+        """Its own ports on its node's host, by the key of the first one."""
         given = (("bootstrap_port", self.bootstrap_port, BOOTSTRAP_PORTS), ("dist_port", self.dist_port, 1))
         own = {key: range(first, first + count) for key, first, count in given if first is not None}
         ranks = self.data_parallel
@@ -138,7 +138,7 @@ class SglangSection(EngineSection):
     # What is wrong -----------------------------------------------------------------------
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
-        """Yield what is wrong in this section, which stands at `path`, also beside other engines of the cluster."""
+        """Yield the mistakes in this section at `path`, by itself and beside other engines of the cluster."""
         if self.device is None:
             yield Mistake(f"{path}.device", 'is missing; expected "cpu" or "cuda"')
         yield from self._bootstrap_mistakes(cluster, path)
@@ -225,7 +225,7 @@ class SglangSection(EngineSection):
             yield Mistake(f"{path}.dist_port", "means nothing without ranks_on")
 
     def _span_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
-        """Yield what keeps the nodes that an engine spans from meeting."""
+        """Yield the obstacles to the meeting of an engine's nodes."""
         if self.data_parallel > 1:
             yield Mistake(f"{path}.data_parallel", "is for an engine on one node, without ranks_on: name more engines")
         for index, name in enumerate(self.ranks_on):

@@ -1,7 +1,7 @@
 """The start of hosts: forked from a zygote on a CPU, spawned with CUDA, which cannot be forked.
 
-A zygote that has died is started again in the background, and only a start that needs it waits. A host inherits four
-descriptors and nothing else of the node, so that it depends on no parent.
+A dead zygote is started again in the background, and only a start that needs it waits. A host inherits four descriptors
+and nothing else of the node, so that it depends on no parent.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def zygote_name(name: str, section: SglangSection) -> str | None:
 
 
 def fork_starter(registration: Registration[Zygote]) -> HostStarter:
-    """Return what forks hosts from the zygote that is registered, and waits for one that starts if none is.
+    """Return a starter that forks hosts from the registered zygote, or waits for the next one.
 
     It raises `StartFailed`, with the zygote's sentence, if that could not start.
     """

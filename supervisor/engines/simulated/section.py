@@ -20,7 +20,7 @@ Token = Annotated[int, Within(at_least=0, at_most=2**31 - 1)]
 
 @frozen(kw_only=True)
 class SimulatedMedia:
-    """`[engine.NAME.simulated.media]`: the images and videos that an engine takes, or that an encoder encodes."""
+    """`[engine.NAME.simulated.media]`: the images and videos of an engine or an encoder."""
 
     # token id that stands for an image in a prompt; without it the engine takes no images
     image_token: Token | None = None
@@ -63,7 +63,7 @@ class SimulatedSection(EngineSection):
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether it finds what it has computed of earlier prompts."""
+        """Whether it has a cache of earlier prompts' beginnings."""
         return self.simulated.prefix_cache
 
     @property
@@ -72,7 +72,7 @@ class SimulatedSection(EngineSection):
         return self.simulated.prefill_chunk
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
-        """Yield what is wrong in this section, which stands at `path`."""
+        """Yield the mistakes in this section at `path`."""
         media, key = self.simulated.media, f"{path}.simulated.media"
         if media is not None and media.image_token is None and media.video_token is None:
             yield Mistake(key, "has neither image_token nor video_token")
