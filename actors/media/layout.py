@@ -130,10 +130,12 @@ class VisionLayout:
         """Return the decoded size of a large image, from which the model's processor resizes it to `own`.
 
         That is `own`, but where its rounding exceeds a limit of the same processor: the sides of a narrow image are
-        rounded by much. There the image is halved, as often as the result stays the same.
+        rounded by much. There the shorter side is as long as the processor's aspect needs, or else the image is halved,
+        as often as the result stays the same.
         """
-        if self._becomes(own, own):
-            return own
+        nearest = max(own[0], ceil(own[1] / ASPECT_MAX)), max(own[1], ceil(own[0] / ASPECT_MAX))
+        if self._becomes(nearest, own):
+            return nearest
         best = height, width
         while (height := height // 2) >= own[0] and (width := width // 2) >= own[1]:
             if self._becomes((height, width), own):

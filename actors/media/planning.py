@@ -1,7 +1,7 @@
 """The plan of one item: its decoding job and the shape of the result, from the facts about its content.
 
 The facts come from a process that a client's content may have hijacked. So a plan states the exact shape of the result,
-and nothing in it can be larger than the model's own limits.
+and nothing in it can be larger than the model's own limits (half as large again, where an image is nearly too narrow).
 """
 
 from __future__ import annotations
