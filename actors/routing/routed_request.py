@@ -205,7 +205,9 @@ class RoutedRequest:
 
         def note(reply: Started | Tokens) -> None:
             if isinstance(reply, Started):
-                route.begun()
+                # A state takes its share of the prefill until its decode has the KV cache, as at a rendezvous.
+                if not hand_off.is_sequential:
+                    route.begun()
                 prefill.begun(request.id)
                 if self._first_route is None or self._first_route is route:
                     self._cached = self._cached_tokens(reply)

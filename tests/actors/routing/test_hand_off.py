@@ -63,11 +63,15 @@ async def test_a_sequential_decode_is_asked_with_the_state_and_its_first_token_e
     assert (prefill.has_begun, decode.has_begun) == (["a"], ["a"])
 
 
-async def test_the_place_of_a_decode_is_reserved_while_its_prompt_is_computed(autojump_clock: MockClock) -> None:
+async def test_a_decode_is_reserved_while_its_prompt_is_computed_and_the_prefill_is_shared_until_it_has_begun(
+    autojump_clock: MockClock,
+) -> None:
     async with routed(*sequential()) as rig, trio.open_nursery() as clients:
         clients.start_soon(ask, rig, generate())
         await trio.sleep(0.5)
         assert rig.routing.statistics() == ReservationStatistics(requests=1, prompts_pending=1)
+        await trio.sleep(1)
+        assert rig.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=1)
         await trio.sleep(1)
         assert rig.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=0)
 

@@ -9,7 +9,7 @@ import pytest
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
 from protocol.link import codec
 from protocol.link.frames import Fail
-from protocol.messages.generation import Generate
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate, Started
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode
 from supervisor.engines.kinds import read_cluster
@@ -90,6 +90,12 @@ def test_every_reply_and_result_that_a_row_does_not_name_is_refused(row: Any) ->
         if other not in row.replies:
             with pytest.raises(PeerViolation, match=f"a {other.__name__} for 1 units"):
                 reply_rules(request).reply(answer, 1)
+
+
+def test_a_hand_off_longer_than_its_limit_is_refused() -> None:
+    reply_rules(generate()).reply(Started(hand_off=bytes(HAND_OFF_BYTES_MAX)), 0)
+    with pytest.raises(PeerViolation, match=f"a hand-off of {HAND_OFF_BYTES_MAX + 1} bytes"):
+        reply_rules(generate()).reply(Started(hand_off=bytes(HAND_OFF_BYTES_MAX + 1)), 0)
 
 
 def test_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:
