@@ -29,7 +29,7 @@ def check_engine(offer: Offer) -> None:
 
 
 def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
-    """Whether the limits of an engine can be; an encoder has none of those that are about tokens."""
+    """Whether the limits of an engine can be; an encoder has no limits of tokens."""
     tokens = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
     own = (*tokens, engine.page_size)
     shared = (engine.running_max, engine.ranks, engine.data_parallel)

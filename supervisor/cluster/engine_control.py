@@ -58,7 +58,7 @@ async def cluster_loads(directory: Directory) -> dict[str, EngineLoad]:
 
 
 def _by_worker(engine: str, load: EngineLoad) -> Iterator[tuple[str, EngineLoad]]:
-    """Yield the loads of an engine's workers by their names: that of the engine, or those of its ranks."""
+    """Yield the loads of an engine's workers by their names: the engine's, or its ranks'."""
     ranks = load.by_rank[:RANKS_MAX]
     if not ranks:
         yield engine, load

@@ -28,13 +28,13 @@ ByEngine: TypeAlias = dict[str, EngineMetrics]
 
 @define(eq=False)
 class _Texts:
-    """The metrics of those engines that have answered, within a limit of `room`."""
+    """The metrics of the engines with an answer, within a limit of `room`."""
 
     room: int
     kept: ByEngine = Factory(dict)
 
     def add(self, name: str, answer: Message | RequestError | None) -> None:
-        """Keep the answer of an engine, if it is metrics; one that finds no room only with its number of lines."""
+        """Keep the answer of an engine, if it is metrics; without room for it, only its number of lines."""
         if not isinstance(answer, EngineMetrics):
             return
         size = len(answer.text)  # characters, and so at most a quarter of its bytes less
@@ -65,7 +65,7 @@ async def local_metrics(engines: Engines, bytes_max: int = TEXTS_BYTES_MAX) -> B
 
 
 async def cluster_metrics(directory: Directory, bytes_max: int = TEXTS_BYTES_MAX) -> ByEngine:
-    """Return the metrics of each engine of the cluster that has some; those that do not answer in time are left out."""
+    """Return the metrics of each engine of the cluster that has some; late answers are left out."""
     texts = _Texts(bytes_max)
     engines: dict[str, ClusterWorker] = {}
     for number, (name, worker) in enumerate(directory.engines().items(), start=1):

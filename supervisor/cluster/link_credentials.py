@@ -1,7 +1,7 @@
-"""The credentials of links: the cluster's secret and the certificates with which nodes prove who they are.
+"""The credentials of links: the cluster's secret and the nodes' certificates.
 
-A cluster whose nodes listen beyond loopback must have one of the two. What is wrong is a `Misconfigured`, which names
-the key of cluster.toml, so that a node does not start rather than let anybody link.
+A cluster whose nodes listen beyond loopback must have one of the two. A mistake raises `Misconfigured`, with the key of
+cluster.toml: a node rather does not start than accept links from strangers.
 """
 
 from __future__ import annotations

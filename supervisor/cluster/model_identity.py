@@ -1,8 +1,8 @@
 """The identity of models: a worker that has another model under the same name is not asked.
 
 Where this node has the model's folder, the digests of its files decide. A node that routes need not have the weights;
-then it compares the workers with each other. The weights that most available workers have are served; where two have
-equally many, those that were served before stay. A worker with other weights counts as down meanwhile.
+then it compares the workers with each other. The weights of most available workers are served; between two with equally
+many, the ones served before stay. A worker with other weights counts as down meanwhile.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ModelIdentities:
 
     @property
     def rejections(self) -> dict[str, str]:
-        """Why workers are not asked, by name in the cluster, as the end of a sentence that begins with that name."""
+        """Why workers are not asked, by name in the cluster, as the ends of sentences that begin with the names."""
         by_node = sorted(self.rejected.items())
         return {
             f"{node}/{name}": f"{NOT_ASKED}: {reason}"
@@ -90,7 +90,7 @@ class ModelIdentities:
         return evolve(state, offers=tuple(_rejected(offer, rejected.get(offer.name)) for offer in state.offers))
 
     def _foreign(self, offer: Offer) -> str | None:
-        """Return why a worker has another model, None if it has not or nobody knows."""
+        """Return why a worker has another model, None if it has the same, or if that is unknown."""
         if offer.engine is None:
             return None
         if (reason := mismatch(self.digests.get(offer.model, ()), offer.engine.digest)) is not None:
@@ -109,7 +109,7 @@ class ModelIdentities:
         return dict(offer.engine.digest).get(WEIGHTS)
 
     def _count(self, node: str, state: NodeState) -> None:
-        """Count the weights of a node's available workers, in place of those that it had."""
+        """Count the weights of a node's available workers, in place of its earlier ones."""
         models = set()
         for offer in self._states.pop(node, NodeState()).offers:
             if (weights := self._weights(offer)) is not None:
@@ -133,7 +133,7 @@ class ModelIdentities:
             self._holders[model].pop(weights, None)
 
     def _choose_weights(self, model: str) -> None:
-        """Serve the weights that most workers have; while none is available, those that were served last."""
+        """Serve the weights of most workers; while none is available, the weights served last."""
         before, holders = self.served_weights.get(model), self._holders.get(model, {})
         if not holders:
             self._holders.pop(model, None)

@@ -1,7 +1,7 @@
 """Models: what clients may know and ask of each model, from the `EngineInfo` of its engines anywhere in the cluster.
 
-Any engine of a model may get any of its requests, so the smallest one sets the limits, also while it is down: what a
-client may ask must not depend on which engines are up.
+Any engine of a model may get any of its requests, so the smallest one sets the limits, also while it is down: the
+limits of clients must not depend on the available engines.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def server_info(
 ) -> dict[str, object]:
     """Return the body of `GET /server_info` without `limits`, which the route adds.
 
-    The keys up to `internal_states` are those that SGLang's clients read. They expect one model, for which the first of
-    the file stands, and at least one entry of `internal_states`.
+    SGLang's clients read the keys up to `internal_states`. They expect one model, for which the first of the file
+    stands, and at least one entry of `internal_states`.
     """
     models = list(cluster.model)
     offers = directory.offers_by_name()

@@ -1,8 +1,8 @@
 """The other nodes as the directory records them: the latest state of each, its workers, its link and its address.
 
-A node is learned of from cluster.toml, by a link to it, or from what a third node announces. The last of these may be
-wrong: such an address never replaces what cluster.toml or the node itself says, and the number of such nodes is
-limited, in all and of each node that names them: one that lies must not keep out what the others say.
+A node is recorded from cluster.toml, by a link to it, or from a third node's announcement. The last of these may be
+wrong: such an address never replaces the one in cluster.toml or the node's own, and the number of such nodes is
+limited, in all and for each announcing node: a false announcement must not keep out true ones.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class NodeRecord:
         self.merge(NodeState(tuple(offers)))
 
     def merge(self, state: NodeState) -> None:
-        """Take over a state, whose workers replace those of the last one."""
+        """Take over a state; its workers replace the last one's."""
         self.state = state
         for offer in state.offers:
             if (worker := self.workers.get(offer.name)) is None:
@@ -145,7 +145,7 @@ class NodeRecords:
         return record is not None and record.named_by is not None and not record.is_configured
 
     def without_excess(self, node: str, state: NodeState) -> NodeState:
-        """Return the state of a node without the workers that are too many beside those of others; log that once.
+        """Return the state of a node without the workers beyond the limit of all nodes; log that once.
 
         They count again when the node announces its next state.
         """
@@ -198,7 +198,7 @@ class NodeRecords:
             record.routes = neighbour.routes
 
     async def forget(self) -> list[str]:
-        """Remove each node that nobody has named for `FORGET_S`, and return their names; called from time to time.
+        """Remove each node that has been unnamed for `FORGET_S`, and return their names; called from time to time.
 
         cluster.toml names a node, and so does a link to it, or to another node that has a link to it. A node that was
         removed is recorded again when it is named again.

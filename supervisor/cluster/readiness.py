@@ -1,9 +1,9 @@
 """Readiness: whether every model can be served now, and a sentence with what is missing.
 
-Three questions that differ. `never_ready` asks what has not come up yet since this node started: until then requests
-wait or are refused as `not_ready`. `unready` asks what is missing at this moment, which is what probes and operators
-see. Both ask for text alone: where no encoder is up, requests without images are served as ever, and a load balancer
-must not take the gateway out. `without_encoders` asks for what is missing then.
+Three different questions. `never_ready`: what has not come up yet since this node started? Until then requests wait or
+are refused as `not_ready`. `unready`: what is missing at this moment, for probes and operators? Both are about text
+alone: without an encoder, requests without images are served as ever, and a load balancer must not take the gateway
+out. `without_encoders`: what is missing then?
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Nothing runs here. What children share (registrations, inboxes, the directory) i
 restarts; then the children are made, and `assemble` lists them in the order of their starts. That list is the node's
 first policy, so it stands in one expression: helpers return children, and nothing is inserted afterwards.
 
-Each object is complete when it is made. So the order of the construction is that of the dependencies, and a value that
+Each object is complete when it is made. So the construction follows the order of the dependencies, and a value that
 comes and goes while the node runs is passed as a registration: an engine, or to the control service the node itself.
 
 The gateway starts first and stops last: it reports why no request is served yet, and answers the last ones. So does
@@ -195,7 +195,7 @@ def in_order(*, gateway: Children, monitoring: Children, links: Children, others
 
 
 def _needing(needed: Sequence[Child | Tree], children: Children) -> Children:
-    """Return `children`, each of which needs all of `needed` besides those that it already names.
+    """Return `children`, each with all of `needed` added to its needs.
 
     A child with `needs=None` names none: in the tree that is run it needs `needed`, and not all earlier siblings.
     """

@@ -28,7 +28,7 @@ DECODER_NEEDS = 4  # the socket of its answers, and a result on its way
 
 
 def raise_limit() -> None:
-    """Raise the limit of this process, and of those that it starts, as far as the system permits."""
+    """Raise the limit of this process and its children, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = RAISED_MAX if hard == resource.RLIM_INFINITY else min(hard, RAISED_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,10 +1,10 @@
 """The garbage collector of a node: it runs rarely, and examines everything that lives only while no request runs.
 
-What an answered request leaves is freed at once, by reference counts. The collector is left what refers to itself, such
-as the task of a connection that was closed, and to find it a full collection examines everything that lives: a third of
-a second with a thousand streams, in which no token is sent. By Python's own rules a full one is made whenever a quarter
-of what lives is new, so several follow each other when many clients come; and small ones are made for each 700 objects,
-which is what one request consists of, so that a tenth of its time went to looking for garbage that was not there.
+The objects of an answered request are freed at once, by reference counts. The collector is left with cycles, such as
+the task of a closed connection, and to find them a full collection examines all living objects: a third of a second
+with a thousand streams, in which no token is sent. By Python's own rules a full one runs whenever a quarter of the
+living objects are new, so several follow each other when many clients come. Small ones run for each 700 objects, about
+one request: a tenth of its time was spent on them, in vain.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _fetcher(cluster: Cluster, memory: MediaMemory) -> Fetcher:
 
 
 def tls_context(authority: Path | None) -> ssl.SSLContext:
-    """Return a context that trusts the system's authorities, and those of a file; raises `StartFailed`."""
+    """Return a context with the system's authorities, and a file's; raises `StartFailed`."""
     context = ssl.create_default_context()
     try:
         if authority is not None:

@@ -1,7 +1,7 @@
 """The monitoring endpoint of a node: a gateway with the routes of probes and metrics alone.
 
 It is an ordinary `Gateway`, so that the limits and keys of clients hold for its callers too. It has an address of its
-own, which a firewall can keep from clients, and exists on nodes that have no gateway.
+own, which a firewall can keep from clients, and exists on nodes without a gateway, too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ async def cluster_metrics_text(directory: Directory, metrics: Metrics) -> bytes:
 async def _text(
     metrics: Metrics, loads: Callable[[], Awaitable[dict[str, EngineLoad]]], own: Callable[[], Awaitable[ByEngine]]
 ) -> bytes:
-    """Return the metrics of a node, and those of engines, which are asked for both concurrently."""
+    """Return the metrics of a node and of engines; the engines' loads and metrics are requested concurrently."""
     loaded: dict[str, EngineLoad] = {}
 
     async def load() -> None:

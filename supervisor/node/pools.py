@@ -50,7 +50,7 @@ class PoolView:
     inboxes: Mapping[str, RequestInbox]  # of the routers, by model
 
     def states(self) -> tuple[PoolState, ...]:
-        """Return every pool: its workers that can be asked, their requests and slots, and the requests that wait."""
+        """Return every pool: its available workers, their requests and slots, and its waiting requests."""
         return tuple(state for model in self.levels for state in self._states(model))
 
     def _states(self, model: str) -> Iterator[PoolState]:

@@ -1,7 +1,7 @@
 """A node as `--check` prints it: its tree with every limit, its process, and who may connect.
 
-The tree is assembled by the code of a node that runs, so that the output cannot differ from it, but with a runtime that
-has no threads, sockets or random numbers. Nothing is started, and nothing but files is opened.
+The tree is assembled by a running node's code, so the output cannot differ from it, but with a runtime without threads,
+sockets and random numbers. Nothing is started, and nothing but files is opened.
 """
 
 from __future__ import annotations

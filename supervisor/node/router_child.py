@@ -70,7 +70,7 @@ def ejected(routings: Mapping[str, Routing]) -> tuple[EjectionState, ...]:
 
 
 def add_ejected_gauge(registry: Registry, routings: Mapping[str, Routing]) -> None:
-    """Define the gauge that is 1 for each worker, or pair, that is ejected."""
+    """Define the gauge that is 1 for each ejected worker or pair."""
     registry.add_gauge(
         name="espalier_workers_ejected",
         about="Whether a worker is ejected",

@@ -47,7 +47,7 @@ SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables t
 
 @frozen
 class LauncherHooks:
-    """Messages of a node to the launcher that has started it, and what that knows of earlier processes of the node."""
+    """Callbacks from a node to its launcher, and the launcher's record of earlier failures of the node."""
 
     up: Callable[[], None] = lambda: None  # the tree is ready
     reload: Callable[[], None] | None = None  # the file may have new nodes

@@ -1,1 +1,1 @@
-"""The reload of the configuration while a node runs: what changed, and what may."""
+"""The reload of the configuration of a running node, and the validation of its files."""

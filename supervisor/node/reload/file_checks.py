@@ -1,8 +1,8 @@
 """Validation of the files and environment variables that `cluster.toml` names, and warnings about them.
 
-It runs before a node starts, at `--check` and at each reload, and makes each value in the way a node does: what passes
-here is what a node can start with. It runs after the checks across keys, and is not given a key that already has a
-mistake. It may be slow, as disks are, so that a node that runs calls it in a thread.
+It runs before a node starts, at `--check` and at each reload, and makes each value in the way a node does: a node can
+start with files that pass here. It runs after the checks across keys, without the keys that already have a mistake. It
+may be slow, as disks are, so a running node calls it in a thread.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def expired(cluster: Cluster, now: float) -> Iterator[Mistake]:
 
 
 def warnings(cluster: Cluster, now: float) -> Iterator[str]:
-    """Yield what works and is dangerous: secrets that others may read, certificates that expire or soon will."""
+    """Yield warnings of dangers: secrets readable by others, certificates expired or about to expire."""
     section, gateway = cluster.cluster, cluster.gateway
     for name in filter(None, (section.secret, section.tls_key, gateway.keys, gateway.tls_key)):
         with suppress(OSError):  # a missing file is a mistake, which other checks report

@@ -56,7 +56,7 @@ class _FileContents:
 
 @define(eq=False)
 class _Outcome:
-    """The outcome of a reload: what changed, what takes a restart, what is wrong, which nodes the launcher starts."""
+    """The outcome of a reload: changes, changes that take a restart, mistakes, and new nodes for the launcher."""
 
     changed: list[str] = field(factory=list)
     unchanged: list[str] = field(factory=list)
@@ -100,7 +100,7 @@ class Reloader:
         self._next.wanted.set()
 
     async def reload(self) -> Reloaded:
-        """Reload the file, the keys and the certificate, and return sentences about what has changed and what has not.
+        """Reload the file, the keys and the certificate, and return sentences about applied and other changes.
 
         A file that cannot be read, takes too long to read, or has a mistake in it changes nothing but the keys. Raises
         `InternalError` if a bug ended the reload.
@@ -122,7 +122,7 @@ class Reloader:
     async def run(self) -> None:
         """Serve requests for reloads, one reload after the other, until cancelled.
 
-        This is a task of the node, so that a reload that has begun is completed even if its caller leaves.
+        This is a task of the node, so a begun reload is completed even if its caller leaves.
         """
         while True:
             await self._next.wanted.wait()
@@ -176,7 +176,7 @@ class Reloader:
     # What is applied --------------------------------------------------------------------
 
     def _apply(self, read: _FileContents, outcome: _Outcome) -> None:
-        """Apply what can be applied, and name the parts of the file whose other changes take a restart."""
+        """Apply the changes that can be, and name the parts of the file with other ones, for a restart."""
         new, applied = read.cluster, self._applied
         own = new.node[self.name]
         if own.drain_s != applied.node[self.name].drain_s:
@@ -206,7 +206,7 @@ class Reloader:
             )
 
     def _add_nodes(self, new: Cluster, outcome: _Outcome) -> dict[str, NodeSection]:
-        """Add and return the nodes that are new in the file, which are dialed or dial; a launcher starts its own."""
+        """Add and return the new nodes in the file, for links in either direction; a launcher starts its own."""
         added, self._nodes = [name for name in new.node if name not in self._nodes], {*new.node}
         if self.assembly.links is None:
             return {}
@@ -224,7 +224,7 @@ class Reloader:
         return {name: new.node[name] for name in added}
 
     def _differing(self, new: Cluster) -> Iterator[str]:
-        """Yield the parts of the file that differ from what is in force and concern this node."""
+        """Yield the parts of the file for this node that differ from the ones in force."""
         old = self._applied
         if old.cluster != new.cluster:
             yield "cluster"
