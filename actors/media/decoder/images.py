@@ -110,7 +110,8 @@ def _opened(content: bytes, kind: ContentKind) -> ImageFile.ImageFile:
 
 def _is_animated(image: ImageFile.ImageFile, kind: ContentKind) -> bool:
     try:
-        return bool(getattr(image, "is_animated", False))  # which looks for a second frame
+        # `is_animated` looks for a second frame.
+        return bool(getattr(image, "is_animated", False))
     except CORRUPT as error:
         raise ContentRefusal(f"the {kind} image is corrupt behind its first frame") from error
 

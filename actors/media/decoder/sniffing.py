@@ -89,15 +89,16 @@ _SIGNATURES: tuple[tuple[int, bytes, ContentKind | Unknown], ...] = (  # an offs
 _STILL_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1", b"avif", b"avis"}
 _AUDIO_BRANDS = {b"M4A ", b"M4B ", b"M4P "}
 _TEXTS = ((b"<svg", "SVG"), (b"<?xml", "XML"), (b"<!doctype", "an HTML page"), (b"<html", "an HTML page"))
-_HEADER_LENGTH_BYTES = 8  # of a safetensors file, before its JSON
+# The length of the number before the JSON of a safetensors file.
+_HEADER_LENGTH_BYTES = 8
 
 
 def sniff(head: bytes) -> ContentKind | Unknown:
     """Return the type of a content, given its first bytes: a few dozen are enough."""
     if not head:
         return Unknown("empty", "it has no content")
-    for place, magic, kind in _SIGNATURES:
-        if head[place : place + len(magic)] == magic and (place == 0 or head[:4] == b"RIFF"):
+    for offset, magic, kind in _SIGNATURES:
+        if head[offset : offset + len(magic)] == magic and (offset == 0 or head[:4] == b"RIFF"):
             return kind
     if head[4:8] == b"ftyp":
         brand = head[8:12]

@@ -67,30 +67,30 @@ def decode(
         raise ContentRefusal("the frames that are to be kept are not in order", "bug")
     with closing(_opened(content, kind, facts.height * facts.width)) as container:
         frames = _frames(container, facts)
-        place, pixels = -1, b""
+        decoded, pixels = -1, b""
         for index in kept:
-            while place < index:
+            while decoded < index:
                 frame = next(frames, None)
                 if frame is None:
                     raise ContentRefusal(
-                        f"it is truncated: only {place + 1} of its {facts.frames} frames can be decoded"
+                        f"it is truncated: only {decoded + 1} of its {facts.frames} frames can be decoded"
                     )
-                place += 1
-                if place == index:
+                decoded += 1
+                if decoded == index:
                     pixels = _pixels(frame, facts, height, width)
             yield pixels
 
 
 def _frames(container: InputContainer, facts: VideoFacts) -> Iterator[VideoFrame]:
-    place = 0
+    index = 0
     try:
         for frame in container.decode(_stream(container)):
             if {frame.height, frame.width} != {facts.height, facts.width}:
-                raise ContentRefusal(f"frame {place} has {frame.width} x {frame.height} pixels: other than the first")
+                raise ContentRefusal(f"frame {index} has {frame.width} x {frame.height} pixels: other than the first")
             yield frame
-            place += 1
+            index += 1
     except CORRUPT as error:
-        raise ContentRefusal(f"frame {place} is corrupt") from error
+        raise ContentRefusal(f"frame {index} is corrupt") from error
 
 
 def _pixels(frame: VideoFrame, facts: VideoFacts, height: int, width: int) -> bytes:
