@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @define(eq=False)
 class AnswerBody:
-    """A body of known length that can be iterated once: a piece is not kept after it has been yielded."""
+    """A body of a fixed length that can be iterated once: a piece is not kept after it has been yielded."""
 
     _parts: deque[bytes | bytearray]
     size: int

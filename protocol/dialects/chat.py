@@ -85,7 +85,7 @@ class ChatRequest(ChoiceOptions):
 
 
 def parse(body: bytes) -> ChatRequest:
-    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    """Return the client's request, or raise one `RequestError` with all its mistakes."""
     return read_checked(decode(body), ChatRequest)
 
 

@@ -1,7 +1,7 @@
 """The messages of OpenAI chat completions, and the parts of which their content may consist.
 
-Images are `image_url` parts, as OpenAI has them; videos (`video_url`) and images whose embeddings are computed already
-(`image_embeds`) have the names that SGLang and vLLM give them. Other parts, audio and files, are refused by name.
+Images are `image_url` parts, as in OpenAI's API. Videos (`video_url`) and images with precomputed embeddings
+(`image_embeds`) have the names of SGLang and vLLM. Other parts, audio and files, are refused by name.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Both list choices, and each choice has an index, its text, log probabilities, a finish reason and, if the client asked
 for them, token ids. What they share is written here once, for a stream (`ChoiceChunks`) and for an answer in one piece
 (`ChoicesBody`); a dialect adds the JSON around the text and its form of log probabilities. Chunks are put together from
-bytes that are encoded once for each choice, because this runs for every piece of text that a client gets.
+bytes that are encoded once for each choice, because this runs for every piece of text.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ChoiceChunks(ABC):
         return last + b"data: [DONE]\n\n"
 
     def failed(self, error: RequestError) -> bytes:
-        """Return the event of an answer that failed; no `[DONE]` follows, so that it does not look whole."""
+        """Return the event of a failed answer; no `[DONE]` follows, so it does not look whole."""
         return b"data: " + error_body(error) + b"\n\n"
 
     @abstractmethod

@@ -82,7 +82,7 @@ class CompletionRequest(ChoiceOptions):
 
 
 def parse(body: bytes) -> CompletionRequest:
-    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    """Return the client's request, or raise one `RequestError` with all its mistakes."""
     return read_checked(decode(body), CompletionRequest)
 
 

@@ -54,7 +54,7 @@ class JsonObject:
 
 @frozen
 class JsonObjectOrText(JsonObject):
-    """A JSON object that may also be sent as a string that holds one, as SGLang allows."""
+    """A JSON object, or a string with one, as SGLang allows."""
 
     value_types: ClassVar[tuple[type, ...]] = (dict, str)
 
@@ -131,7 +131,7 @@ class TextFormat:
 
 
 def _needed(kind: str, path: str, fields: Mapping[str, object], needed: tuple[str, ...]) -> Iterator[Mistake]:
-    """Yield the fields of a schema that are missing, or that belong to another type than the one that is set."""
+    """Yield the missing fields of a schema, and fields of another type than its own."""
     for name, value in fields.items():
         if kind == "json_schema" and value is None and name in needed:
             yield Mistake(join(path, name), "is missing")

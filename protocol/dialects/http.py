@@ -40,7 +40,7 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell a client whether, with which authentication, and after how many seconds to retry."""
+    """Return the headers about a retry: whether, with which authentication, and after how many seconds."""
     challenge = [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
     if error.retry_after_s is None:
         return [*challenge, (b"x-should-retry", b"false")]

@@ -47,7 +47,7 @@ def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
 
 
 def finite(logprob: float) -> float:
-    """Return a log probability as clients get it: `LOGPROB_MIN` for what an engine sent that is no number."""
+    """Return a log probability as clients get it: `LOGPROB_MIN` if the engine sent no number."""
     return logprob if LOGPROB_MIN <= logprob < inf else LOGPROB_MIN
 
 
@@ -84,7 +84,7 @@ class Tabulator:
 
 
 def _likeliest(token: TokenText) -> dict[str, float]:
-    """Return the likeliest tokens by name, with the chosen one whatever its rank."""
+    """Return the likeliest tokens by name, and the chosen one at any rank."""
     logprobs: dict[str, float] = {}
     for text, data, logprob in (*token.top, (token.text, token.data, token.logprob)):
         logprobs.setdefault(_name(text, data), finite(logprob))

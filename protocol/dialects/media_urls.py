@@ -1,8 +1,8 @@
-"""The URLs by which clients name images and videos, and the checks of them that need no network and no file.
+"""The URLs by which clients name images and videos, and their checks without network and files.
 
-Everything that a client may name is a URL, since whoever fetches it has one place to decide what is allowed. A data URL
-has megabytes, and only its beginning is looked at here. Whatever passes is as hostile as before: hosts, roots, sizes
-and the content are checked where it is fetched.
+Everything that a client may name is a URL, so the fetching side has one place to decide on it. A data URL has
+megabytes, and only its beginning is looked at here. A URL that passes is as hostile as before: hosts, roots, sizes and
+the content are checked where it is fetched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PICKLE_HEAD = re.compile(r"gA[I-X]|UEsD")  # the base64 of protocols 2 to 5, an
 
 @frozen
 class LocatesMedia:
-    """A URL of a scheme that may name an image or a video, and that every parser reads in the same way."""
+    """A URL of an allowed scheme that every parser reads in the same way."""
 
     def mistake(self, value: object) -> str | None:
         """Return what is wrong with a URL, None if nothing is."""

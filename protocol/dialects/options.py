@@ -41,7 +41,7 @@ class TopK:
 
 @frozen
 class SpellsTokenId:
-    """A token id as a key of a JSON object, which is a string; each id has one spelling, so that none occurs twice."""
+    """A token id as a key of a JSON object (a string); each id has one spelling, so none occurs twice."""
 
     def mistake(self, value: object) -> str | None:
         """Return the range if a string is not a token id in plain decimal."""

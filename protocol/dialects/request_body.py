@@ -99,7 +99,7 @@ def read(data: object, cls: type[T]) -> T:
 
 
 def read_checked(data: object, cls: type[C]) -> C:
-    """Return `data` as a `cls` whose fields agree; raises one `RequestError` that lists all mistakes."""
+    """Return `data` as a consistent `cls`; raises one `RequestError` with all mistakes."""
     result = read(data, cls)
     if mistakes := tuple(result.mistakes()):
         raise as_request_error(mistakes)

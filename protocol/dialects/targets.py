@@ -1,7 +1,7 @@
 """The service levels that a request may ask for: how soon its first token should come, and how fast the others.
 
 They are targets, not promises: a router gives the request to the pool of workers that is meant for them. A client
-states them in the body of a request, or, where a load tool knows nothing of the body, in headers that such tools send.
+states them in the body of a request, or in headers: many load tools can set headers alone.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class DetokenizeRequest:
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
-    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    """Return the client's request, or raise one `RequestError` with all its mistakes."""
     return read_checked(decode(body), TokenizeRequest)
 
 
@@ -95,7 +95,7 @@ def tokenized(answer: Tokenized) -> AnswerBody:
 
 
 def parse_detokenize(body: bytes) -> DetokenizeRequest:
-    """Return the request that a client sent, or raise a `RequestError` that lists all its mistakes."""
+    """Return the client's request, or raise one `RequestError` with all its mistakes."""
     return read(decode(body), DetokenizeRequest)
 
 

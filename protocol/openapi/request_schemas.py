@@ -1,6 +1,6 @@
-"""JSON Schemas of requests, made from the classes and checks that parse them, so that the two cannot differ.
+"""JSON Schemas of requests, made from the classes and checks of their parsers, so the two cannot differ.
 
-A type or a check that has no keyword here raises `TypeError`, so that the document cannot lack a limit silently.
+A type or a check without a keyword here raises `TypeError`, so the document cannot lack a limit silently.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _OWN: dict[object, Schema] = {
 
 
 def _any_case(word: str) -> str:
-    """Return a pattern of a word, whose letters may be capitals: the patterns of JSON Schema have no flag for that."""
+    """Return a pattern of a word in small letters or capitals: the patterns of JSON Schema have no flag for case."""
     return "".join(f"[{each}{each.upper()}]" if each.isalpha() else each for each in word)
 
 

@@ -1,8 +1,8 @@
 """The access log: one structured line for each request, without a word of its prompt or its response.
 
-Every request is logged once: when it has ended, or when it was refused. A client that is refused may try again at once
-and as often as it likes, so for each error code and key only a few lines a second are written, and then the number of
-those that were dropped. Probes of monitors are logged at debug level.
+Every request is logged once: when it has ended, or when it was refused. A refused client may try again at once and as
+often as it likes. So refusals have a rate limit for each error code and key: a few lines a second are written, and then
+the number of dropped lines. Probes of monitors are logged at debug level.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class AccessLog:
         if error in self._logged:
             return
         self._logged.add(error)
-        expected = probe and isinstance(error, NotReady | Draining)  # the very thing that a probe is sent to learn
+        # A probe is sent to find out exactly this.
+        expected = probe and isinstance(error, NotReady | Draining)
         if expected:
             self.metrics.refused(error.code)
         if expected or self._passes(error, _name(key)):
@@ -141,7 +142,8 @@ class AccessLog:
                 log.info("more were refused", extra={"key": key, "outcome": code, "count": count})
 
     def _passes(self, error: RequestError, key: str) -> bool:
-        if not isinstance(error, AskerLeft):  # the client left: it was not refused
+        # A client that left was not refused.
+        if not isinstance(error, AskerLeft):
             self.metrics.refused(error.code)
         passes = self._limit.passes((error.code, key), trio.current_time())
         if not passes:

@@ -2,9 +2,9 @@
 
 Engines compute a bounded number of generations at once, and a request that waits inside one of them takes memory there
 and hides how busy it is. So requests wait here, in one fair queue, before any work is done for them. A request takes as
-many places as it has generations. The places are shared between owners (clients' keys): among requests of equal
-priority the owner that has the fewest places goes first, so that nobody waits behind another key's many requests. A
-place is passed on in the very turn in which it becomes free, so none is ever empty while a request waits that fits.
+many places as it has generations. Places are shared fairly between owners (clients' keys): among requests of equal
+priority, the owner with the fewest places goes first, so no key waits behind another key's many requests. A free place
+is passed on in the same turn of the event loop, so none is ever empty while a fitting request waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Waiter:
 
 @frozen
 class AdmissionStatistics:
-    """The places that are taken at a gate, and the requests that wait."""
+    """The taken places of a gate, and its waiting requests."""
 
     inside: int  # generations
     waiting: int  # requests
@@ -51,12 +51,11 @@ class AdmissionStatistics:
 class AdmissionGate:
     """Admits `requests_max` generations at a time; a request that must wait is refused after `admit_s`.
 
-    Of the requests that wait the highest priority goes first; of equals the one whose owner has the fewest places, and
-    then the one whose owner's turn was longest ago. A request that does not fit yet lets others overtake it, except
-    that the places which its owner is entitled to (an equal share of all) are kept for the first such request; once it
-    has been overtaken by as many generations as it weighs, everything that is free is kept for it. When `waiting_max`
-    requests wait, one more displaces the last request of a lower priority, or of an owner that has more of them
-    waiting; otherwise it is refused itself.
+    The order of waiting requests: highest priority first; then fewest places of the owner; then longest since the
+    owner's last turn. Other requests may overtake a request that does not fit yet, with two exceptions. Its owner's
+    equal share of all places is kept for the owner's first such request. Once a request has been overtaken by as many
+    generations as it weighs, every free place is kept for it. When `waiting_max` requests wait, one more displaces the
+    last request of a lower priority, or of an owner that has more of them waiting; otherwise it is refused itself.
     """
 
     requests_max: int
@@ -89,8 +88,7 @@ class AdmissionGate:
     ) -> AsyncIterator[None]:
         """Hold `weight` places while the body runs; an owner that has `owner_max` waits for one of its own.
 
-        Raises `Draining`, `NotReady` or `Overloaded`, or `BadRequest`, which names `param`, for a weight that could
-        never fit.
+        Raises `Draining`, `NotReady` or `Overloaded`, or `BadRequest` with `param` for a weight that could never fit.
         """
         if weight > self.requests_max:
             raise BadRequest(
@@ -121,7 +119,8 @@ class AdmissionGate:
         await trio.lowlevel.checkpoint()
         self._check()
         entry = self._queue.add(waiter, waiter.owner, waiter.priority)
-        self._admit()  # in this very turn, so that the queue never exceeds its limit
+        # In this turn of the event loop, so that the queue never exceeds its limit.
+        self._admit()
         if waiter.has_place:
             return
         if len(self._queue) > self.waiting_max:
@@ -147,7 +146,8 @@ class AdmissionGate:
         is refused if its own owner has as many.
         """
         last = self._queue.last_of_largest()
-        assert last is not None  # the newest is in the queue
+        # The newest request is in the queue.
+        assert last is not None
         largest = self._queue.waiting(last.owner, last.priority)
         if last.priority == newest.priority and self._queue.waiting(newest.owner, newest.priority) + 1 > largest:
             last = newest
@@ -178,7 +178,8 @@ class AdmissionGate:
                 self._leave(waiter)
             elif not (waiter.has_place or waiter.displaced_by):
                 self._queue.remove(entry)
-                self._admit()  # places may have been kept for it
+                # Places may have been kept for it.
+                self._admit()
 
     def _leave(self, waiter: Waiter) -> None:
         """Give the places to the next requests in this very turn, so that no newer one can take them."""
@@ -191,15 +192,18 @@ class AdmissionGate:
     def _admit(self) -> None:
         """Give places to all requests that may have them now, in one pass along the queue."""
         position, kept = 0, 0
-        overtaken: list[tuple[Waiter, int]] = []  # with the generations that were inside then
+        # Each with the number of generations inside at that time.
+        overtaken: list[tuple[Waiter, int]] = []
         while self.inside < self.requests_max and (entry := self._queue.head(position)) is not None:
             waiter, taken = entry.item, self._queue.account(entry.owner)
             free = self.requests_max - self.inside
             if taken and taken + waiter.weight > waiter.owner_max:
-                position += 1  # it waits for a place of its own owner
+                # It waits for a place of its own owner.
+                position += 1
                 continue
             if waiter.weight <= free - kept:
-                self._give_places(entry)  # which moves its owner's next request further back
+                # This moves its owner's next request further back.
+                self._give_places(entry)
                 continue
             if waiter.weight <= min(waiter.overtaken_by, self.requests_max):
                 break

@@ -82,8 +82,8 @@ class Connections:
     def authenticated(self, outbox: Outbox, key: ClientKey | None) -> None:
         """Count a connection as authenticated, and by its key unless no key is wanted.
 
-        Raises `ConcurrencyLimited` if the key has as many connections as it may; the connection is then counted as
-        before, so that one beyond that limit can still be closed to make room.
+        Raises `ConcurrencyLimited` if the key has as many connections as it may. The connection is then counted as
+        before, so it can still be closed to make room.
         """
         owner = self._keys.get(outbox)
         if key is not None and key is not owner:

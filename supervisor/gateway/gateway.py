@@ -1,11 +1,11 @@
 """The gateway: limits, keys, memory, admission and the drain, which all its connections share.
 
 The gateway is the only part of a node that unknown clients can reach: any number of them, at any speed, with any
-intent. Whatever a client can make it store or wait for is therefore bounded twice: for each connection, and for all
-together. Three rules follow. What exceeds a limit of memory is refused or dropped, and never waits for memory. A body
-is parsed only after its key and its origin have been checked. And the parts that decide (admission, keys, origins,
-budgets) are held here and know nothing of HTTP or WebSocket, while `http` and `websocket` hold a `Gateway` and decide
-nothing, so that all protocols have the same limits.
+intent. So everything that a client can make it store or wait for is bounded twice: for each connection, and for all
+together. Three rules follow. Memory beyond a limit is refused, never waited for. A body is parsed only after its key
+and its origin have been checked. All decisions (admission, keys, origins, budgets) are made here, from headers and
+parsed requests, without any import of HTTP or WebSocket; `http` and `websocket` hold a `Gateway` and decide nothing, so
+all protocols have the same limits.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LAST_REQUEST_S = 1.0
 
 @frozen
 class GatewayStatistics:
-    """Counts of what a gateway has open and uses of the limits that all clients share; all 0 without clients."""
+    """Counts of a gateway's open connections and requests, and its use of the shared limits; all 0 without clients."""
 
     connections: int
     requests: int  # that are being answered, or wait for admission
@@ -104,7 +104,7 @@ class Gateway:
 
     @property
     def access_log(self) -> AccessLog:
-        """The log of all requests; those that `answer` has recorded are logged by the runner."""
+        """The log of all requests; the runner logs the requests of `answer`."""
         return self.runner.access
 
     def why_unready(self) -> str | None:
@@ -149,7 +149,7 @@ class Gateway:
 
     @property
     def closes_connections(self) -> bool:
-        """Whether each answer that begins from now on is the last of its connection, and says so."""
+        """Whether each response that begins from now on is the last of its connection, and announces it."""
         return self.port.leaving or self.draining
 
     @property
@@ -171,13 +171,15 @@ class Gateway:
         """
         idle_until = trio.current_time() + LAST_REQUEST_S
         await self.port.wait_left()
-        await trio.sleep_until(idle_until)  # meanwhile the tasks of the connections that were taken last have begun
+        # Meanwhile the tasks of the last connections have begun.
+        await trio.sleep_until(idle_until)
         await self.connections.wait_received()
 
     def drain(self) -> None:
         """Close idle connections, and the others after their last response; admit nothing new.
 
-        Where others share the port, the requests that have come are admitted, even those that wait: the next go there.
+        Where others share the port, all received requests are admitted, even waiting ones: later requests reach the
+        others.
         """
         self.draining = True
         if not self.port.shared:
@@ -208,8 +210,8 @@ class Gateway:
     ) -> T:
         """Admit one request, call `on_reply` with each reply, and return what `finish` makes of the complete answer.
 
-        `on_token` may be called in place of `on_reply`, as `RequestRunner.answer` says.
-        Raises the `RequestError` that ended it; a bug in `on_reply` or `finish` ends it with `InternalError`.
+        `on_token` may be called in place of `on_reply`, as in `RequestRunner.answer`. Raises the `RequestError` that
+        ended it; a bug in `on_reply` or `finish` ends it with `InternalError`.
         """
         key = record.key or self.keys.anonymous
         priority = key.clamp_priority(request.priority)
@@ -226,10 +228,12 @@ class Gateway:
             owner_max = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
                 record.admitted_at = trio.current_time()
-                if record.memory is not None:  # reserved until the client has the response
+                # The memory stays reserved until the client has the response.
+                if record.memory is not None:
                     record.memory.grow(gathered_bytes)
                 answered = await self.runner.answer(request, served, record, on_reply, on_token)
-            return finish(answered)  # while it is recorded: a response that cannot be built must not count as complete
+            # Still recorded: a response that cannot be built must not count as complete.
+            return finish(answered)
 
     def _gathered_bytes(self, request: Respond, record: RequestRecord) -> int:
         """Return the bytes that a response may take if it is sent whole; raises `BadRequest` if it never fits."""

@@ -1,8 +1,8 @@
 """The history of one WebSocket: the latest response of each of its lanes, so that a later request can continue it.
 
-Histories exist in memory only, and end with their connection. Each of them is bounded, and so are all together: when
-that total is reached, the owner (a client's key) whose connections keep most loses its oldest conversations first, so
-that no client can push out the conversations of another.
+Histories exist in memory only, and end with their connection. Each history is bounded, and so are all together. When
+the total is reached, the owner (a client's key) with the largest histories loses its oldest conversations first, so no
+client can push out the conversations of another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limits of a gateway's connections: those of `[gateway.limits]`, and those that no file sets."""
+"""The limits of a gateway's connections: the keys of `[gateway.limits]`, and constants."""
 
 from __future__ import annotations
 

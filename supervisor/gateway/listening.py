@@ -1,7 +1,7 @@
 """The port of a gateway: whether clients can connect to it, and with which certificate.
 
-A port that several gateways of a machine share is left before the gateway drains: new clients then reach the others,
-and those that have connected here may still make one request each.
+A shared port is left before its gateway drains: new clients then reach the other gateways of the machine, and each
+client that has connected here may still make one request.
 
     made ──listening_begun──> listens ──leave──> leaving ──listening_ended──> closed
       └──────────leave──────────────────────────────┘
@@ -50,12 +50,12 @@ class GatewayPort:
         self._changed.unpark_all()
 
     def listening_ended(self) -> None:
-        """Note that no more connections will come: all that waited at the port have been taken."""
+        """Note that no more connections will come: all waiting ones have been taken."""
         self.listens, self._scope = False, None
         self._changed.unpark_all()
 
     def leave(self) -> None:
-        """Stop accepting connections, once those that wait at the port have been taken."""
+        """Stop accepting connections, once all waiting ones have been taken."""
         self.leaving = True
         if self._scope is not None:
             self._scope.cancel(reason=LEFT)

@@ -1,10 +1,9 @@
 """Budgets of memory that all clients share, beside the limits of each connection.
 
-Limits of one connection bound nothing when there are a thousand of them. So what the gateway stores for clients is
-reserved in a budget that all share: as the bytes come, because a `content-length` is only a promise, and never by
-waiting, because two requests that each hold a part and wait for the rest would wait for ever. One key can reserve at
-most a share of a budget; only a reservation beside which it has no other may be larger than that, whether it is made at
-once or piece by piece.
+Limits of one connection bound nothing when there are a thousand of them. So all memory for clients is reserved in a
+shared budget. It is reserved as the bytes come, because a `content-length` is only a promise. A reservation never
+waits: two requests could each hold a part and wait for the rest for ever. One key can reserve at most a share of a
+budget; only its sole reservation may be larger, whether made at once or piece by piece.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The hosts that this server answers to, and the web pages that may use it: `Host`, `Origin` and CORS.
+"""The host names of this server, and the web pages that may use it: `Host`, `Origin` and CORS.
 
 Any web page can make a browser that can reach this server send requests to it, to localhost too. The browser adds the
-origin of the page and the host name that it looked up, and both are checked on every request, whether keys are wanted
-or not: a foreign host name means that somebody else's DNS was made to point here (DNS rebinding). The headers of CORS
-tell the browser what the page may read of a response. They never allow credentials: a page sends its key as a header.
+origin of the page and the host name of the URL. Both are checked on every request, whether keys are wanted or not: a
+foreign host name means that a foreign DNS entry points here (DNS rebinding). The headers of CORS allow the browser to
+show a response to the page. They never allow credentials: a page sends its key as a header.
 """
 
 from __future__ import annotations
@@ -64,13 +64,15 @@ class Origins:
 
     def check_headers(self, headers: Headers) -> None:
         """Raise `Forbidden` for a request to another host, or by a page of an origin that is not allowed."""
-        given = dict(headers)  # the headers that are read here stand at most once: see `http/head_checks.py`
+        # Each header read here stands at most once: see `http/head_checks.py`.
+        given = dict(headers)
         host = given.get(b"host", b"").decode("latin-1")
         target = authority(host)
         if target is None or not (WILDCARD in self.hosts or target.host in self.hosts):
             raise Forbidden(f"this server does not answer to the host {host[:CHARACTERS_MAX]!r}")
         if b"origin" not in given:
-            if given.get(b"sec-fetch-site") == b"cross-site":  # the GET of an image, for example, has no `Origin`
+            # The GET of an image, for example, has no `Origin`.
+            if given.get(b"sec-fetch-site") == b"cross-site":
                 raise Forbidden("other sites' pages may not use this server")
             return
         origin = given[b"origin"].decode("latin-1")
@@ -82,7 +84,8 @@ class Origins:
         if not self.origins:
             return []
         origin = dict(headers).get(b"origin")
-        vary = (b"vary", b"origin")  # a cache must not give this answer to a page of another origin
+        # A cache must not give this answer to a page of another origin.
+        vary = (b"vary", b"origin")
         if origin is None or not self._allows(origin.decode("latin-1")):
             return [vary]
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED), vary]
@@ -99,7 +102,8 @@ class Origins:
             (b"access-control-max-age", b"%d" % PREFLIGHT_S),
         ]
         requested = given.get(b"access-control-request-headers", b"")
-        if HEADER_NAMES.fullmatch(requested):  # `*` would not cover `authorization`
+        # `*` would not cover `authorization`.
+        if HEADER_NAMES.fullmatch(requested):
             response.append((b"access-control-allow-headers", requested))
         if given.get(b"access-control-request-private-network") == b"true":
             response.append((b"access-control-allow-private-network", b"true"))

@@ -1,10 +1,10 @@
 """The only way to write to a client's socket: at once as far as the socket takes it, the rest from a bounded backlog.
 
 Tokens of many clients come in one turn of the event loop, and none of them may wait for a client that does not read. So
-`put` never waits: it writes to the socket directly, and what the socket does not take goes into the client's backlog,
-which one task drains. A client whose backlog is full, or that reads nothing for a while, is dropped. Frames, pongs,
-close frames and HTTP bodies all enter whole and synchronously, so nothing is written into the middle of something else.
-TLS has no send that does not block; there everything goes through the backlog.
+`put` never waits: it writes to the socket directly, and the rest goes into the client's backlog, which one task drains.
+A client with a full backlog, or without any progress for a while, is dropped. Frames, pongs, close frames and HTTP
+bodies all enter whole and synchronously, so nothing is written into the middle of something else. TLS has no send that
+does not block; there everything goes through the backlog.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TLS_BYTES_A_WRITE = 16 * 1024  # the longest record: a client that cannot take o
 
 @frozen
 class OutboxStatistics:
-    """The backlog of one client, and what became of all bytes that were accepted for it."""
+    """The backlog of one client, and the fate of all accepted bytes: sent, lost or waiting."""
 
     backlog_bytes: int
     backlog_frames: int
@@ -150,10 +150,11 @@ class Outbox(trio.abc.AsyncResource):
     async def linger(self) -> None:
         """Shut down the sending side, and read until the client closes its own.
 
-        A socket that is closed with unread input resets the connection, which destroys what the client has not read.
+        Closing a socket with unread input resets the connection, and destroys everything that the client has not read.
         """
         stream = self.stream
-        if isinstance(stream, trio.SSLStream):  # it ends as it would be closed: heads and frames show what is whole
+        # TLS ends as if closed: heads and frames show whether a message is whole.
+        if isinstance(stream, trio.SSLStream):
             stream = stream.transport_stream
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             await stream.send_eof()
@@ -167,8 +168,8 @@ class Outbox(trio.abc.AsyncResource):
     def close(self) -> bool:
         """Close the socket unless that needs a wait, as an orderly end of TLS does; return whether it is closed.
 
-        If a backlog is lost by that, the connection is reset: after an orderly end, a body that ends with its
-        connection (HTTP/1.0) would look complete.
+        If a backlog is lost by that, the connection is reset: after an orderly end, a body without a length (HTTP/1.0)
+        would look complete.
         """
         self._closed, self.closed_here = True, self.closed_here or not self.client_gone
         lost = bool(self._frames) or self._lost_frames
@@ -245,7 +246,8 @@ class Outbox(trio.abc.AsyncResource):
         try:
             with trio.move_on_after(self.stall_s) as deadline:
                 await stream.send_all(data)
-        except trio.BrokenResourceError:  # the reader of this socket sees its end, too
+        except trio.BrokenResourceError:
+            # The reader of this socket sees its end, too.
             self._discard()
             return
         if deadline.cancelled_caught:
@@ -264,14 +266,16 @@ class Outbox(trio.abc.AsyncResource):
             taken = os.writev(self.stream.socket.fileno(), self._frames[:FRAMES_A_WRITE])
         except BlockingIOError:
             return
-        except OSError:  # the reader of this socket sees its end, too
+        except OSError:
+            # The reader of this socket sees its end, too.
             self._discard()
             return
         self._taken(taken)
 
     def _taken(self, taken: int) -> None:
         """Take `taken` bytes off the backlog."""
-        if not self._frames:  # the outbox was closed during the write
+        # The outbox was closed during the write.
+        if not self._frames:
             return
         self._resize(self.backlog_bytes - taken)
         whole = 0

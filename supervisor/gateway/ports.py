@@ -24,7 +24,7 @@ OperateEngines: TypeAlias = Callable[[Message, str | None], Awaitable[Mapping[st
 
 
 def nothing_missing() -> str | None:
-    """Return None, as a server does that can serve every request that any server can."""
+    """Return None: every kind of request can be served."""
     return None
 
 

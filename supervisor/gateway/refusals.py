@@ -1,9 +1,9 @@
 """Clients for which there is no room: each gets an error at once, and a while to read it.
 
-To close a socket while its client still sends resets the connection, and a client that is reset may never read what it
-was sent. So the sockets are kept until their clients have closed them, each for `KEPT_S` at most, and `KEPT_MAX` at
-most, or as many as the process has file descriptors for. One task reads a little of what still comes, and forgets it:
-to refuse must cost less than to serve.
+Closing a socket while its client still sends resets the connection, and the client may then never read the answer. So
+the sockets are kept until their clients have closed them, each for `KEPT_S` at most, and `KEPT_MAX` at most, or as many
+as the process has file descriptors for. One task reads a little of what still comes, and forgets it: to refuse must
+cost less than to serve.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _answer() -> bytes:
 
 @define(eq=False)
 class Refusals:
-    """The sockets of clients that have been refused, and that may still read the answer; `run` must run."""
+    """The sockets of refused clients that may still read the answer; `run` must run."""
 
     descriptors_max: int = field(factory=lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     _kept: deque[tuple[socket.socket, float]] = field(factory=deque)  # with the times until which they are kept
@@ -56,7 +56,8 @@ class Refusals:
         except OSError:
             self._close(0)
             return
-        with suppress(OSError):  # it has gone
+        # The client has gone.
+        with suppress(OSError):
             if _read(kept) != 0:
                 kept.send(_answer())
                 kept.shutdown(socket.SHUT_WR)
@@ -92,7 +93,7 @@ class Refusals:
         return bool(read)
 
     def _close(self, most: int) -> None:
-        """Close the sockets that have been kept longest, so that so many are left at most."""
+        """Close the oldest sockets, so that so many are left at most."""
         while len(self._kept) > most:
             self._kept.popleft()[0].close()
 

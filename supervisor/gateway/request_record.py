@@ -90,7 +90,8 @@ def count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> 
     """Count the tokens of a piece of text that has come now, and the time since the one before."""
     tokens = text.tokens
     if not tokens:
-        return  # an echo of the prompt
+        # The text is an echo of the prompt.
+        return
     last_at = record.last_at
     if last_at is not None:
         # The first token came with `Started`, and has no gap before it.

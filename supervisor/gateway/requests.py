@@ -1,7 +1,7 @@
 """The answering and accounting of valid requests, whichever API they came by.
 
 Each request has one record, from its arrival to the last byte that its client gets. The access log, the metrics and the
-usage in the response are made from that record, so that they cannot disagree. A request can end in two ways at once:
+usage in the response are made from this record, so they cannot disagree. A request can end in two ways at once:
 complete here, and incomplete for a client that did not read. So it is logged once the socket has taken its last bytes,
 or it is certain that it never will.
 """
@@ -147,9 +147,9 @@ class RequestRunner:
     ) -> Answered:
         """Return the result of one request; `on_reply` is called with each reply, in the turn in which it comes.
 
-        Where `on_token` is given, it may be called in its place with a plain token, and has to do the same for it.
-        A response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises
-        the `RequestError` that ended it, or what `on_reply` raised. Its deadlines are those of the record's scope.
+        Where `on_token` is given, it may be called in its place with a plain token, and has to do the same for it. A
+        response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises the
+        `RequestError` that ended it, or the error of `on_reply`. Its deadlines are those of the record's scope.
         """
         gaps = self.metrics.token_gaps(record.model)
 
@@ -164,7 +164,8 @@ class RequestRunner:
 
         pass_on = on_reply if on_token is None else on_token
 
-        def receive_token(text: Text, now: float) -> None:  # as `count_text`, for one token behind others
+        # The same as `count_text`, for one token behind others.
+        def receive_token(text: Text, now: float) -> None:
             if (last_at := record.last_at) is not None and record.completion_tokens:
                 gaps.observe(now - last_at)
             record.last_at = now
@@ -174,9 +175,11 @@ class RequestRunner:
         record.scope.deadline = record.received_at + min(self.first_token_s, self.total_s)
         async with served.ask.ask(request, (request.total_max or 0) * request.choices) as answer:
             answered = await answer.relay(count_and_pass_on, fast_path=FastPath(receive_token))
-        assert isinstance(answered, Answered)  # nothing else answers a Respond
+        # Only `Answered` answers a `Respond`.
+        assert isinstance(answered, Answered)
         record.completion_tokens = answered.usage.completion_tokens
-        record.cached_tokens = answered.usage.cached_tokens  # `Started` counts those of the first choice's prompt alone
+        # `Started` counts the cached tokens of the first choice's prompt alone.
+        record.cached_tokens = answered.usage.cached_tokens
         return answered
 
     def abort(self, record: RequestRecord | Conversion, why: RequestError) -> None:
@@ -226,7 +229,7 @@ class RequestRunner:
     def settle(self, record: RequestRecord, cut: str | None = None) -> None:
         """Log and count a request that has ended, once its client has as much of the response as it will get.
 
-        `cut` is the reason why that is not all of it, which is logged only if the response was complete here.
+        `cut` is why the client got only a part; it is logged only if the response was complete here.
         """
         if (ended := record.ended) is None:
             return
@@ -234,7 +237,8 @@ class RequestRunner:
         if cut is not None and record.reason is not None and outcome == record.reason.value:
             outcome = CUT
             self.metrics.response_incomplete(record.api, cut)
-        elif outcome == AskerLeft.code and cut in DROPPED:  # this server ended the connection, not the client
+        elif outcome == AskerLeft.code and cut in DROPPED:
+            # This server ended the connection, not the client.
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
         self.metrics.request_ended(record.model, record.api, outcome, ended.duration_s, record.usage)
         line = record.line(outcome, error, duration_s=ended.duration_s, cut=cut if outcome == CUT else None)

@@ -1,9 +1,9 @@
 """The gateway's port: accepts clients, and serves each in a task of its own until its connection ends.
 
-Whatever happens to one client, by its own fault or by a bug of ours, must end with its connection and reach no other. A
-client for which there is no room gets an error, unless sending it would cost more than serving. A connection ends in an
-order that loses nothing: the last response is flushed, then the client has time to read it and close, and only then is
-the socket closed.
+A failure of one client, by its own fault or by a bug of ours, must end with its connection and reach no other. A client
+for which there is no room gets an error, unless sending it would cost more than serving. A connection ends in an order
+that loses nothing: the last response is flushed, then the client has time to read it and close, and only then is the
+socket closed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def serve(
 
 
 async def _open_sockets(gateway: Gateway, host: str, port: int) -> list[trio.socket.SocketType]:
-    """Return sockets at all addresses of a host; those of a port that others share do not listen yet."""
+    """Return sockets at all addresses of a host; at a shared port they do not listen yet."""
     try:
         if gateway.port.shared:
             sockets = await shared_port.bound_sockets(port, host)
@@ -94,7 +94,7 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
     *,
     task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Accept clients until the gateway leaves its port, and go on serving those that have come."""
+    """Accept clients until the gateway leaves its port, and go on serving the accepted ones."""
 
     def take(stream: trio.SocketStream) -> None:
         connections.start_soon(_serve_taken, serve, stream)
@@ -109,7 +109,8 @@ async def _listen(  # noqa: ASYNC128  # serve_listeners calls started()
             gateway.port.listening_begun()
             await trio.serve_listeners(serve, listeners, handler_nursery=connections, task_status=task_status)
     finally:
-        if not listeners:  # else each has closed its socket
+        # Listeners close their sockets themselves.
+        if not listeners:
             for each in sockets:
                 each.close()
         gateway.port.listening_ended()
@@ -136,7 +137,7 @@ def _guarded(
 
 
 async def _serve_taken(serve: Serve, stream: trio.SocketStream) -> None:
-    """Serve a client that waited at a listener when that was closed."""
+    """Serve a client that waited at a listener until it was closed."""
     try:
         await serve(stream)
     finally:
@@ -158,7 +159,8 @@ async def serve_stream(
             await _connection(gateway, routes, refusals, stream, address, full=True)
     else:
         gateway.runner.metrics.refused(Overloaded.code)
-        if gateway.port.tls is None:  # a TLS handshake costs more than a request
+        # A TLS handshake costs more than a request.
+        if gateway.port.tls is None:
             refusals.refuse(stream.socket.fileno())
 
 
@@ -185,7 +187,8 @@ async def _connection(
             gateway.runner.metrics.client_dropped(outbox.drop_reason)
         if not full:
             gateway.connections.remove(outbox)
-        if scope.cancelled_caught and secure is None and not outbox.accepted_bytes:  # it made room for another one
+        # A connection that was closed to make room for another is answered as a refused one.
+        if scope.cancelled_caught and secure is None and not outbox.accepted_bytes:
             refusals.refuse(stream.socket.fileno())
         if not outbox.close():
             with trio.move_on_after(limits.close_s, shield=True):

@@ -1,4 +1,4 @@
-"""Turns of the event loop, so that clients which send much work do not delay the tokens of all others."""
+"""Turns of the event loop, so that clients with much work do not delay the tokens of all others."""
 
 from __future__ import annotations
 

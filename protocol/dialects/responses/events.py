@@ -117,7 +117,7 @@ class Events:
         return b'%b%d,"delta":%b,"logprobs":%b%b%b' % (self._delta_head, number, text, logprobs, ids, self._delta_tail)
 
     def finish(self, ended: ChoiceEnded, usage: Usage) -> tuple[bytes, ...]:
-        """Return the events of a response that ended by itself, or at the most tokens that were requested."""
+        """Return the events of a response that ended by itself, or at its limit of tokens."""
         if self._create.warm_up:
             return (self._event("response.completed", response=self._response("completed", usage=usage)),)
         opening = () if self.opened else self.open()

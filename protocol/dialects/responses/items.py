@@ -101,7 +101,7 @@ class InputMessage:
 
 
 def continued(turn: Turn) -> Turn:
-    """Return a turn as a part of a conversation that a later request continues, whose field for it errors name."""
+    """Return a turn as a part of a conversation that a later request continues; errors name that request's field."""
     if isinstance(turn.content, str):
         return turn
     content = [part if isinstance(part, str) else evolve(part, param=CONTINUES) for part in turn.content]

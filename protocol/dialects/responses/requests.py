@@ -1,9 +1,9 @@
 """OpenAI Responses: the requests of clients, over WebSocket and over HTTP.
 
 OpenAI has no event that cancels; `response.cancel` is an extension with the name that the Realtime API gives it. Fields
-whose value changes nothing are accepted, fields that this server does not implement are refused by name, and none is
-ignored silently, except `stream` and `background` on a WebSocket, where they have no meaning and stock clients send
-them nevertheless.
+with a neutral value are accepted, unimplemented fields are refused by name, and none is ignored silently. The
+exceptions are `stream` and `background` on a WebSocket: they mean nothing there, and stock clients send them
+nevertheless.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class CancelResponse:
 
 
 def read_event(data: dict[str, object], *, default_model: str | None = None) -> Create | CancelResponse:
-    """Return the event that a decoded message holds, or raise a `RequestError` that lists all its mistakes."""
+    """Return the event in a decoded message, or raise one `RequestError` with all its mistakes."""
     kind = data.get("type")
     if kind == "response.cancel":
         return read(data, CancelResponse)
@@ -196,7 +196,7 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
 
 
 def parse_http(body: bytes) -> CreateHttp:
-    """Return the request that a client posted, or raise a `RequestError` that lists all its mistakes."""
+    """Return the posted request, or raise one `RequestError` with all its mistakes."""
     create = read_checked(decode(body), CreateHttp)
     if create.previous_response_id is not None:
         raise PreviousResponseNotFound(

@@ -1,9 +1,9 @@
 """One HTTP connection: its requests one after the other, until it closes or becomes a WebSocket.
 
-A request goes through the same steps whatever its route: its head is read, its caller is authorized, its body is read,
-its route answers. During the answer the socket is still read, for one reason: when the client leaves, its request must
-be cancelled. A refused request gets a complete error response, and keeps its connection if the start of the next
-request can be found.
+Requests go through the same steps on every route: the head is read, the caller is authorized, the body is read, the
+route's handler writes the response. During the answer the socket is still read, for one reason: when the client leaves,
+its request must be cancelled. A refused request gets a complete error response, and keeps its connection if the start
+of the next request can be found.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class HttpConnection:
     def refuse(self, error: RequestError) -> None:
         """Refuse a connection before its first request."""
         self._reader.more_unread = True
-        with suppress(trio.BrokenResourceError):  # it is gone already
+        # The client may be gone already.
+        with suppress(trio.BrokenResourceError):
             self._response().fail_last(error)
 
     async def run(self) -> None:
@@ -99,11 +100,13 @@ class HttpConnection:
                     await self._respond(exchange)
                 finally:
                     response.release()
-                self._reader.more_unread = response.closes  # unread bytes would reset the connection, and the response
+                # Unread bytes would reset the connection, and so destroy the response.
+                self._reader.more_unread = response.closes
                 if not self._reader.syntax.done or response.closes:
                     self._reader.more_coming = self.gateway.closes_connections
                     return
-                self.busy = self.gateway.port.leaving  # this client has not been told that its next request is the last
+                # If the gateway leaves its port, no response has announced yet that the next request is the last.
+                self.busy = self.gateway.port.leaving
                 await self._reader.next_request()
         except Unreadable as unreadable:
             with suppress(SlowClient, trio.BrokenResourceError):
@@ -120,7 +123,8 @@ class HttpConnection:
     def _exchange(self, head: RequestHead) -> Exchange:
         response = self._response(head)
         if response.request.has_two_lengths:
-            response.closes = True  # a proxy in front may have read the body by the other length
+            # A proxy in front may have read the body by the other length.
+            response.closes = True
         return Exchange(self.gateway, response.request, response, self.routes.operations)
 
     async def _upgraded(self, exchange: Exchange) -> bool:
@@ -139,7 +143,8 @@ class HttpConnection:
                 raise BadRequest("this is no WebSocket handshake of version 13")
             handshake = handshake_of(request, self._reader.trailing_bytes)
         except RequestError as error:
-            response.fail_last(error)  # WebSocket frames may follow, so no next request can be found
+            # WebSocket frames may follow, so no next request can be found.
+            response.fail_last(error)
         else:
             self._reader.more_unread = True
             await self.upgrade(handshake, request.id, request.key, request.caller)
@@ -161,7 +166,8 @@ class HttpConnection:
         exchange.set_key(self.gateway.authorize(self.outbox, request.headers, access))
         handler, reads = _handler(request, resource)
         if reads:
-            request.key.charge()  # before refusals, which count, too
+            # Before the refusals: refused requests count, too.
+            request.key.charge()
             _check_media(request)
         body = Body(await self._reader.body(request))
         if reads:
@@ -199,7 +205,7 @@ def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, 
 
 
 def _check_media(request: HttpRequest) -> None:
-    """Raise `UnsupportedMediaType` if the headers say that the body is encoded, or is not JSON."""
+    """Raise `UnsupportedMediaType` for a body that is encoded or not JSON, by its headers."""
     if (coding := request.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
         raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it unencoded")
     media = request.media_type

@@ -1,8 +1,8 @@
 """Strict checks of a request's head, where h11 or the standard library accepts too much.
 
-If two servers read one request differently, a second request can be smuggled past the first of them. So whatever a
-proxy in front of this server may read in another way is refused. Two oddities cannot be refused here, because only h11
-sees them: long chunk extensions, and a bare line feed in the lines between chunks.
+If two servers read one request differently, a second request can be smuggled past the first of them. So everything that
+a proxy in front of this server may read in another way is refused. Two oddities cannot be refused here, because only
+h11 sees them: long chunk extensions, and a bare line feed in the lines between chunks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A strict reader for the heads of requests as stock clients send them; every other head is left to h11.
 
 Clients of models nearly always send the same shape: a POST or GET of HTTP/1.1 with unique headers of printable ASCII,
-and a body of a stated length or none. One expression describes that shape and nothing else. Whatever it does not match
-(a body in chunks, an upgrade, a header that stands twice or goes on in a second line, a stray space or control
-character) is not plain, and is read as if this file did not exist. So this file refuses nothing, and what it reads, h11
-would read in the same way.
+and a body of a stated length or none. One expression describes that shape and nothing else. Every other head (with a
+body in chunks, an upgrade, a repeated or folded header, a stray space or control character) is not plain, and is read
+as if this file did not exist. So this file refuses nothing, and h11 would read every plain head in the same way.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class RequestHead:
     @values.default
     def _joined_values(self) -> dict[bytes, bytes]:
         values: dict[bytes, list[bytes]] = {}
-        for name, value in self.headers:  # of which thousands may have one name, before they are counted
+        # Thousands of headers may have one name, and they have not been counted yet.
+        for name, value in self.headers:
             values.setdefault(name, []).append(value)
         return {name: b", ".join(joined) for name, joined in values.items()}
 

@@ -74,7 +74,8 @@ class HttpRequest:
         target = b"" if self.head is None else self.head.target
         if not target.startswith((b"http://", b"https://")):
             return target.decode("latin-1").partition("?")[0]
-        try:  # a client that uses this server as a proxy sends a whole URL
+        # A client that uses this server as a proxy sends a whole URL.
+        try:
             return urlsplit(target.decode("latin-1")).path or "/"
         except ValueError:
             return ""
@@ -103,6 +104,6 @@ class HttpRequest:
         return bool(self.header(b"transfer-encoding") and self.header(b"content-length"))
 
     def _client_request_id(self) -> str | None:
-        """Return the request id that the client sent, None if it sent none that is safe in a log."""
+        """Return the client's own request id, None without one that is safe in a log."""
         request_id = self.header(b"x-request-id")
         return request_id.decode() if REQUEST_ID.fullmatch(request_id) is not None else None

@@ -1,8 +1,8 @@
 """The reading side of one HTTP connection: heads, bodies, and pipelined requests.
 
-`syntax` parses; `head_checks` refuses what another server may read otherwise than h11. Whatever a client can make
-this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a time, and
-requests that come while another is being answered (pipelined ones) have a size. The client chooses how small its pieces
+`syntax` parses; `head_checks` refuses what another server may read otherwise than h11. Everything that a client can
+make this server wait for or store has a limit: a head and a body have a time and a size, an idle connection has a time,
+and pipelined requests (received while another is being answered) have a size. The client chooses how small its pieces
 are and how long its body, and each piece costs time here, so clients that send very many, or megabytes, take turns.
 """
 
@@ -61,7 +61,7 @@ class RequestReader:
 
     @property
     def trailing_bytes(self) -> bytes:
-        """The bytes that were received behind the request that was read last."""
+        """The received bytes behind the last request."""
         return self.syntax.trailing_bytes
 
     @property
@@ -87,7 +87,8 @@ class RequestReader:
     async def head(self) -> RequestHead | None:
         """Return the next request's head, None if there will be none; raises `Unreadable` or `ClientLeft`."""
         limits = self.gateway.limits
-        begun = bool(self._head)  # it was pipelined behind the request before it
+        # A part of the head was pipelined behind the request before it.
+        begun = bool(self._head)
         self._idle_since = trio.current_time()
         with trio.move_on_after(self.gateway.idle_s if self.answered and not begun else limits.head_s) as deadline:
             self._idle, self._deadline = None if begun else deadline, deadline
@@ -101,14 +102,15 @@ class RequestReader:
                 self.more_unread = True
                 raise
             return event
-        if self._head:  # a client that has sent nothing needs no response
+        # A client that has sent nothing needs no response.
+        if self._head:
             self.more_unread = True
             raise Unreadable(self._overdue("head", limits.head_s))
         self.more_coming = True
         return None
 
     def _check_head(self, request: RequestHead) -> None:
-        """Raise `Unreadable` for a head that is too long, or that a proxy in front may read otherwise.
+        """Raise `Unreadable` for a head that is too long, or could be read otherwise by a proxy in front.
 
         h11 itself checks only the size of a head that has not been received as a whole.
         """
@@ -122,7 +124,8 @@ class RequestReader:
             why = f"the head has {count} headers; at most {HEADERS_MAX} are read"
             raise Unreadable(TooLarge(why), HEAD_TOO_LARGE, request)
         if self.syntax.plain:
-            return  # there is nothing in it that could be read otherwise
+            # No other parser could read a plain head in another way.
+            return
         try:
             check_head(raw, request)
         except BadRequest as error:
@@ -156,14 +159,15 @@ class RequestReader:
                     if len(body) >= turn_at:
                         turn_at = len(body) + BYTES_A_TURN
                         await self.gateway.turns.wait_body()
-                elif isinstance(event, h11.EndOfMessage):  # its trailers, if any, are ignored
+                elif isinstance(event, h11.EndOfMessage):
+                    # Trailers are ignored.
                     return bytes(body)
                 else:
                     raise ClientLeft
         raise self._overdue("body", self.gateway.limits.body_s)
 
     async def next_request(self) -> None:
-        """Let other clients run before the next request; a client that pipelines many waits for others that do.
+        """Let other clients run before the next request; clients that pipeline many requests take turns.
 
         A head is short, and may be refused in the turn in which it is read: thousands can come in one piece.
         """
@@ -187,9 +191,11 @@ class RequestReader:
             if not data:
                 break
             pipelined_bytes += len(data)
-            if pipelined_bytes > PIPELINED_BYTES_MAX or self.overrun:  # read on, to notice when the client leaves
+            # Beyond the limit it reads on, to notice when the client leaves.
+            if pipelined_bytes > PIPELINED_BYTES_MAX or self.overrun:
                 self.overrun = True
-                response.closes = response.closes or not response.begun  # a head that was sent did not announce it
+                # A head that has been sent did not announce the end of the connection.
+                response.closes = response.closes or not response.begun
             else:
                 self.syntax.receive_data(bytes(data))
         self.outbox.client_gone = True
@@ -207,9 +213,11 @@ class RequestReader:
 
     async def _read(self) -> None:
         if self.overrun:
-            raise ClientLeft  # bytes before these were discarded
+            # Bytes before these were discarded.
+            raise ClientLeft
         data = await self.outbox.receive_some()
-        if self._idle is not None:  # from its first byte on a request is no longer idle
+        # From its first byte on a request is no longer idle.
+        if self._idle is not None:
             if self.answered:
                 self._idle.deadline = trio.current_time() + self.gateway.limits.head_s
             self._idle = None
@@ -225,7 +233,7 @@ class RequestReader:
 
 
 def _unreadable(error: h11.RemoteProtocolError) -> Unreadable:
-    """Return the error for bytes that are no HTTP, with the status that h11 suggests."""
+    """Return the error for bytes that are no HTTP, with the status suggested by h11."""
     error_type = TooLarge if error.error_status_hint == HEAD_TOO_LARGE else BadRequest
     why = str(error)[:SYNTAX_CHARACTERS_MAX]  # h11 quotes an illegal line as a whole
     return Unreadable(error_type(f"not HTTP as this server reads it: {why}"), error.error_status_hint)

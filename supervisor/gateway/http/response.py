@@ -1,8 +1,8 @@
-"""The response to one HTTP request, shared by the connection, which ends it, and by the route, which writes it.
+"""The response to one HTTP request, written by the handler of a route and ended by the connection.
 
-A response is written into the client's outbox, synchronously, so that a token is sent in the turn in which it comes.
-Every response ends in one of three ways: it is complete; it is an error response; or it has begun and fails. In the
-last case its body is left without an end, so that no client takes it for complete.
+A response is written into the client's outbox, synchronously, so a token is sent in the turn of its arrival. Every
+response ends in one of three ways: it is complete; it is an error response; or it has begun and fails. In the last case
+its body is left without an end, so that no client takes it for complete.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HttpResponse:
         return self.syntax.begun
 
     async def written_by(self, writer: Awaitable[None]) -> None:
-        """Await what writes the response; an error becomes an error response, and a client that is gone a lost one.
+        """Await the writer of the response; an error becomes an error response, a lost client ends the response.
 
         Raises `ClientLeft`.
         """
@@ -74,13 +74,15 @@ class HttpResponse:
             except (ClientLeft, trio.BrokenResourceError):
                 raise
             except MemoryError as error:
-                error.__traceback__ = None  # its frames refer to what was read
+                # The frames refer to the bytes of the request.
+                error.__traceback__ = None
                 self.release()
                 self.fail_last(internal_error(error, self.request.id, self.request.trace))
             except Exception as bug:  # noqa: BLE001  # `internal_error` logs it
                 self.fail(internal_error(bug, self.request.id, self.request.trace))
         except (trio.BrokenResourceError, SlowClient):
-            self.syntax.send_failed()  # the client is gone
+            # The client is gone.
+            self.syntax.send_failed()
             self.settle(lost=True)
         finally:
             self.settle()
@@ -157,7 +159,8 @@ class HttpResponse:
         else:
             head = self._head(200, EVENTS)
             self.outbox.put(head + self._data(events))
-            self.chunked = CHUNKED in head  # HTTP/1.0 has no chunks
+            # HTTP/1.0 has no chunks.
+            self.chunked = CHUNKED in head
 
     def finish(self, events: bytes) -> None:
         """Write the last server-sent events of a response, and its end."""
@@ -168,7 +171,8 @@ class HttpResponse:
         """Write the error event of a response that ends early, and leave its body without an end."""
         if not isinstance(error, SlowClient):
             self.outbox.put(self._data(events))
-        elif self.outbox.sent_bytes >= self._begins_at:  # or it would cut off an earlier response
+        elif self.outbox.sent_bytes >= self._begins_at:
+            # Else it would cut off an earlier response.
             self.outbox.put_last(self._data(events))
         self.chunked = False
         self.syntax.send_failed()
@@ -216,7 +220,8 @@ class HttpResponse:
             headers.append((b"x-route", _route_header(self.record.route, self.record.route_cached_tokens)))
         allowed = self.gateway.origins.cors_headers(self.request.headers)
         headers += [header for header in allowed if header not in headers]
-        options = [name for name, _ in headers if name == b"upgrade"]  # it counts only if named here (RFC 9110, 7.8)
+        # An upgrade counts only if `connection` names it (RFC 9110, 7.8).
+        options = [name for name, _ in headers if name == b"upgrade"]
         if self.closes or self.gateway.closes_connections or not self._all_read():
             options.append(b"close")
         if options:

@@ -1,8 +1,8 @@
 """The syntax of one HTTP connection: plain requests are read and answered here, all others by h11.
 
-What comes first of a request decides for the whole of it. If that begins with a plain head (`plain_head`), the request
-is read and answered here; otherwise an `h11.Connection` gets everything that has been received, and reads and answers
-until the next request. Both give the same events, and write the same bytes: a test compares them.
+The first received bytes of a request decide for all of it. If they are a plain head (`plain_head`), the request is read
+and answered here; otherwise an `h11.Connection` gets all received bytes, and reads and answers until the next request.
+Both give the same events, and write the same bytes: a test compares them.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class HttpSyntax:
 
     @property
     def trailing_bytes(self) -> bytes:
-        """The bytes that were received behind what has been read."""
+        """The received bytes behind the part that has been read."""
         return bytes(self._received) if self._h11 is None else bytes(self._h11.trailing_data[0])
 
     def receive_data(self, data: bytes) -> None:
-        """Store what the client has sent; no bytes mean that it has closed its side."""
+        """Store received bytes; no bytes mean that the client has closed its side."""
         if self._h11 is not None:
             self._h11.receive_data(data)
         elif data:
@@ -185,7 +185,8 @@ class HttpSyntax:
             return self._through_h11().send(h11.Data(data=data))
         self._check_begun(plain)
         if plain.answer_left_bytes is None:
-            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty chunk would end the body
+            # An empty chunk would end the body.
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         plain.answer_left_bytes -= len(data)
         if plain.answer_left_bytes < 0:
             raise self._out_of_order(plain, "the body is longer than its content-length")

@@ -35,7 +35,8 @@ def is_handshake(request: HttpRequest) -> bool:
         return False
     names = [name for name, _ in request.head.headers]
     if any(names.count(name) != 1 for name in HANDSHAKE):
-        return False  # of two equal ones the library reads the last, and `HttpRequest.header` joins both
+        # Of two equal headers wsproto reads the last, and `HttpRequest.header` joins both.
+        return False
     tokens = {token.strip().lower() for token in request.header(b"connection").split(b",")}
     return (
         request.head.http_version >= b"1.1"

@@ -1,4 +1,4 @@
-"""The keys that a configuration refers to, and whether they suffice for the addresses that a node listens on.
+"""The keys of a configuration, and the check that they suffice for the addresses of a node.
 
 A server that other machines or foreign web pages can reach must not be open by mistake. So a node does not start if its
 gateway could be used without a key from anywhere but this machine, if its metrics could be read so, or if keys are

@@ -1,4 +1,4 @@
-"""The kinds of grammars that the requests of a key may use: its own, or those of `[gateway] grammars`."""
+"""The kinds of grammars allowed for the requests of a key: its own, or the ones of `[gateway] grammars`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = frozenset(GrammarKind)
 async def check_grammar(
     grammar: Grammar, key: ClientKey, default: frozenset[str], run_in_thread: RunInThread, *, param: str
 ) -> None:
-    """Raise `Forbidden`, which names the client's field `param`, for a kind of grammar that a key may not use.
+    """Raise `Forbidden` with the client's field `param` for a kind of grammar that a key may not use.
 
     `default` are the kinds for keys that name none of their own.
     """

@@ -40,7 +40,8 @@ class KeySources:
             if name in sections:
                 raise StartFailed(f"the key {name} stands in {self.file} and in the environment")
             sections[name] = section
-        if self.wanted and not sections:  # a file that is emptied by mistake must not revoke every key
+        # A file that is emptied by mistake must not revoke every key.
+        if self.wanted and not sections:
             raise StartFailed(
                 f"there is no key in {self.file}, so nobody could use this server;"
                 " to revoke the last key, put another in its place"
@@ -92,7 +93,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, KeySection]:
     for number, entry in enumerate(filter(None, entries), start=1):
         name, _, secret = entry.partition("=")
         where = f"{KEYS}: entry {number}"
-        if not secret.strip("=") or keyfile.NAME.mistake(name):  # a lone secret in base64 may end in `=`
+        # A lone secret in base64 may end in `=`.
+        if not secret.strip("=") or keyfile.NAME.mistake(name):
             raise StartFailed(f"{where} is not name=secret with a name of {keyfile.NAME.words}")
         if name in found:
             raise StartFailed(f"{where} has the name of another one")

@@ -2,8 +2,8 @@
 
 A secret is never stored and never logged: what a client presents is hashed at once, and only its SHA-256 is compared.
 It is compared with every key, so that the time of a refusal reveals nothing about how close a guess was. Keys can be
-replaced while requests run: a key that is removed ends nothing that runs, and admits nothing new. Once keys are wanted
-they stay wanted until the process ends: removing the last key must lock everybody out, and not let everybody in.
+replaced while requests run: a removed key ends no running request, and admits no new one. Once keys are wanted they
+stay wanted until the process ends: removing the last key must lock everybody out, and not let everybody in.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class ClientKey:
     def generating(self, weight: int = 1, param: str | None = None) -> Iterator[None]:
         """Count `weight` generations as running while the body runs.
 
-        Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest`, which names `param`, for a weight that could never
-        fit.
+        Raises `Unauthorized`, `ConcurrencyLimited`, or `BadRequest` with `param` for a weight that could never fit.
         """
         self.raise_if_revoked()
         limit = self.section.concurrency_max
@@ -90,7 +89,7 @@ class ClientKey:
         self.connections += 1
 
     def change(self, section: KeySection) -> None:
-        """Set other limits; what is open stays open, and what is left of the rate limit is kept."""
+        """Set other limits; open connections and requests stay open, and the rest of the rate limit is kept."""
         self.section = section
         if (rate := self.rate_per_s) is None:
             self._bucket = None

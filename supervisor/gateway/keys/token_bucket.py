@@ -34,6 +34,7 @@ class TokenBucket:
         self._tokens = min(self._tokens, float(burst))
 
     def _fill(self, now: float) -> None:
-        if now > self._filled_at:  # a clock that stands still or goes back adds nothing
+        # A clock that stands still or goes back adds nothing.
+        if now > self._filled_at:
             self._tokens = min(float(self.burst), self._tokens + (now - self._filled_at) * self.rate_per_s)
             self._filled_at = now

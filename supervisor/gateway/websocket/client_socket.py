@@ -77,7 +77,8 @@ class ClientSocket:
             self.close(TOO_BIG, f"a message is longer than {limit}; images may be named by URLs of allowed hosts")
             self._end("a message is too long")
         data = event.data
-        if event.message_finished and not self._parts:  # nearly always
+        # Nearly every message comes in one frame.
+        if event.message_finished and not self._parts:
             message = data if isinstance(data, str) else bytes(data)
         else:
             self._parts += data.encode() if isinstance(data, str) else data
@@ -93,7 +94,8 @@ class ClientSocket:
         if self.stream.close_sent:
             return
         self.stream.close_sent = True
-        if self._parser.state is ConnectionState.OPEN:  # wsproto reports a violation in the same way
+        # `wsproto` reports a violation in the same way.
+        if self._parser.state is ConnectionState.OPEN:
             self.outbox.put_last(close_frame(event.code, event.reason or ""))
         else:
             self.outbox.put(self._parser.send(event.response()))

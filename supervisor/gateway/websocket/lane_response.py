@@ -1,8 +1,8 @@
 """The answering of one response of a WebSocket: its events, its errors, and its place in the history.
 
-Events are sent in the turn in which their text comes, so a response has no queue of its own: all that a slow client has
-not read is in the outbox. A response that ends well, or is cancelled, is remembered, so that a later one can continue
-it; a response that fails is not.
+Events are sent in the turn of the event loop in which their text comes, so a response has no queue of its own: the
+backlog of a slow client is in the outbox. A completed or cancelled response is remembered, so that a later one can
+continue it; a failed response is not.
 """
 
 from __future__ import annotations
@@ -108,9 +108,11 @@ class LaneAnswers:
             return
         else:
             with self.gateway.memory.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
-                with suppress(Overloaded):  # then they go into the backlog at once, as every other event does
+                # Without memory they go into the backlog at once, as all other events.
+                with suppress(Overloaded):
                     memory.grow(size := sum(map(len, last)))
-                    await self.outbox.wait_room(size)  # they repeat the text several times
+                    # The last events repeat the text several times.
+                    await self.outbox.wait_room(size)
                 record.sent_bytes += self.send(*last)
         turns = [*map(responses.continued, request.turns())]
         if not request.warm_up:
@@ -118,7 +120,7 @@ class LaneAnswers:
         self.history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: LaneResponse) -> Callable[[RenderedReply], None]:
-        """Return a function that sends the events of each reply, in the turn in which the reply comes."""
+        """Return a function that sends the events of each reply, in the turn of its arrival."""
         send, events, record = self.send, running.events, running.record
 
         def on_reply(reply: RenderedReply) -> None:
@@ -126,7 +128,8 @@ class LaneAnswers:
                 case Text():
                     record.sent_bytes += send(*events.deltas(reply))
                 case Started():
-                    pass  # the events that open the item leave in one write with the first text
+                    # The events that open the item leave in one write with the first text.
+                    pass
                 case Accepted():
                     running.begun = True
                     record.sent_bytes += send(*events.begin())
@@ -166,7 +169,7 @@ class LaneAnswers:
         return running.previous
 
     def _fail(self, running: LaneResponse, error: RequestError) -> None:
-        """Send the error by which a response failed, and forget the response that it continued in its own lane."""
+        """Send the error of a failed response, and forget the response that it continued in its own lane."""
         request, record = running.request, running.record
         self.history.evict(request.stream_id, request.previous_response_id)
         if running.begun:
@@ -186,7 +189,8 @@ class LaneAnswers:
         outbox, gateway = self.outbox, self.gateway
 
         def on_sent(whole: bool) -> None:
-            if not whole:  # other lanes' events may be among the lost bytes, so this is a lower bound
+            # Other lanes' events may be among the lost bytes, so this is a lower bound.
+            if not whole:
                 record.sent_bytes = max(0, record.sent_bytes - outbox.lost_bytes)
             gateway.runner.settle(record, None if whole and complete else gateway.cut_reason(outbox))
 

@@ -1,9 +1,20 @@
 """The responses of one WebSocket: one after the other in a lane, and in several lanes at the same time.
 
-A lane is a name that the client chooses. It exists while a response of it runs, waits or is kept in the history. Each
-response may continue an earlier one, of any lane. Only a response that runs is a task; one that waits is an entry in a
-list, in the order in which the requests came. Events are sent in the turn in which their text comes, so a response has
-no queue of its own, and what a slow client has not read is in the outbox alone.
+A lane is a name chosen by the client. It exists while one of its responses runs, waits or is kept in the history.
+
+    lane   history   running   waiting, in the order of arrival
+    a      a1        a2        a3, a4
+    b      b1        -         b2, a fork of a2: its parent still runs
+    c      -         c1        -
+
+    create ──> waiting ──(lane free, place free, parent ended)──> running ──> history, if completed or cancelled
+                  └──> dropped, if cancelled                         └──────> forgotten, if failed
+
+The waiting requests of all lanes are one list. A pass over the list starts every request that can run, the oldest
+first; an older request of a lane blocks the younger ones of the same lane, and no other lane. A pass runs in the turn
+of the event loop in which a request comes, a response ends or a waiting request is dropped. Only a running response is
+a task. Limits: `websocket_running_max` for the places, `websocket_queue_max` for the list, `websocket_lanes_max` for
+the names.
 """
 
 from __future__ import annotations
@@ -34,12 +45,14 @@ REQUEST_BYTES_FREE = 1024  # of each request, so that small ones are accepted wh
 
 @define(eq=False)
 class _Waiting:
-    """A request that waits for its lane, for a free place, or for the response that it forks from."""
+    """A request that waits for its lane, for a free place, or for its parent."""
 
     request: responses.Create
     memory: MemoryReservation
-    previous: Conversation | None = None  # that it forks from, which may be forgotten before its turn comes
-    parent: LaneResponse | None = None  # the response that it forks from, until that has ended
+    # The conversation to be continued. It is kept here because the history may forget it before the request runs.
+    previous: Conversation | None = None
+    # The response to be continued, if it runs in another lane; None once it has ended.
+    parent: LaneResponse | None = None
 
 
 @define(eq=False, kw_only=True)
@@ -66,6 +79,7 @@ class Lanes:
     def create(self, request: responses.Create, size_bytes: int) -> None:
         """Answer a request of `size_bytes` when its turn comes; raises `StreamLimitReached` or `Overloaded`."""
         limits, lane, continued = self.gateway.limits, request.stream_id, request.previous_response_id
+        # A lane without history, running and waiting responses has ended, and its name is free for another one.
         waiting_lanes = (waiting.request.stream_id for waiting in self._waiting)
         lanes = {*self._running, *waiting_lanes, *self.answers.history.lanes} - {None}
         if lane is not None and lane not in lanes and len(lanes) >= limits.websocket_lanes_max:
@@ -73,10 +87,12 @@ class Lanes:
         memory = self.gateway.memory.bodies.reserve(self.gateway.memory_owner(self.answers.key), REQUEST_BYTES_FREE)
         memory.grow(size_bytes)
         waiting = _Waiting(request, memory)
+        # A fork of another lane's response waits for its parent; a request of the same lane waits behind it anyway.
         if continued is not None and self.answers.history.find_in(lane, continued) is None:
             waiting.previous = self.answers.history.find(continued)
             others = (running for running in self._running.values() if running.request.stream_id != lane)
             waiting.parent = next((running for running in others if running.events.id == continued), None)
+        # The limit is checked after the pass: a request that can start at once needs no place in the list.
         self._waiting.append(waiting)
         self._start_waiting()
         if len(self._waiting) > limits.websocket_queue_max and self._waiting[-1] is waiting:
@@ -85,20 +101,21 @@ class Lanes:
             raise Overloaded(f"{len(self._waiting)} responses wait for their turn on this connection")
 
     def cancel(self, event: responses.CancelResponse) -> None:
-        """End the response that the event names; cancelling one that has ended does nothing.
+        """End the response named by the event; cancelling an ended response does nothing.
 
-        Without an id it is the one that runs in that lane, or else the first that waits there.
+        Without an id it is the running response of that lane, or else the first waiting one.
         """
         if (running := self._named(event)) is not None:
             self.gateway.runner.abort(running.record, AskerLeft("the client sent response.cancel"))
             return
-        if event.response_id is None:  # one that waits has no id yet
+        # A waiting request has no id yet.
+        if event.response_id is None:
             waiting = (waiting for waiting in self._waiting if waiting.request.stream_id == event.stream_id)
             if (first := next(waiting, None)) is not None:
                 self._drop(first)
 
     def cancels_running(self, event: responses.Create | responses.CancelResponse) -> bool:
-        """Whether an event ends a response that runs, so that it may overtake others."""
+        """Whether an event ends a running response, and so may overtake others."""
         return isinstance(event, responses.CancelResponse) and self._named(event) is not None
 
     def forget(self, lane: str | None, response_id: str | None) -> None:
@@ -138,6 +155,7 @@ class Lanes:
 
     def _start_waiting(self) -> None:
         """Start every request that can run now, the oldest first."""
+        # Every lane seen so far, so that an older request of a lane blocks the younger ones.
         taken = set(self._running)
         for waiting in tuple(self._waiting):
             if len(self._running) >= self.gateway.limits.websocket_running_max:
@@ -170,7 +188,7 @@ class Lanes:
         return child_span(self.caller, self.gateway.runtime.new_id())
 
     async def _run(self, running: LaneResponse) -> None:
-        """Answer one request, and start those that waited for it, unless the client is gone."""
+        """Answer one request, and start the requests that waited for it, unless the client is gone."""
         complete = False
         try:
             await self.answers.answer(running)

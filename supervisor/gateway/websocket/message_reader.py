@@ -1,8 +1,8 @@
 """Parsing of the messages of one WebSocket, in their order, while the socket is still being read.
 
 A long message is parsed in a thread, and all threads may be busy with other clients' texts. If reading waited for that,
-pings behind the message would get no pong and a cancel would have no effect. So messages that come meanwhile wait here,
-up to a limit, and those beyond it are refused. A cancel of a response that runs overtakes the messages that wait.
+pings behind the message would get no pong and a cancel would have no effect. So messages wait here meanwhile, up to a
+limit; further ones are refused. A cancel of a running response overtakes waiting messages.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class MessageReader:
                 event = await self.gateway.runtime.run_in_thread(
                     lambda: self._parse(message, fields), owner=owner, size=size
                 )
-        except RequestError as error:  # too many texts wait for the threads
+        except RequestError as error:
+            # Too many texts wait for the threads.
             return error
         return event

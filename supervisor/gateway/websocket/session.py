@@ -52,7 +52,8 @@ async def serve(
             await _serve(outbox, gateway, handshake, request_id, key, caller, memory)
     except* MemoryError:
         internal_error(MemoryError(), request_id, caller)
-        with suppress(trio.BrokenResourceError):  # it is gone already
+        # The client may be gone already.
+        with suppress(trio.BrokenResourceError):
             outbox.put_last(close_frame(TRY_AGAIN, NO_MEMORY))
 
 
@@ -88,10 +89,12 @@ async def _serve(
         gateway.connections.upgrade(outbox, session)
         await session.run()
     except trio.BrokenResourceError:
-        pass  # the client left during the handshake
+        # The client left during the handshake.
+        pass
     except Exception as error:
         if not consists_of(error, MemoryError):
-            with suppress(trio.BrokenResourceError):  # it is gone already, and the bug is what must be logged
+            # The client may be gone already, and the bug must be logged.
+            with suppress(trio.BrokenResourceError):
                 outbox.put_last(close_frame(BUG, "the server made a mistake"))
         raise
 
@@ -175,7 +178,8 @@ class Session:
             self._closing = True
             with suppress(SlowClient, trio.BrokenResourceError):
                 self.socket.close(code, reason)
-            nursery.cancel_scope.cancel(reason="closed")  # the server waits for the client's own close
+            # The server waits for the client's own close frame.
+            nursery.cancel_scope.cancel(reason="closed")
         if self._too_slow is not None:
             self.outbox.put_last(close_frame(TRY_AGAIN, self._too_slow.detail))
 
@@ -203,13 +207,15 @@ class Session:
                 return self._expired()
             if not busy and now >= idle_at:
                 return NORMAL, f"nothing was received for {limits.websocket_idle_s} s"
-            if busy:  # what it waits for is due later than this, so that the end of a response needs to wake nobody
+            # Its next deadline is later, so the end of a response need not wake this task.
+            if busy:
                 idle_at = max(idle_at, now + limits.websocket_idle_s)
             with trio.move_on_at(inf if busy and now >= self._expires_at else min(self._expires_at, idle_at)):
                 await self._changed.park()
 
     def _on_idle(self) -> None:
-        now = self.stream.received_at = trio.current_time()  # the client may have been waiting for this
+        # The client may have been waiting for this.
+        now = self.stream.received_at = trio.current_time()
         if self._draining or now >= self._expires_at:
             self._wake()
 
@@ -235,7 +241,8 @@ class Session:
                     self._send(responses.error_event(BadRequest("send text; binary messages mean nothing here")))
                 elif isinstance(message, str):
                     messages.receive(message)
-                del message  # it may have megabytes, and the next may never come
+                # A message may have megabytes, and the next one may never come.
+                del message
                 self.stream.message_taken()
         except (SlowClient, trio.BrokenResourceError) as error:
             self._on_lost(error)
@@ -246,10 +253,12 @@ class Session:
         if self._closing or lanes is None:
             return
         try:
-            if fields.get("type") != "response.cancel":  # what cannot be parsed is charged as well
+            # Unparsable messages are charged as well.
+            if fields.get("type") != "response.cancel":
                 (self.key or self.gateway.keys.anonymous).charge()
             if isinstance(event, RequestError):
-                raise event  # to be answered in the same way as an exceeded limit of the key
+                # It is answered in the same way as an exceeded limit of the key.
+                raise event
         except RequestError as error:
             self._refuse_unparsed(error, fields, lanes)
             return
@@ -269,7 +278,7 @@ class Session:
             self._refuse(error, event.stream_id)
 
     def _refuse_unparsed(self, error: RequestError, fields: Mapping[str, object], lanes: Lanes) -> None:
-        """Refuse a message that is no event; its lane forgets the response that it was to continue."""
+        """Refuse a message that is no event; its lane forgets the response to be continued."""
         if isinstance(error, BadRequest) and error.param == "stream_id":
             self._refuse(InvalidStreamId(error.detail, param=error.param), None)
         else:
@@ -292,7 +301,8 @@ class Session:
             self._scope.cancel(reason="the client left")
 
     def _send(self, *events: bytes) -> int:
-        if self.stream.close_sent:  # after a close frame nothing may follow (RFC 6455, 5.5.1)
+        # After a close frame nothing may follow (RFC 6455, 5.5.1).
+        if self.stream.close_sent:
             raise trio.BrokenResourceError("the client has left")
         frames = text_frame(events[0]) if len(events) == 1 else b"".join(map(text_frame, events))
         self.outbox.put(frames)

@@ -142,7 +142,8 @@ ROUTES = RouteTable(
                 errors=(404,),
             ),
             admin.server_info,
-            aliases=("/get_server_info",),  # as SGLang called it before
+            # An older name in SGLang.
+            aliases=("/get_server_info",),
         ),
         HttpRoute(
             Operation(
@@ -154,7 +155,8 @@ ROUTES = RouteTable(
                 parameters=(models.QUERY_PARAMETER,),
             ),
             admin.model_info,
-            aliases=("/get_model_info",),  # as SGLang called it before
+            # An older name in SGLang.
+            aliases=("/get_model_info",),
         ),
         HttpRoute(
             Operation(

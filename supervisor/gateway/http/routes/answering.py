@@ -47,7 +47,7 @@ async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Res
 
 
 async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
-    """Write every event in the turn in which it comes; a client that reads more slowly is dropped in the end."""
+    """Write every event in the turn of its arrival; a client that reads more slowly is dropped in the end."""
 
     def on_reply(reply: RenderedReply) -> None:
         if events := _events(reply, chunks):
@@ -61,7 +61,7 @@ async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Re
 def _token_writer(exchange: Exchange, chunks: ChoiceChunks, on_reply: Callable[[Text], None]) -> Callable[[Text], None]:
     """Return a function that writes the event of a plain token as `on_reply` does.
 
-    It runs for each token, in a turn in which all that it reads is cold: so it reads little, and calls little.
+    It runs for each token, with cold caches: so it reads little, and calls little.
     """
     put, head, tail, size = exchange.response.outbox.put, b"", b"", 0
 
@@ -83,8 +83,8 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
     """Write each event once the client has read most of those before it.
 
     A response that echoes its prompt is long from the start, for each of its choices, and no client reads megabytes in
-    a turn. The memory of events that wait is reserved like that of a response in one piece, or by their own size where
-    that is more: an event is longer than its token.
+    a turn. The memory of waiting events is reserved like a response in one piece, or by the size of the events if they
+    take more: an event is longer than its token.
     """
     record.memory = memory = exchange.response.memory
     served, errors, waiting_bytes = _served(exchange, record), list[Exception](), 0

@@ -20,7 +20,7 @@ class Dialect(Protocol[Request]):
     """The functions of the modules `chat` and `completions` that a route calls."""
 
     def parse(self, body: bytes) -> Request:
-        """Return the request that a client sent; raises the `RequestError` that lists its mistakes."""
+        """Return the client's request; raises one `RequestError` with all its mistakes."""
 
     def to_respond(self, request: Request, *, request_id: str) -> Respond:
         """Return the request for a processor."""

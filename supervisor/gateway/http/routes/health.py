@@ -20,7 +20,7 @@ async def health(exchange: Exchange, _: Body) -> None:
 
 
 async def ready(exchange: Exchange, _: Body) -> None:
-    """Answer that requests can be served now, and what some of them lack; raises `Draining` or `NotReady` if not."""
+    """Answer whether requests can be served now, and any exceptions; raises `Draining` or `NotReady`."""
     await trio.lowlevel.checkpoint()
     if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")

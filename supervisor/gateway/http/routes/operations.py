@@ -55,7 +55,8 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     If one engine has failed, the answer is one error for all engines, with the outcome of each.
     """
     if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
-        raise Forbidden("a page of another site may not do this")  # a browser sends no origin with the GET of an image
+        # A browser sends no origin with the GET of an image.
+        raise Forbidden("a page of another site may not do this")
     await trio.lowlevel.checkpoint()
     outcomes: Outcomes = {}
     if exchange.request.method != "HEAD":

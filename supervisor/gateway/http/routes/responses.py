@@ -49,7 +49,8 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
             exchange.response.stream(_encode(events, reply))
 
     def finish(answered: Answered) -> bytes:
-        assert ended is not None  # a response is complete when its choice is
+        # A response is complete when its choice is.
+        assert ended is not None
         return b"".join(events.finish(ended, answered.usage))
 
     try:
@@ -62,9 +63,11 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         if isinstance(error, SlowClient):
             exchange.response.abort_stream(failed, error)
         else:
-            exchange.response.finish(failed)  # its last event reports the failure, so the body may end
+            # The last event reports the failure, so the body may end.
+            exchange.response.finish(failed)
     else:
-        await exchange.response.outbox.wait_room(len(last))  # they repeat the text several times
+        # The last events repeat the text several times.
+        await exchange.response.outbox.wait_room(len(last))
         exchange.response.finish(last)
 
 

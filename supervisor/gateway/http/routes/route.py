@@ -1,8 +1,8 @@
 """The table of HTTP routes: one row for each method of a path.
 
-A row is all that the rest of the gateway knows about a route, so a new one takes its handler's file, its dialect in
-`protocol`, and its row. The connection takes from it who may call and whether there is a body, the OpenAPI document
-what to describe, the fuzzer what to attack, and the access log whether it is a probe. No path stands in a second table.
+The rest of the gateway reads only the row of a route, so a new route takes its handler's file, its dialect in
+`protocol`, and its row. The connection reads who may call and whether there is a body; the OpenAPI document describes
+it, the fuzzer attacks it, and the access log reads whether it is a probe. No path stands in a second table.
 """
 
 from __future__ import annotations
