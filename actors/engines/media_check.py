@@ -49,7 +49,8 @@ def item_places(request: Generate, media: MediaInfo) -> tuple[range, ...]:
     Raises `BadRequest` unless there are as many as the items have tokens, one run for each item behind the token that
     begins an item. Such tokens in the answer before a resume are text.
     """
-    tokens = request.tokens[: len(request.tokens) - request.said] if request.said else request.tokens
+    resumed = request.resumed_tokens
+    tokens = request.tokens[: len(request.tokens) - resumed] if resumed else request.tokens
     places = [range(0)] * len(request.media)
     for modality in Modality:
         placeholder = media.placeholder(modality)

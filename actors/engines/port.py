@@ -8,7 +8,7 @@ actors'.
 `tests/contracts/engine.py` checks every kind, beyond the types. A `logit_bias` of 100 forces a token and one of -100
 forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt` keeps
 cached prompts apart; a stop token ends an answer and is delivered; and without `ignore_eos` some answers still reach
-their limit. The last `said` tokens of a prompt are the beginning of the answer: the engine continues it, and
+their limit. The last `resumed_tokens` of a prompt are the beginning of the answer: the engine continues it, and
 `tokens_max` counts the rest alone.
 
 `tests/contracts/pair.py` checks a prefill and a decode of one kind together. A sequential prefill answers with one

@@ -70,8 +70,9 @@ def _check_tokens(request: Generate, vocabulary_size: int) -> None:
     wanted, last = request.sampling, vocabulary_size - 1
     if not request.tokens:
         raise BadRequest("the prompt is empty")
-    if not 0 <= request.said < len(request.tokens):
-        raise BadRequest(f"said must be from 0 to {len(request.tokens) - 1}, got {request.said}", param="said")
+    if not 0 <= request.resumed_tokens < len(request.tokens):
+        words = f"resumed_tokens must be from 0 to {len(request.tokens) - 1}, got {request.resumed_tokens}"
+        raise BadRequest(words, param="resumed_tokens")
     if min(request.tokens) < 0 or max(request.tokens) > last:
         raise BadRequest(f"the prompt has a token id outside 0 to {last}")
     if any(not 0 <= token <= last for token in wanted.stop_token_ids):

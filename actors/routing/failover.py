@@ -173,7 +173,7 @@ def is_planned(lost: RequestError) -> bool:
 def resumes_exactly(sampling: Sampling) -> bool:
     """Whether the next token depends on the prompt and the sent tokens alone.
 
-    Another engine lacks the state of a grammar; penalties are counted by `Generate.said`.
+    Another engine lacks the state of a grammar; penalties are counted by `Generate.resumed_tokens`.
     """
     return sampling.grammar is None
 

@@ -70,11 +70,11 @@ class RoutedRequest:
     def remaining(self) -> Generate:
         """The rest of the request: the sent tokens are part of its prompt."""
         sampling, sent = self.request.sampling, self._sent
-        if len(sent) != self._remaining.said - self.request.said:
+        if len(sent) != self._remaining.resumed_tokens - self.request.resumed_tokens:
             self._remaining = evolve(
                 self.request,
                 tokens=[*self.request.tokens, *sent],
-                said=self.request.said + len(sent),
+                resumed_tokens=self.request.resumed_tokens + len(sent),
                 sampling=evolve(
                     sampling,
                     tokens_max=sampling.tokens_max - len(sent),

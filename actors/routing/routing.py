@@ -203,7 +203,7 @@ class Routing:
         The `lost` workers may be asked after a pause, the `crashed` ones never. If there are any lost and no token was
         sent, faster pools may be asked besides.
         """
-        reach = Reach.FASTER if lost and not request.said else Reach.NEXT
+        reach = Reach.FASTER if lost and not request.resumed_tokens else Reach.NEXT
         both = {*lost, *crashed}
 
         def choose_other(waiting: Generate) -> Route | None:

@@ -98,17 +98,18 @@ class Neighbour:
 class NodeState(Message):
     """The state of a node; a node that drains accepts no new requests.
 
-    A node that `routes` receives the offers of others, and their loads at most once every `tell_s`; other nodes receive
-    none. The load in an offer leaves out the receiver's own requests: the receiver counts them itself. `elsewhere`
-    names the receiver's workers that are down and have a stand-in. `takes_encoders`, `watched` and `takes_ranks`
-    protect nodes of older versions, which would end the link for an unknown leg, a `WatchBlocks` or a rank's name.
+    A node that `routes` receives the offers of others, and their loads at most once every `announce_s`; other nodes
+    receive none. The load in an offer leaves out the receiver's own requests: the receiver counts them itself.
+    `elsewhere` names the receiver's workers that are down and have a stand-in. `takes_encoders`, `watched` and
+    `takes_ranks` protect nodes of older versions, which would end the link for an unknown leg, a `WatchBlocks` or a
+    rank's name.
     """
 
     offers: tuple[Offer, ...] = ()
     neighbours: tuple[Neighbour, ...] = ()
     draining: bool = False
     routes: bool = False
-    tell_s: float = 0.0
+    announce_s: float = 0.0
     elsewhere: tuple[str, ...] = ()
     takes_encoders: bool = False
     watched: bool = False
@@ -138,7 +139,7 @@ class LoadUpdate(Message):
 OFFERS_MAX = 1024
 WHY_LENGTH_MAX = 600
 NEIGHBOURS_MAX = 4096
-TELL_S_MAX = 3600.0
+ANNOUNCE_S_MAX = 3600.0
 PORT = r"([0-9]{1,4}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 _WORKER_NAME = re.compile(_NAME.pattern + rf"({RANK_MARK}(0|[1-9][0-9]{{0,3}}))?")
@@ -149,8 +150,8 @@ def check_state(state: NodeState) -> NodeState:
     """Return the announced state of a node; raises `PeerViolation` for an impossible one."""
     if max(len(state.offers), len(state.elsewhere)) > OFFERS_MAX or len(state.neighbours) > NEIGHBOURS_MAX:
         raise PeerViolation(f"{len(state.offers)} offers and {len(state.neighbours)} neighbours of one node")
-    if not 0 <= state.tell_s <= TELL_S_MAX:
-        raise PeerViolation(f"tell_s is {state.tell_s}; it must be from 0 to {TELL_S_MAX}")
+    if not 0 <= state.announce_s <= ANNOUNCE_S_MAX:
+        raise PeerViolation(f"announce_s is {state.announce_s}; it must be from 0 to {ANNOUNCE_S_MAX}")
     names = [offer.name for offer in state.offers]
     if len(set(names)) < len(names):
         raise PeerViolation("two offers of one name")

@@ -132,7 +132,7 @@ class Generate(Message):
     cache_salt: str | None = None
     priority: int = 0
     hand_off: bytes = b""
-    said: int = 0  # how many of the last tokens are part of the answer, computed by a worker that was lost
+    resumed_tokens: int = 0  # the last of the `tokens`, answered by a worker that was lost
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
     media: tuple[MediaItem, ...] = ()

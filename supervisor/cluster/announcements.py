@@ -94,7 +94,7 @@ class Announcer:
             if now < announced.due_at:
                 next_at = min(next_at, announced.due_at)
                 continue
-            announced.loads, announced.due_at = loads, now + self.directory.records[node].state.tell_s
+            announced.loads, announced.due_at = loads, now + self.directory.records[node].state.announce_s
             if changed not in bodies:
                 bodies[changed] = codec.encode(changed)
             announced.link.announce_encoded(bodies[changed])
@@ -143,7 +143,7 @@ def _own_state(directory: Directory, neighbours: tuple[Neighbour, ...]) -> NodeS
         neighbours=neighbours,
         draining=directory.draining,
         routes=directory.routes,
-        tell_s=directory.announce_s,
+        announce_s=directory.announce_s,
         takes_encoders=True,
         watched=True,
         takes_ranks=True,

@@ -26,7 +26,7 @@ from protocol.errors import LinkReplaced, PeerLost, PeerRefused, PeerViolation
 from protocol.link.frames import Bye, encode
 from protocol.link.greeting import Incarnation
 from protocol.link.peer import Peer
-from protocol.messages.cluster import TELL_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
+from protocol.messages.cluster import ANNOUNCE_S_MAX, LoadUpdate, Neighbour, NodeState, check_loads, check_state
 from protocol.messages.kind import Message
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
@@ -192,8 +192,8 @@ class CarriedLinks:
         """
         section = self.section
         nodes = 1 << max(0, len(self._carried) - 1).bit_length()
-        interval_s = min(TELL_S_MAX, nodes / section.announcements_max)
-        self.directory.announce_s = interval_s if self.directory.routes and interval_s > section.tell_s else 0.0
+        interval_s = min(ANNOUNCE_S_MAX, nodes / section.announcements_max)
+        self.directory.announce_s = interval_s if self.directory.routes and interval_s > section.announce_s else 0.0
 
     def _on_announcement(self, peer: str, carried: CarriedLink, message: Message) -> None:
         """Merge what a node announces over the link that counts; raises `PeerViolation` for another message."""

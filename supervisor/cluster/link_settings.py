@@ -18,7 +18,7 @@ class LinkSettings(ClusterSection):
     attached_bytes_max: int = ATTACHED_BYTES_MAX  # of tensors that are on their way to a node over one link
     handshake_s: float = HANDSHAKE_S
     handshakes_max: int = HANDSHAKES_MAX  # incoming connections at a time whose greeting has not ended
-    tell_s: float = 0.1  # between two announcements of a node's load
+    announce_s: float = 0.1  # between two announcements of a node's load
     announcements_max: int = 500  # of load, a second, from all nodes together to one that routes
     retry_min_s: float = 0.1  # between two attempts to reach a node
     retry_max_s: float = 5.0

@@ -121,7 +121,7 @@ class Mesh:
                 await self._listen(nursery, self.listen)
             nursery.start_soon(self._forget)
             nursery.start_soon(self.carried.heartbeat_task.run)
-            nursery.start_soon(self.carried.announcer.run, lambda: self.section.tell_s)
+            nursery.start_soon(self.carried.announcer.run, lambda: self.section.announce_s)
             task_status.started()
             for endpoint in self.join:
                 nursery.start_soon(self.keep_linked, None, endpoint)

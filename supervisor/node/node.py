@@ -247,7 +247,7 @@ class Node:
             if assembly.gateway is not None:
                 assembly.gateway.drain()
             if assembly.links is not None:  # until a node learns of the drain, it may choose a worker here
-                await trio.sleep(assembly.links.section.tell_s)
+                await trio.sleep(assembly.links.section.announce_s)
             if assembly.gateway is not None:
                 await assembly.gateway.gate.wait_empty()
                 await assembly.gateway.connections.wait_idle()  # an answer is complete once its client has received it

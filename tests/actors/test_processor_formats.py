@@ -96,4 +96,4 @@ async def test_an_answer_that_goes_on_at_another_worker_has_the_same_pieces(
         assert joined(pieces) == PIECES
         assert [token for piece in pieces for token in piece.ids] == ids(LINE)
         assert answered.usage.completion_tokens == len(ids(LINE))
-        assert rig.worker("b").asked[0].said == sent
+        assert rig.worker("b").asked[0].resumed_tokens == sent

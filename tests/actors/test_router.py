@@ -224,7 +224,7 @@ async def test_a_pair_whose_leg_is_lost_is_asked_again_with_another_in_its_place
         assert [len(rig.worker(name).asked) for name in (kept, lost, f"{kept}2", f"{lost}2")] == [2, 1, 0, 1]
         first, second = rig.worker(kept).asked
         assert met_at(first).room != met_at(second).room
-        assert (second.id, second.said) == ("new 1", 0)
+        assert (second.id, second.resumed_tokens) == ("new 1", 0)
 
 
 async def test_after_a_failed_hand_off_both_are_avoided(autojump_clock: MockClock) -> None:

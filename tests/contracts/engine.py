@@ -244,15 +244,17 @@ async def ends_with_no_stop_before_tokens_min(engine: Engine) -> None:
         assert (len(ids), finished.reason) == (12, FinishReason.LENGTH)
 
 
-async def continues_an_answer_behind_what_is_said(engine: Engine) -> None:
+async def continues_an_answer_behind_resumed_tokens(engine: Engine) -> None:
     same = []
-    for said in (1, 7) * 5:
+    for resumed in (1, 7) * 5:
         wanted = request(engine, 12)
         whole, _ = await complete(engine, wanted)
-        sampling = evolve(wanted.sampling, tokens_max=12 - said)
-        rest, _ = await complete(engine, Generate(new_id(), [*wanted.tokens, *whole[:said]], sampling, said=said))
-        same.append(rest == whole[said:])
-    # What was said is computed in other steps than it was, and rounded otherwise: in 2 of 100 answers of a model with
+        sampling = evolve(wanted.sampling, tokens_max=12 - resumed)
+        rest, _ = await complete(
+            engine, Generate(new_id(), [*wanted.tokens, *whole[:resumed]], sampling, resumed_tokens=resumed)
+        )
+        same.append(rest == whole[resumed:])
+    # Resumed tokens are computed in other steps than before, and rounded otherwise: in 2 of 100 answers of a model with
     # random weights two tokens are so nearly as likely that the other one comes.
     assert sum(same) >= 7, "an answer does not go on where it was left"
 
@@ -611,7 +613,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     ends_with_length_at_tokens_max,
     ends_with_stop_at_a_stop_token,
     ends_with_no_stop_before_tokens_min,
-    continues_an_answer_behind_what_is_said,
+    continues_an_answer_behind_resumed_tokens,
     answers_an_unread_request_whole,
     aborts_in_the_turn_of_submit,
     aborts_before_the_first_token,

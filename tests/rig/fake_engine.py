@@ -61,7 +61,7 @@ def logprob_at(token: int, place: int, top: int, vocabulary_size: int = 100) -> 
 
 def prompt_of(request: Generate) -> tuple[int, ...]:
     """Return a request's prompt, without the tokens that a lost worker has answered already."""
-    return tuple(request.tokens[: len(request.tokens) - request.said])
+    return tuple(request.tokens[: len(request.tokens) - request.resumed_tokens])
 
 
 def answer_to(request: Generate, vocabulary_size: int = 100, media: MediaInfo | None = None) -> Iterator[int]:
@@ -72,7 +72,7 @@ def answer_to(request: Generate, vocabulary_size: int = 100, media: MediaInfo | 
     forced = next((token for token, bias in wanted.logit_bias.items() if bias >= FORCED), None)
     prompt = [*prompt_of(request), *([] if wanted.seed is None else [wanted.seed])]
     prompt += [int(item.digest, 16) for item in request.media]
-    for place in count(request.said):
+    for place in count(request.resumed_tokens):
         token = token_at(prompt, place, vocabulary_size) if forced is None else forced
         while token in never:
             token = (token + 1) % vocabulary_size
@@ -232,7 +232,7 @@ class Scheduler(Batch):
         super()._emit(held, update)
         if self.spec.leg is not Leg.PREFILL:
             asked = self.prompt_of(held.request), held.request.sampling.seed
-            self.given[asked] = held.request.said + len(held.output)
+            self.given[asked] = held.request.resumed_tokens + len(held.output)
 
     def _fail_as_all(self, held: HeldRequest, update: BatchUpdate) -> None:
         assert self.fails is not None

@@ -34,7 +34,7 @@ from tests.rig.fake_engine import generate
 from tests.rig.links import idle_link, serve
 
 QUICK = LinkSettings(
-    name="grove", heartbeat_s=0.1, silent_s=0.5, handshake_s=5.0, tell_s=0.01, retry_min_s=0.02, retry_max_s=0.2
+    name="grove", heartbeat_s=0.1, silent_s=0.5, handshake_s=5.0, announce_s=0.01, retry_min_s=0.02, retry_max_s=0.2
 )
 SECRET = b"a secret that is long enough to be one"
 LOOPBACK = "127.0.0.1"

@@ -137,7 +137,7 @@ class Fake:
 
     async def _play(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         prefill = self.leg is Leg.PREFILL
-        wanted, sent = request.sampling, request.said
+        wanted, sent = request.sampling, request.resumed_tokens
         whole = text(request.tokens[: len(request.tokens) - sent], play.length)[sent:]
         ends = {*wanted.stop_token_ids} if wanted.ignore_eos else {EOS, *wanted.stop_token_ids}
         most = 1 if prefill else wanted.tokens_max

@@ -342,7 +342,7 @@ class Batch:
         number = len(held.output)
         update.emitted.append(request.id)
         update.tokens.append(token)
-        top, index = request.logprobs, request.said + number
+        top, index = request.logprobs, request.resumed_tokens + number
         update.logprobs.append(None if top is None else self.speech.logprob(sequence, index, token, top))
         stops = token in sequence.ends and number > wanted.tokens_min and self.spec.leg is not Leg.PREFILL
         if stops or number == self._tokens_max(held):

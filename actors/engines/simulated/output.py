@@ -1,7 +1,7 @@
 """The output of a simulated engine: sentences as token ids, or else ids drawn from the whole vocabulary.
 
 Everything depends on the engine's seed, the prompt and, at a temperature above 0, the request's own seed or its id.
-Resumed tokens (`said`) do not count as prompt, so that another engine continues an answer as the first one would have.
+The `resumed_tokens` do not count as prompt, so that another engine continues an answer as the first one would have.
 There is no clock and no state in here: a request's output can be computed anew at any time.
 """
 
@@ -61,13 +61,13 @@ class OutputGenerator:
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
         digest = blake2b(f"{self.spec.seed}\n{own}\n".encode(), digest_size=16)
-        digest.update(memoryview(prompt)[: len(prompt) - request.said * PROMPT_TOKEN_BYTES])
+        digest.update(memoryview(prompt)[: len(prompt) - request.resumed_tokens * PROMPT_TOKEN_BYTES])
         key = digest.digest()
         ends = frozenset(wanted.stop_token_ids)
         if eos is not None and not wanted.ignore_eos:
             ends |= {eos}
-        ids = self._biased(request, key, ends, request.said + wanted.tokens_min)
-        return OutputSequence(islice(ids, request.said, None), ends, key, greedy)
+        ids = self._biased(request, key, ends, request.resumed_tokens + wanted.tokens_min)
+        return OutputSequence(islice(ids, request.resumed_tokens, None), ends, key, greedy)
 
     def logprob(self, sequence: OutputSequence, index: int, token: int, top: int) -> Logprob:
         """Return a plausible log probability for the token at an index, and those of the `top` likeliest.

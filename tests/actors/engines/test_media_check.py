@@ -69,8 +69,8 @@ ONE, TWO = (
 )
 
 
-def written(*tokens: int, media: tuple[MediaItem, ...], said: int = 0) -> Generate:
-    return Generate("r", list(tokens), Sampling(4), media=media, said=said)
+def written(*tokens: int, media: tuple[MediaItem, ...], resumed_tokens: int = 0) -> Generate:
+    return Generate("r", list(tokens), Sampling(4), media=media, resumed_tokens=resumed_tokens)
 
 
 def pictures(count: int) -> list[int]:
@@ -87,10 +87,10 @@ def test_the_places_of_items_are_those_of_their_own_order_in_each_modality() -> 
 
 @pytest.mark.parametrize("answer", [[IMAGE_TOKEN], [BEGIN, IMAGE_TOKEN, 5], [BEGIN]])
 def test_tokens_of_an_answer_that_is_resumed_are_no_places(answer: list[int]) -> None:
-    resumed = evolve(MIXED, tokens=[*MIXED.tokens, *answer], said=len(answer))
+    resumed = evolve(MIXED, tokens=[*MIXED.tokens, *answer], resumed_tokens=len(answer))
     check_media(resumed, STARTED)
     assert item_places(resumed, MEDIA) == item_places(MIXED, MEDIA)
-    check_media(written(7, *answer, media=(), said=len(answer)), INFO)
+    check_media(written(7, *answer, media=(), resumed_tokens=len(answer)), INFO)
     with pytest.raises(BadRequest):
         check_media(evolve(resumed, tokens=[*MIXED.tokens, IMAGE_TOKEN, *answer]), STARTED)
 

@@ -57,7 +57,7 @@ async def test_a_loss_at_any_token_is_not_seen(
         if asked:
             sampling = evolve(wanted.sampling, tokens_max=6 - tokens, tokens_min=max(0, 2 - tokens))
             tokens_ = PROMPT + got.ids[:tokens]
-            assert asked == [evolve(wanted, id="new 1", tokens=tokens_, said=tokens, sampling=sampling)]
+            assert asked == [evolve(wanted, id="new 1", tokens=tokens_, resumed_tokens=tokens, sampling=sampling)]
             assert rig.worker("b").times == [tokens or 0.5]
 
 
@@ -120,7 +120,7 @@ async def test_a_request_goes_on_as_often_as_it_may(most: int, whole: bool, auto
         await check_ends(rig, None if whole else losses[most])
         if whole:
             assert [each.id for worker in workers for each in worker.asked] == ["a", "new 1", "new 2"]
-            assert rig.worker("c").asked[0].said == 3
+            assert rig.worker("c").asked[0].resumed_tokens == 3
 
 
 @pytest.mark.parametrize(("most", "whole"), [(3, True), (2, False)])
@@ -159,7 +159,7 @@ async def test_a_worker_is_lost_twice_and_asked_again_after_a_pause_where_there_
         check_whole(await ask(rig, generate()), generate(), cached=1)
         assert rig.worker("a").times == [0, 3, 6]
         assert [each.id for each in rig.worker("a").asked] == ["a", "new 1", "new 2"]
-        assert [each.said for each in rig.worker("a").asked] == [0, 2, 4]
+        assert [each.resumed_tokens for each in rig.worker("a").asked] == [0, 2, 4]
 
 
 async def test_a_request_whose_engine_died_is_not_given_to_that_engine_again(autojump_clock: MockClock) -> None:
@@ -218,9 +218,9 @@ async def test_a_request_that_has_begun_goes_ahead_of_those_that_have_not(autoju
 async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as rig:
         first = text(PROMPT)[:3]
-        got = await ask(rig, evolve(generate(), tokens=PROMPT + first, said=3))
+        got = await ask(rig, evolve(generate(), tokens=PROMPT + first, resumed_tokens=3))
         assert got.ids == text(PROMPT)[3:9]
-        assert rig.worker("b").asked[0].said == 5
+        assert rig.worker("b").asked[0].resumed_tokens == 5
 
 
 # Planned losses --------------------------------------------------------------------------

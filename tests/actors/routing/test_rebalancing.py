@@ -60,7 +60,7 @@ async def test_a_request_that_waits_at_a_full_worker_moves_to_one_with_room(auto
         rig.worker("b").kv = 20
         await trio.sleep(20)
         (wanted,) = rig.worker("b").asked
-        assert (wanted.id, wanted.said) == ("new 1", 0)
+        assert (wanted.id, wanted.resumed_tokens) == ("new 1", 0)
         check_whole(got[0], generate())
         assert rig.worker("a").left == [rig.worker("b").times[0]], "never at both at once"
 

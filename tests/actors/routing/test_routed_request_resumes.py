@@ -75,7 +75,7 @@ async def test_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tok
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
         wanted = generate(**penalty)
         check_whole(await ask(rig, wanted), wanted)
-        assert (rig.worker("b").asked[0].said, rig.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
+        assert (rig.worker("b").asked[0].resumed_tokens, rig.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -35,7 +35,7 @@ from tests.system.cluster_blocks import STEPS
 from tests.system.cluster_cost import measured
 from tests.system.simulator import sim_pair
 
-TELL_S = 0.1
+ANNOUNCE_S = 0.1
 SLOTS = 8
 
 
@@ -91,7 +91,7 @@ async def joined(front: Directory, back: Directory, step_s: float = 0.1) -> Asyn
             directory.linked(other, link)
             announcer = Announcer(directory)
             announcer.add(other, link)
-            nursery.start_soon(announcer.run, lambda: TELL_S)
+            nursery.start_soon(announcer.run, lambda: ANNOUNCE_S)
         await trio.sleep(1)
         yield received
         nursery.cancel_scope.cancel()

@@ -16,7 +16,7 @@ from supervisor.node.node import BYE_S, HARD_EXIT_S, Node
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
 
-TELL_S, DRAIN_S = 0.5, 10.0
+ANNOUNCE_S, DRAIN_S = 0.5, 10.0
 
 
 class Launched:
@@ -88,9 +88,9 @@ async def test_a_drain_while_a_restart_is_checked_leaves_the_node_down() -> None
     assert front.decisions == [False]
 
 
-@pytest.mark.parametrize(("busy_s", "said_at"), [(0.0, TELL_S), (3.0, TELL_S + 3.0), (99.0, DRAIN_S)])
+@pytest.mark.parametrize(("busy_s", "bye_at"), [(0.0, ANNOUNCE_S), (3.0, ANNOUNCE_S + 3.0), (99.0, DRAIN_S)])
 async def test_a_node_tells_others_that_it_drains_and_leaves_with_a_word_once_it_is_idle(
-    busy_s: float, said_at: float, autojump_clock: MockClock
+    busy_s: float, bye_at: float, autojump_clock: MockClock
 ) -> None:
     order = list[tuple[str, float]]()
 
@@ -103,7 +103,7 @@ async def test_a_node_tells_others_that_it_drains_and_leaves_with_a_word_once_it
 
     directory: Any = SimpleNamespace(name="back", draining=False, running=0, wait_idle=wait_idle)
     directory.drain = lambda: note("announces")
-    links = SimpleNamespace(section=SimpleNamespace(tell_s=TELL_S), send_bye=note)
+    links = SimpleNamespace(section=SimpleNamespace(announce_s=ANNOUNCE_S), send_bye=note)
     assembly: Any = SimpleNamespace(directory=directory, gateway=None, links=links)
     runtime: Any = SimpleNamespace(grace=GracePeriods())
     unused: Any = None
@@ -115,7 +115,7 @@ async def test_a_node_tells_others_that_it_drains_and_leaves_with_a_word_once_it
         note("ends")
     assert order == [
         ("announces", 0.0),
-        ("waits for its workers", TELL_S),
-        ("node back shuts down", said_at),
-        ("ends", said_at + BYE_S),
+        ("waits for its workers", ANNOUNCE_S),
+        ("node back shuts down", bye_at),
+        ("ends", bye_at + BYE_S),
     ]

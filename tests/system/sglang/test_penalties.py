@@ -52,5 +52,5 @@ async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
 
 async def answer(engine: Engine, tokens: list[int], sent: int, penalties: dict[str, Any]) -> list[int]:
     sampling = Sampling(TOKENS - sent, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
-    ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, said=sent))
+    ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, resumed_tokens=sent))
     return ids

@@ -125,7 +125,7 @@ async def test_an_answer_with_the_tokens_of_places_in_it_goes_on(make_engine: Ma
         for wanted in (about(engine, item(engine, Modality.IMAGE), tokens_max=12), request(engine, 12)):
             for said in ([media.image_token], [media.start_token, media.video_token, 9], [7, media.start_token]):
                 tokens = [*wanted.tokens, *(token for token in said if token is not None)]
-                resumed = evolve(wanted, id=new_id(), tokens=tokens, said=len(said))
+                resumed = evolve(wanted, id=new_id(), tokens=tokens, resumed_tokens=len(said))
                 ids, finished = await complete(engine, resumed)
                 assert (len(ids), finished.usage.prompt_tokens) == (12, len(tokens))
 
@@ -135,11 +135,13 @@ async def test_an_answer_about_a_picture_goes_on_behind_any_of_its_tokens(make_e
     async with make_engine(model_path=str(random_vision_model("qwen2_vl"))) as engine:
         wanted = about(engine, item(engine, Modality.VIDEO), item(engine, Modality.IMAGE), tokens_max=16)
         whole, _ = await complete(engine, wanted)
-        for said in (1, 9):
-            sampling = evolve(wanted.sampling, tokens_max=16 - said)
-            tokens = [*wanted.tokens, *whole[:said]]
-            rest, _ = await complete(engine, evolve(wanted, id=new_id(), tokens=tokens, said=said, sampling=sampling))
-            assert rest == whole[said:]
+        for resumed in (1, 9):
+            sampling = evolve(wanted.sampling, tokens_max=16 - resumed)
+            tokens = [*wanted.tokens, *whole[:resumed]]
+            rest, _ = await complete(
+                engine, evolve(wanted, id=new_id(), tokens=tokens, resumed_tokens=resumed, sampling=sampling)
+            )
+            assert rest == whole[resumed:]
 
 
 # Items that nobody wants any more ----------------------------------------------------------

@@ -30,7 +30,7 @@ class SeeingOutput(Predictable):
             *self.seen(request),
             *([] if seed is None else [seed]),
         ]  # a decode sees it when its first token is due
-        for place in count(request.said):
+        for place in count(request.resumed_tokens):
             yield token_at(prompt, place, VOCABULARY)
 
     def logprob(self, sequence: OutputSequence, place: int, token: int, top: int) -> Logprob:

@@ -173,7 +173,7 @@ class Rooms(RendezvousRooms):
 
 def _asked(request: Generate) -> tuple[object, ...]:
     places = tuple(item.place for item in request.media)
-    return request.tokens, request.said, places
+    return request.tokens, request.resumed_tokens, places
 
 
 @define(eq=False)

@@ -67,7 +67,7 @@ class SimLinks(Mesh):
     def drains_within(self, drain_s: float) -> None:
         """Note that a drain begins now and may take so long."""
         self.drains_until = trio.current_time() + drain_s
-        self.announced_at = trio.current_time() + min(self.section.tell_s, drain_s)
+        self.announced_at = trio.current_time() + min(self.section.announce_s, drain_s)
 
     def send_bye(self, detail: str) -> None:
         early = trio.current_time() < self.drains_until

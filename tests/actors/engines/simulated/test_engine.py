@@ -84,7 +84,7 @@ INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, gramma
         ({"tokens_min": 1, "grammar": Grammar(GrammarKind.REGEX, "a")}, "tokens_min"),
         ({"tokens_max": 0}, "tokens_max"),
         ({"stop_token_ids": (100,)}, "stop_token_ids"),
-        ({"prompt": 0}, None),  # its own words, not those about `said`
+        ({"prompt": 0}, None),  # its own words, not those about `resumed_tokens`
         ({"prompt": 58}, None),
     ],
 )

@@ -58,7 +58,9 @@ async def test_an_answer_about_an_image_that_goes_on_elsewhere_is_the_same(autoj
         whole, _ = await answer(engine, wanted)
     async with running(spec(media=MEDIA)) as other:
         sampling = evolve(wanted.sampling, tokens_max=7)
-        rest, _ = await answer(other, evolve(wanted, tokens=[*wanted.tokens, *whole[:5]], said=5, sampling=sampling))
+        rest, _ = await answer(
+            other, evolve(wanted, tokens=[*wanted.tokens, *whole[:5]], resumed_tokens=5, sampling=sampling)
+        )
         assert rest == whole[5:]
         again = evolve(wanted, tokens=[*wanted.tokens, *whole[:8], *TEXT], sampling=evolve(sampling, tokens_max=1))
         assert (await answer(other, again))[1] == 8 + 4 + 8 + 8, "the answer's pages lie behind those of its own image"

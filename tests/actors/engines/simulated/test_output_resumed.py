@@ -48,7 +48,13 @@ def rest(request: Generate, ids: list[int], sent: int) -> Generate:
     """What is left of a request after so many of its tokens."""
     wanted = request.sampling
     left = evolve(wanted, tokens_max=wanted.tokens_max - sent, tokens_min=max(0, wanted.tokens_min - sent))
-    return evolve(request, id="another", tokens=request.tokens + ids[:sent], said=request.said + sent, sampling=left)
+    return evolve(
+        request,
+        id="another",
+        tokens=request.tokens + ids[:sent],
+        resumed_tokens=request.resumed_tokens + sent,
+        sampling=left,
+    )
 
 
 def check_cut_everywhere(request: Generate, lines: Sequence[list[int]]) -> None:

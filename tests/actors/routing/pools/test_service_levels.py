@@ -10,9 +10,11 @@ from protocol.messages.generation import Generate, RoutingHints, Sampling
 from tests.rig.routed_pools import DECODES, PREFILLS, pair_levels
 
 
-def request(prompt: int, ttft_ms: float | None = None, itl_ms: float | None = None, said: int = 0) -> Generate:
+def request(
+    prompt: int, ttft_ms: float | None = None, itl_ms: float | None = None, resumed_tokens: int = 0
+) -> Generate:
     hints = None if ttft_ms is None and itl_ms is None else RoutingHints(ttft_target_ms=ttft_ms, itl_target_ms=itl_ms)
-    return Generate("a", [1] * prompt, Sampling(3), hints=hints, said=said)
+    return Generate("a", [1] * prompt, Sampling(3), hints=hints, resumed_tokens=resumed_tokens)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ def request(prompt: int, ttft_ms: float | None = None, itl_ms: float | None = No
         (request(50, 0, 0), ("p-long", "d-quick")),  # the contexts of decodes are divided at 100
         (request(99, 9e5, 0), ("p-long", "d-quick")),
         (request(100, 9e5, 0), ("p-long", "d-long")),
-        (request(100, 9e5, 0, said=60), ("p-long", "d-long")),  # what was sent is a part of the prompt
+        (request(100, 9e5, 0, resumed_tokens=60), ("p-long", "d-long")),  # what was sent is a part of the prompt
     ],
 )
 def test_each_leg_is_mapped_by_its_own_grid(wanted: Generate, pools: tuple[str, str]) -> None:

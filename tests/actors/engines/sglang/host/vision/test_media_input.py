@@ -138,7 +138,7 @@ async def has_places_identities_and_positions():
 async def goes_on_behind_tokens_of_places():
     plain, _ = await expected("qwen2_5_vl", [*TOKENS, 9, 9, 9], [1.5])
     for said in ([IMAGE, 9, 9], [START, IMAGE, VIDEO], [9, 9, START]):
-        output = await made().output(evolve(REQUEST, tokens=[*TOKENS, *said], said=3))
+        output = await made().output(evolve(REQUEST, tokens=[*TOKENS, *said], resumed_tokens=3))
         assert output.input_ids[-3:] == output.padded_input_ids[-3:] == said
         assert torch.equal(output.mrope_positions, plain.squeeze(1)), "positions depend on the items alone"
 
