@@ -43,7 +43,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineLoad
+from protocol.messages.engine import EngineLoad, HandOff
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler, generate
@@ -147,17 +147,27 @@ async def test_an_idle_engine_is_asked_again_and_again_and_a_busy_one_never(auto
         assert system.slots.free.value == 1, "decode holds one in advance"
 
 
+@pytest.mark.parametrize("hand_off", [HandOff.CONCURRENT, HandOff.SEQUENTIAL])
 @pytest.mark.parametrize(("leg", "tokens"), [(Leg.PREFILL, 1), (Leg.DECODE, 2)])
 async def test_a_leg_of_a_pair_answers_its_canary_without_the_other(
-    leg: Leg, tokens: int, autojump_clock: MockClock
+    leg: Leg, tokens: int, hand_off: HandOff, autojump_clock: MockClock
 ) -> None:
-    async with watched(FakeEngine(Costs(leg=leg, slots=2))) as system:
+    async with watched(FakeEngine(Costs(leg=leg, hand_off=hand_off, slots=2))) as system:
         request = canary_request(system.engine.info, "a", "b", b"alone")
         assert request.hand_off == b"alone"
         assert request.sampling.tokens_max == tokens, "the first token of a decode is computed elsewhere"
         await trio.sleep(30)
         assert [outcome for _, outcome in system.observer.outcomes] == [ANSWERED] * 2
+        assert await system.engine.load() == EngineLoad(0, 0, 0)
         assert not system.raised
+
+
+async def test_a_sequential_prefill_whose_canary_gets_no_state_is_found(autojump_clock: MockClock) -> None:
+    async with watched(FakeEngine(Costs(leg=Leg.PREFILL, hand_off=HandOff.SEQUENTIAL, slots=2))) as system:
+        system.engine.stall(60)
+        await trio.sleep(30)
+        assert [outcome for _, outcome in system.observer.outcomes] == [LATE]
+        assert isinstance(error_of(system), EngineStuck)
 
 
 # An engine that does not -------------------------------------------------------------------
