@@ -13,6 +13,9 @@ to get some, and compute all anew.
     prefill leg: running -> transferring until its decode accepts the prompt -> one token -> ended
     decode leg:  waiting -> transferring until its prefill would be done and `transfer_s` has passed -> decoding
 
+    sequential prefill: running -> transferring: its state is held until it is aborted
+    sequential decode:  waiting -> transferring for `transfer_s`, if the state is still held then -> decoding
+
 There is no clock in here: times come in as `now`, in seconds, and never go back. So a day of traffic is simulated in
 seconds, and the same calls at the same times give the same answers.
 """

@@ -41,7 +41,8 @@ class SimulatedEngine:
     seed, the prompt and, at a temperature above 0, the request's seed or id; of the sampling parameters it follows no
     more than `logit_bias` of 100 or -100 and beyond: penalties, `top_p` and the like change nothing. `chance` draws the
     faults and nothing else. A prefill waits until a decode with the same `rendezvous_rooms` has room for its KV cache;
-    without a common one each leg acts as if they met. In virtual time the same calls give the same answers.
+    without a common one each leg acts as if they met. A sequential prefill holds a state among `states` instead. In
+    virtual time the same calls give the same answers.
     """
 
     spec: SimulatedSpec
