@@ -24,7 +24,7 @@ from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Off
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
-from supervisor.cluster.node_records import UNKNOWN_NODE, KnownNode, NodeRecords
+from supervisor.cluster.node_records import UNKNOWN_NODE, NodeRecords, NodeSnapshot
 from supervisor.cluster.ranked_workers import RankedWorkers
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
@@ -283,14 +283,14 @@ class Directory:
     # Nodes -------------------------------------------------------------------------------
 
     @property
-    def nodes(self) -> Mapping[str, KnownNode]:
+    def nodes(self) -> Mapping[str, NodeSnapshot]:
         """The other nodes by name."""
-        return {record.name: record.known for record in self.records}
+        return {record.name: record.snapshot for record in self.records}
 
-    def node(self, name: str) -> KnownNode:
+    def node(self, name: str) -> NodeSnapshot:
         """Return one node, as one without state, link and address if it is unknown."""
         record = self.records.get(name)
-        return UNKNOWN_NODE if record is None else record.known
+        return UNKNOWN_NODE if record is None else record.snapshot
 
     def addresses(self) -> Iterator[tuple[str, str | None]]:
         """Yield the other nodes, and where each listens, if that is known."""

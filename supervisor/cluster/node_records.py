@@ -30,7 +30,7 @@ FORGET_S = 600.0  # after which a node is removed that neither cluster.toml nor 
 
 
 @frozen
-class KnownNode:
+class NodeSnapshot:
     """A node as other files read it: the state that it announced last, the link to it, its address."""
 
     state: NodeState = NodeState()
@@ -38,7 +38,7 @@ class KnownNode:
     address: str | None = None
 
 
-UNKNOWN_NODE = KnownNode()
+UNKNOWN_NODE = NodeSnapshot()
 
 
 @define(eq=False)
@@ -61,9 +61,9 @@ class NodeRecord:
     workers: dict[str, RemoteWorker] = Factory(dict)
 
     @property
-    def known(self) -> KnownNode:
+    def snapshot(self) -> NodeSnapshot:
         """The node as other files read it."""
-        return KnownNode(self.state, self.link, self.address)
+        return NodeSnapshot(self.state, self.link, self.address)
 
     @property
     def is_reachable(self) -> bool:
@@ -170,8 +170,8 @@ class NodeRecords:
         )
         left_out = 0
         for neighbour in neighbours:
-            if (known := self._records.get(neighbour.name)) is not None:
-                known.unnamed_since = None
+            if (record := self._records.get(neighbour.name)) is not None:
+                record.unnamed_since = None
             if neighbour.name == self.own_name or neighbour.address is None:
                 continue
             if neighbour.name not in self._records:

@@ -232,8 +232,8 @@ class Reloader:
             yield f"node.{self.name}"
         # What matters of another node is its address, since it may be this one that dials.
         for name in sorted({*new.node} - {self.name}):
-            known = old.node.get(name)
-            if known is None or known.dial_address != new.node[name].dial_address:
+            previous = old.node.get(name)
+            if previous is None or previous.dial_address != new.node[name].dial_address:
                 yield f"node.{name}"
         engines = self._concerning(old) | self._concerning(new)
         for name in sorted(engines):

@@ -12,7 +12,7 @@ from protocol.link.peer import Peer
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Usage
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.node_records import KnownNode
+from supervisor.cluster.node_records import NodeSnapshot
 from supervisor.links.link import Link
 from supervisor.links.traffic import Traffic
 from supervisor.node import gauges
@@ -34,7 +34,7 @@ def metrics() -> Metrics:
     for number in range(100):
         metrics.request_ended(f"model-{number}", "http", "stop", 1.0, Usage(1, 1, 0))
     link = cast("Link", SimpleNamespace(silent_s=1.0, peer=Peer("back", serves_max=1)))
-    directory = SimpleNamespace(nodes=dict.fromkeys(NODES, KnownNode(link=link)), should_link=lambda _: True)
+    directory = SimpleNamespace(nodes=dict.fromkeys(NODES, NodeSnapshot(link=link)), should_link=lambda _: True)
     traffic = {node: Traffic() for node in NODES}
     gauges.add_link_metrics(metrics.registry, cast("Directory", directory), traffic)
     gauges.add_engine_up(metrics.registry, lambda: dict.fromkeys(LOADS, 1.0))
