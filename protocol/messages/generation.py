@@ -1,4 +1,4 @@
-"""The generation of tokens: its request to an engine and the replies; those to a processor are in `text`.
+"""The generation of tokens: its request to an engine and the replies; messages to a processor are in `text`.
 
 A request is answered by a stream of replies that ends in one result or in a `RequestError`.
 """
@@ -24,7 +24,7 @@ class FinishReason(StrEnum):
     """The reason why a whole answer ended; any other answer ends in an error."""
 
     STOP = "stop"  # the model, a stop string or a stop token ended it
-    LENGTH = "length"  # it reached the number of tokens asked for
+    LENGTH = "length"  # it reached the requested number of tokens
 
 
 @frozen
@@ -69,12 +69,12 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
-    logit_bias: dict[int, float] = Factory(dict)  # by token id, added before anything else
+    logit_bias: dict[int, float] = Factory(dict)  # keys: token ids; added before anything else
     grammar: Grammar | None = None
 
     @property
     def penalised(self) -> bool:
-        """Whether tokens of the answer become less or more likely by having been sampled."""
+        """Whether sampled tokens become less or more likely in the rest of the answer."""
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
@@ -89,7 +89,7 @@ HAND_OFF_BYTES_MAX = 2**18
 class PromptBlocks:
     """The hashes of a prompt's full blocks of `page_size` tokens, up to its first image or video.
 
-    `digest` is that of the last block, behind which the answer's blocks go on; without a block that of the salt.
+    `digest` is the last block's, from which the answer's blocks continue; without a block it is the salt's.
     """
 
     page_size: int
@@ -99,10 +99,10 @@ class PromptBlocks:
 
 @frozen
 class RoutingHints:
-    """Hints for the router of a request, which sends none of them to a worker.
+    """Hints for the router of a request; no worker gets them.
 
-    Requests of one `session` share a beginning, and go to one worker rather than to others. The targets are those of
-    the client, in milliseconds: to the first token, and from one token to the next.
+    Requests of one `session` share a beginning, and preferably a worker. The targets are the client's, in milliseconds:
+    to the first token, and from one token to the next.
     """
 
     session: str = ""
@@ -115,14 +115,14 @@ class RoutingHints:
 class Generate(Message):
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
-    `logprobs` asks for the log probability of each token and those of that many of the likeliest; None asks for none.
-    Requests with different `cache_salt` share no prefix cache. Of those that wait for a slot, the one with the highest
-    `priority` is first. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has as many
-    placeholders among the `tokens` as it has tokens. Of an engine with several ranks the one of number `rank` computes
-    it, which the router has chosen.
+    `logprobs` requests the log probability of each token and of so many of the likeliest ones; None requests none.
+    Requests with different `cache_salt` share no prefix cache. The waiting request of the highest `priority` gets the
+    next slot. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has one placeholder
+    among the `tokens` for each of its tokens. In an engine with several ranks the one of number `rank`, chosen by the
+    router, computes the request.
 
-    A prefill and a decode get the same tokens, and each does its part of the work. `hand_off` has the bytes by which
-    the KV cache gets from one to the other, which their kind alone reads; an engine that computes both gets none.
+    A prefill and a decode get the same tokens, and each does its part of the work. The bytes of `hand_off` bring the KV
+    cache from one to the other, and only their kind reads them; an engine that computes both gets none.
     """
 
     id: str
@@ -132,40 +132,40 @@ class Generate(Message):
     cache_salt: str | None = None
     priority: int = 0
     hand_off: bytes = b""
-    resumed_tokens: int = 0  # the last of the `tokens`, answered by a worker that was lost
+    resumed_tokens: int = 0  # the number of last `tokens` that are a lost worker's part of the answer
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
     media: tuple[MediaItem, ...] = ()
-    cached_tokens: int = 0  # that are in the worker's prefix cache, as far as its router knows
+    cached_tokens: int = 0  # tokens in the worker's prefix cache, by its router's estimate
     hints: RoutingHints | None = None
     rank: int = 0
 
     @property
     def uncached_tokens(self) -> int:
-        """The tokens of the prompt that are expected to be computed; the last one always is."""
-        return max(1, len(self.tokens) - max(0, self.cached_tokens))  # which another node may have made anything
+        """The number of prompt tokens to compute, an estimate; the last one always is computed."""
+        return max(1, len(self.tokens) - max(0, self.cached_tokens))  # another node may send a negative number
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of its media."""
+        """The tensors of the media."""
         return tuple(item.data for item in self.media)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Generate:
-        """Return the request with other tensors of its media."""
+        """Return the request with its media's tensors replaced."""
         return evolve(self, media=with_data(self.media, tensors))
 
     def check_tensors(self) -> None:
-        """Raise `PeerViolation` for an item of its media that contradicts itself."""
+        """Raise `PeerViolation` for a contradictory item of the media."""
         for item in self.media:
             check_item(item)
 
 
 @frozen
 class RouteTaken:
-    """The route of a request, for those who want to know why; within its node alone.
+    """The route of a request, for explanations of a choice; never sent to another node.
 
-    `overlap` tokens of the prompt were expected in the prefix cache of the worker that computes it, when it was chosen.
-    `score` is what the routing policy compared, None where it compared no numbers.
+    At the choice, `overlap` tokens of the prompt were expected in the worker's prefix cache. `score` is the number
+    compared by the routing policy, None if it compared none.
     """
 
     workers: str
@@ -182,13 +182,13 @@ class Started(Message):
     """
 
     cached_tokens: int = 0
-    route: RouteTaken | None = field(default=None, eq=False)  # tells how it was answered, not what
+    route: RouteTaken | None = field(default=None, eq=False)  # not a part of the answer
     hand_off: bytes = b""
 
 
 @frozen
 class Logprob:
-    """The natural logarithm of a token's probability in its place, and the likeliest token ids there with theirs."""
+    """The natural logarithm of a token's probability in its place, and the likeliest token ids there with their own."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -196,7 +196,7 @@ class Logprob:
 
 @frozen
 class Tokens(Message):
-    """The next token ids of one answer, as many as one engine step gave; with one `Logprob` each if requested."""
+    """The next token ids of one answer, from one engine step; with one `Logprob` each if requested."""
 
     ids: tuple[int, ...]
     logprobs: tuple[Logprob, ...] = ()

@@ -26,10 +26,10 @@ from protocol.messages.kind import Kind, Message
 
 
 class OperationScope(StrEnum):
-    """The engines that carry out an operation; one with several ranks, or on several nodes, is asked once."""
+    """The engines of an operation; an engine with several ranks, or on several nodes, is asked once."""
 
-    ONE = "one"  # the engine that the asker names
-    ENGINES = "engines"  # every engine that computes tokens, or the one that the asker names
+    ONE = "one"  # the engine named by the asker
+    ENGINES = "engines"  # every engine for tokens, or the one named by the asker
     ALL = "all"  # the same, and every encoder
 
 
@@ -37,20 +37,20 @@ class OperationScope(StrEnum):
 class EngineOperation:
     """One operation of an engine."""
 
-    kind: Kind  # of its request, and what its result is
-    result_kind: Kind | None = None  # of its result, unless that is another message's, too
+    kind: Kind  # the row of its request, with the class of its result
+    result_kind: Kind | None = None  # the row of its result, unless another message has the same result
     name: str  # the word of the command line
-    participle: str  # of what an engine has done, as in "engine main/tiny was not flushed"
+    participle: str  # the verb of its outcome, as in "engine main/tiny was not flushed"
     summary: str  # one sentence
-    within_s: float  # in which an engine has to answer
-    path: str | None = None  # of its HTTP route; None: it has none
+    within_s: float  # the limit of an engine's answer
+    path: str | None = None  # the path of its HTTP route; None: it has none
     methods: tuple[str, ...] = ("POST",)
     access: Access = Access.ADMIN
     scope: OperationScope = OperationScope.ENGINES
-    leaves_service: bool = False  # whether routers choose no engine while it carries this out
+    leaves_service: bool = False  # whether an engine is out of service meanwhile
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
-    every_version: bool = False  # whether each version of the program has it, so that no engine need list it
-    example: object = None  # of a body over HTTP
+    every_version: bool = False  # whether every version of the program has it, so that no engine need list it
+    example: object = None  # an example of a body over HTTP
 
     @property
     def request(self) -> type[Message]:
@@ -76,7 +76,7 @@ class FlushCache(Message):
 
 @frozen
 class GetMetrics(Message):
-    """Ask an engine whose info says that it has `metrics` for them; the result is `EngineMetrics`."""
+    """Ask an engine with `metrics` for them; the result is `EngineMetrics`."""
 
 
 METRICS_BYTES_MAX = 1024 * 1024
@@ -87,7 +87,7 @@ class EngineMetrics(Message):
     """An engine's own metrics in the text format of Prometheus, at most `METRICS_BYTES_MAX` bytes of whole families."""
 
     text: str
-    left_out: int = 0  # series that found no room
+    left_out: int = 0  # series without room
 
 
 OPERATIONS = (
@@ -146,23 +146,24 @@ class GrammarChecked(Message):
     refusal: str = ""  # a sentence for the client; empty: the grammar may be used
     compile_s: float = 0.0
     step_ms: float = 0.0  # the longest step of the walk
-    size: int = 0  # of the compiled grammar, in bytes
+    size: int = 0  # the compiled grammar in bytes
 
 
 @frozen
 class RunRank(Message):
     """Run one rank of an engine that spans nodes, until the asker cancels or leaves; answered by one `RankStarted`.
 
-    `agreed` is what must be equal in the files of all of its nodes, as JSON by key: each node runs by its own file.
+    `agreed` has the values that must be equal in the files of all its nodes, as JSON by key: each node runs by its own
+    file.
     """
 
     agreed: dict[str, str]
-    bootstrap_port: int | None = None  # of this life of a prefill, one of those that the configuration gives it
+    bootstrap_port: int | None = None  # this life's port of a prefill, out of its configured range
 
 
 @frozen
 class RankStarted(Message):
-    """The rank is being started, and every process of an earlier one has ended."""
+    """The rank is starting, and every process of an earlier one has ended."""
 
 
 KINDS = (
