@@ -93,12 +93,11 @@ def offers_of(name: str, section: EngineSection) -> list[Offer]:
 def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEngines:
     """Return the engines of a node, and add them to its directory; `texts` has the models whose text is read here."""
     kinds = {word: kind.children(context) for word, kind in KINDS.items()}
-    of_kinds: Services = {key: service for kind in kinds.values() for key, service in kind.served.items()}
     parts: list[_EngineParts] = []
     for name, section in context.cluster.engines_on(context.node).items():
         kind, text = kinds[section.kind], texts.get(section.model)
         make = _encoder if section.leg == "encode" else _engine
-        parts.append(make(context, name, text, kind, of_kinds))
+        parts.append(make(context, name, text, kind))
     engines = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEngine)}
     encoders = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEncoder)}
     return NodeEngines(
@@ -111,7 +110,11 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
         engines=engines,
         encoders=encoders,
         embeddings={part.local.name: part.embeddings for part in parts if part.embeddings is not None},
-        served={**of_kinds, **{key: service for part in parts for key, service in part.services.items()}},
+        # A kind also serves ranks here of engines whose rank 0 is on another node.
+        served={
+            **{key: service for kind in kinds.values() for key, service in kind.served.items()},
+            **{key: service for part in parts for key, service in part.services.items()},
+        },
         published={
             **{name: registration for kind in kinds.values() for name, registration in kind.published.items()},
             **engines,
@@ -120,9 +123,12 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
     )
 
 
-def _engine(
-    context: NodeContext, name: str, text: TextModel | None, kind: KindChildren, of_kinds: Services
-) -> _EngineParts:
+def of_kind(name: str, kind: KindChildren) -> Services:
+    """Return the services that a kind brings under the name of one engine."""
+    return {key: service for key, service in kind.served.items() if key[0] == name}
+
+
+def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
     directory, section = context.directory, context.cluster.engine[name]
     slots: Registration[tuple[Slots, ...]] = Registration()
     ranks = section.data_parallel
@@ -143,6 +149,8 @@ def _engine(
         (name, CheckGrammar): Function(accept_grammar),
         **watched,
         **operations.engine_services({name: registration}, {}, {}),
+        # The kind's own come last, since a kind's checker of grammars replaces the one that accepts all.
+        **of_kind(name, kind),
     }
     workers = [
         LocalWorker(
@@ -152,7 +160,7 @@ def _engine(
             address=address,
             engine=registration,
             inbox=inbox,
-            services=under_name(name, {**services, **of_kinds}),
+            services=under_name(name, services),
             ranks=ranks,
         )
         for offer in offers_of(name, section)
@@ -182,15 +190,13 @@ def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
     return by_prefix and section.has_prefix_cache and section.publishes(context.cluster)
 
 
-def _encoder(
-    context: NodeContext, name: str, text: TextModel | None, kind: KindChildren, of_kinds: Services
-) -> _EngineParts:
+def _encoder(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
     assert kind.encoder is not None  # the configuration has been checked
     directory, section = context.directory, context.cluster.engine[name]
     registration: Registration[Encoder] = Registration(directory.notify)
     cache = EmbeddingCache(section.encoder.cache_bytes_max)
     address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
-    services = operations.engine_services({}, {name: registration}, {name: cache})
+    services = {**operations.engine_services({}, {name: registration}, {name: cache}), **of_kind(name, kind)}
     (offer,) = offers_of(name, section)
     local_worker = LocalWorker(
         node=context.node,
@@ -199,7 +205,7 @@ def _encoder(
         address=address,
         engine=registration,
         inbox=inbox,
-        services=under_name(name, {**services, **of_kinds}),
+        services=under_name(name, services),
     )
     directory.local[name] = local_worker
     local = LocalEncoder(

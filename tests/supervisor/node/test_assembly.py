@@ -9,7 +9,11 @@ import attrs
 import pytest
 from attrs.exceptions import FrozenError
 
+from actors.kit.calls import Function
+from protocol.messages.cluster import Leg
+from protocol.messages.operations import CheckGrammar
 from supervisor.cluster.directory import Directory
+from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kinds import read_cluster
 from supervisor.node.assembly import Assembly
 from tests.rig.assembly import built_assembly
@@ -55,6 +59,17 @@ def test_what_changes_in_a_directory_is_its_state_alone() -> None:
     directory = Directory("main")
     for name in STATE:
         setattr(directory, name, getattr(directory, name))
+
+
+def test_links_serve_what_a_worker_of_this_node_serves_a_checker_of_grammars_included() -> None:
+    for file, node in (("disagg.toml", "prefill"), ("disagg.toml", "decode"), ("vision.toml", "encoder")):
+        assembly, _ = built_assembly(read_cluster(ROOT / "examples" / file), node)
+        assert assembly.links is not None
+        for worker in assembly.directory.local.values():
+            over_links = {kind: assembly.links.services[worker.engine_name, kind] for kind in worker.services}
+            assert over_links == worker.services
+            if worker.leg is not Leg.ENCODE:
+                assert worker.services[CheckGrammar] != Function(accept_grammar), "SGLang has a checker of its own"
 
 
 def test_the_services_of_an_engine_can_be_asked_through_its_worker_and_over_links_alike(assembly: Assembly) -> None:
