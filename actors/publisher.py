@@ -23,8 +23,8 @@ from actors.engines.blocks.following import changes_of
 from actors.engines.port import Engine
 from actors.kit.calls import Answer, BugCounter, Call, Inbox
 from protocol.errors import EngineLost, Overloaded, RequestError, Unsupported
-from protocol.messages.engine import Done
-from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages.engine import Done, EngineLoad, WatchLoad
+from protocol.messages.kv_events import BlockEvents, WatchBlocks
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ RETRY_S = 1.0  # the pause after a failed watch; twice as long each time in a ro
 RETRY_MAX_S = 60.0
 
 Watch: TypeAlias = WatchBlocks | WatchLoad
-WatchReply: TypeAlias = BlockEvents | EngineLoads
+WatchReply: TypeAlias = BlockEvents | EngineLoad
 
 
 class EngineSource(Protocol):
@@ -50,10 +50,10 @@ class Published:
     """The blocks of one engine, and its latest load, as far as they were reported."""
 
     blocks: BlockLog
-    loads: EngineLoads | None = None
+    loads: EngineLoad | None = None
     load_changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
-    def set_loads(self, loads: EngineLoads | None) -> None:
+    def set_loads(self, loads: EngineLoad | None) -> None:
         """Replace the load, None while the engine is down."""
         self.loads = loads
         self.load_changed.unpark_all()
@@ -156,7 +156,7 @@ async def _send_blocks(reader: BlockReader, answer: Answer[WatchReply, Done], ev
 async def _send_loads(published: Published, answer: Answer[WatchReply, Done], every_s: float) -> None:
     """Send the latest load when it has changed, until the watcher's credit is used up."""
     await trio.lowlevel.checkpoint()
-    sent: EngineLoads | None = None
+    sent: EngineLoad | None = None
     while answer.credit > 0:
         if published.loads is not None and published.loads != sent:
             sent = published.loads

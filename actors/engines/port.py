@@ -25,7 +25,7 @@ from actors.kit.calls import Answer
 from protocol.messages.engine import EngineInfo, EngineLoad
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.kv_events import BlockEvents
 
 Generation: TypeAlias = Answer[Started | Tokens, Finished]
 """The tokens of one request: one `Started`, then `Tokens`, one unit of credit a token, and `Finished`."""
@@ -77,5 +77,5 @@ class Engine(Protocol):
         passes on nothing.
         """
 
-    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+    async def watch_load(self, receive: Callable[[EngineLoad], None]) -> None:
         """Pass on the scheduler's load, and again when it has changed; raises `EngineLost` at the end."""

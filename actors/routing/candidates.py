@@ -98,7 +98,7 @@ AddReserved: TypeAlias = Callable[[Load], Load]
 
 
 @define(eq=False)
-class WorkerCandidates:
+class EligibleCandidates:
     """The candidates among some workers; `worker` finds the worker of a yielded load.
 
     `workers` are in the order of their ranks if `ranked`. `avoided` returns whether a worker is ejected: such workers

@@ -18,7 +18,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.groups import first_leaf, raise_part
-from actors.routing.ports import EncoderPool, EncoderWorker, RoutingObserver
+from actors.routing.ports import EncoderPool, RoutedEncoder, RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages.media import Encode, MediaForm, MediaItem
@@ -96,7 +96,7 @@ class _Item:
                 lost.add(encoder.full_name)
                 encoder = await self._next(error, lost)
 
-    async def _asked(self, encoder: EncoderWorker) -> MediaItem:
+    async def _asked(self, encoder: RoutedEncoder) -> MediaItem:
         outcome = AskerLeft.code
         try:
             async with encoder.ask(self._request(), 0) as answer:
@@ -117,13 +117,13 @@ class _Item:
             trace = child_span(trace, new_id())
         return Encode(new_id(), self.item, work.priority, trace, work.owner, alone=self._crashes > 0)
 
-    async def _first(self) -> EncoderWorker:
+    async def _first(self) -> RoutedEncoder:
         """Return the encoder of the first attempt; raises `NotReady` if none comes up in time."""
         if (encoder := await self._wait((), self.encoding.limits.resume_s)) is None:
             raise NotReady("no encoder of this model is up, and images and videos need one")
         return encoder
 
-    async def _next(self, error: RequestError, lost: set[str]) -> EncoderWorker:
+    async def _next(self, error: RequestError, lost: set[str]) -> RoutedEncoder:
         """Wait for the next encoder: another one, or after a pause any; raises `error` beyond a limit."""
         limits = self.encoding.limits
         self._crashes += isinstance(error, EngineLost)
@@ -137,7 +137,7 @@ class _Item:
         self.encoding.observer.call_resumed(error.code, 0)
         return encoder
 
-    async def _wait(self, excluded: Collection[str], within_s: float) -> EncoderWorker | None:
+    async def _wait(self, excluded: Collection[str], within_s: float) -> RoutedEncoder | None:
         """Return an encoder as soon as there is one, None if none comes in time."""
         with trio.move_on_after(within_s):
             await trio.lowlevel.checkpoint()
@@ -146,7 +146,7 @@ class _Item:
             return encoder
         return None
 
-    def _choose(self, excluded: Collection[str]) -> EncoderWorker | None:
+    def _choose(self, excluded: Collection[str]) -> RoutedEncoder | None:
         """Return the digest's highest encoder with room, or if all are full, the least busy one.
 
         In a full one the item waits in the encoder's inbox, where the most urgent is next and owners take turns.

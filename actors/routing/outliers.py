@@ -33,7 +33,7 @@ class Ejection:
 
 
 @frozen
-class EjectedWorker:
+class OngoingEjection:
     """An ejected worker or pair: why, and for how many seconds more; 0 while it is probed."""
 
     name: str
@@ -162,11 +162,11 @@ class OutlierDetector:
         """Return the number of ejected workers and pairs."""
         return len(self._open_names)
 
-    def ejected(self, now: float) -> Iterator[EjectedWorker]:
+    def ejected(self, now: float) -> Iterator[OngoingEjection]:
         """Yield the ejected workers and pairs, by name."""
         for name in sorted(self._open_names):
             breaker = self._breakers[name]
-            yield EjectedWorker(name, breaker.why, max(0.0, breaker.until - now))
+            yield OngoingEjection(name, breaker.why, max(0.0, breaker.until - now))
 
     def _breaker(self, suspect: Suspect) -> _Breaker:
         return self._breakers.setdefault(suspect.name, _Breaker(suspect.kind))

@@ -76,7 +76,7 @@ class Pool(Protocol):
         """Wake all tasks in `wait_changed`: a reservation was released."""
 
 
-class EncoderWorker(Askable[Encode, Encoded, Encoded], Protocol):
+class RoutedEncoder(Askable[Encode, Encoded, Encoded], Protocol):
     """One encoder of a model, of any node; its load counts an item from the turn in which it is asked."""
 
     @property
@@ -91,7 +91,7 @@ class EncoderWorker(Askable[Encode, Encoded, Encoded], Protocol):
 class EncoderPool(Protocol):
     """The encoders of one model."""
 
-    def encoders(self) -> Sequence[EncoderWorker]:
+    def encoders(self) -> Sequence[RoutedEncoder]:
         """Return the encoders that can be asked now."""
 
     async def wait_changed(self) -> None:

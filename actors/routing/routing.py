@@ -28,7 +28,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.hand_off import KindHandOff
-from actors.routing.candidates import Choice, Policy, WorkerCandidates, hands_over
+from actors.routing.candidates import Choice, EligibleCandidates, Policy, hands_over
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
 from actors.routing.pools.service_levels import ANYWHERE, Names, Reach, Scope, ServiceLevels
@@ -152,11 +152,11 @@ class Routing:
         has_room: HasRoom,
         scope: Scope,
         accepts: Callable[[Load], bool] | None = None,
-    ) -> WorkerCandidates:
+    ) -> EligibleCandidates:
         """Return the workers of a leg that a policy may choose."""
         now = trio.current_time() if self.outliers else 0.0
         names = scope.get(leg)
-        return WorkerCandidates(
+        return EligibleCandidates(
             self._workers(leg, names),
             ranked=self._is_ranked(names),
             has_room=has_room,
@@ -166,7 +166,7 @@ class Routing:
             accepts=accepts,
         )
 
-    def _pick(self, request: Generate | None, candidates: WorkerCandidates) -> Chosen | None:
+    def _pick(self, request: Generate | None, candidates: EligibleCandidates) -> Chosen | None:
         """Return the candidate that the policy prefers; without a request, any. None if there is none."""
         if not candidates.workers:
             return None

@@ -117,7 +117,7 @@ class NodeState(Message):
 
 
 @frozen
-class OfferLoad:
+class InFlightCounts:
     """The load of one worker without the receiver's own: requests, and their tokens at most.
 
     `queued` is an estimate of the prompt tokens still to be computed.
@@ -133,7 +133,7 @@ class OfferLoad:
 class LoadUpdate(Message):
     """The loads that have changed since the sender's last announcement."""
 
-    loads: tuple[OfferLoad, ...]
+    loads: tuple[InFlightCounts, ...]
 
 
 OFFERS_MAX = 1024

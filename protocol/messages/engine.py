@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from attrs import astuple, frozen
+from attrs import evolve, frozen
 
 from protocol.messages.generation import GrammarKind
 from protocol.messages.kind import Kind, Message
@@ -105,34 +105,53 @@ class GetLoad(Message):
 
 
 @frozen
-class RankCounts:
-    """A rank's own count of its requests and of their KV memory, in tokens."""
+class WatchLoad(Message):
+    """Follow the load of an engine, counted by its scheduler; replies follow changes."""
 
-    running: int
-    waiting: int
-    kv_tokens_used: int
+
+@frozen
+class RankLoad:
+    """The load of one rank of an engine, counted by its scheduler; `hit_rate` is from 0 to 1.
+
+    `waiting_tokens` are the uncached tokens of waiting prompts, `throughput` the generated tokens a second.
+    """
+
+    running: int = 0
+    slots: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_max: int = 0
+    hit_rate: float = 0.0
+    throughput: float = 0.0
 
 
 @frozen
 class EngineLoad(Message):
     """An engine's own count of its requests and of their KV memory, in tokens.
 
-    `by_rank` has the counts of each rank in order, if there are several.
+    `by_rank` has the load of each rank in order, for a `WatchLoad`; for a `GetLoad`, only if there are several.
     """
 
     running: int
     waiting: int
     kv_tokens_used: int
-    by_rank: tuple[RankCounts, ...] = ()
+    by_rank: tuple[RankLoad, ...] = ()
 
     @classmethod
-    def of_ranks(cls, loads: Sequence[EngineLoad]) -> EngineLoad:
+    def of_ranks(cls, ranks: Sequence[RankLoad]) -> EngineLoad:
         """Return the load of an engine from the loads of its ranks."""
-        if len(loads) == 1:
-            return loads[0]
-        counts = [RankCounts(load.running, load.waiting, load.kv_tokens_used) for load in loads]
-        running, waiting, kv_tokens_used = (sum(each) for each in zip(*map(astuple, counts), strict=True))
-        return cls(running, waiting, kv_tokens_used, tuple(counts))
+        return cls(
+            running=sum(rank.running for rank in ranks),
+            waiting=sum(rank.waiting for rank in ranks),
+            kv_tokens_used=sum(rank.kv_tokens_used for rank in ranks),
+            by_rank=tuple(ranks),
+        )
+
+    @property
+    def totals(self) -> EngineLoad:
+        """The same for a `GetLoad`: without the load of a single rank."""
+        return self if len(self.by_rank) > 1 else evolve(self, by_rank=())
 
 
 @frozen
@@ -145,6 +164,7 @@ KINDS = (
     Kind(6, EngineInfo),
     Kind(7, GetLoad, result=EngineLoad),
     Kind(8, EngineLoad),
+    Kind(43, WatchLoad, replies=(EngineLoad,), result=Done),
     Kind(10, Done),
     Kind(29, Ping, result=Done),
 )

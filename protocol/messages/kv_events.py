@@ -1,8 +1,8 @@
-"""Streams of the events of engines' KV memory, and of engines' loads.
+"""Streams of the events of engines' KV memory.
 
-A `WatchBlocks` or a `WatchLoad` is answered by replies until the asker leaves, or until its credit is used up: then the
-answer ends with `Done`, and the asker resumes with a new request. So a slow asker costs its answerer no memory: missed
-events are replaced by a resync.
+A `WatchBlocks`, as a `WatchLoad` (`engine.py`), is answered by replies until the asker leaves, or until its credit is
+used up: then the answer ends with `Done`, and the asker resumes with a new request. So a slow asker costs its answerer
+no memory: missed events are replaced by a resync.
 
 Events are numbered through one *life* of an engine's cache. A request names a life and its last applied event, and gets
 the later events. If they are not kept any more, or the life is another, a resync sends all blocks: its first reply has
@@ -79,35 +79,6 @@ class BlockEvents(Message):
     reset: bool = False
 
 
-@frozen
-class WatchLoad(Message):
-    """Follow the load of an engine, counted by its scheduler; replies follow changes."""
-
-
-@frozen
-class RankLoad:
-    """The load of one rank of an engine, counted by its scheduler; `hit_rate` is from 0 to 1.
-
-    `waiting_tokens` are the uncached tokens of waiting prompts, `throughput` the generated tokens a second.
-    """
-
-    running: int = 0
-    slots: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    kv_tokens_used: int = 0
-    kv_tokens_max: int = 0
-    hit_rate: float = 0.0
-    throughput: float = 0.0
-
-
-@frozen
-class EngineLoads(Message):
-    """The loads of an engine's ranks, in their order."""
-
-    ranks: tuple[RankLoad, ...]
-
-
 def check_block_events(message: BlockEvents) -> None:
     """Raise `PeerViolation` for impossible events, or too many for one reply."""
     events = message.events
@@ -122,6 +93,4 @@ def check_block_events(message: BlockEvents) -> None:
 KINDS = (
     Kind(41, WatchBlocks, replies=(BlockEvents,), result=Done),
     Kind(42, BlockEvents),
-    Kind(43, WatchLoad, replies=(EngineLoads,), result=Done),
-    Kind(44, EngineLoads),
 )

@@ -15,7 +15,7 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from protocol.link import codec
-from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer, OfferLoad
+from protocol.messages.cluster import InFlightCounts, Leg, LoadUpdate, Neighbour, NodeState, Offer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
@@ -27,7 +27,7 @@ class _Announced:
 
     link: Link
     state: NodeState
-    loads: dict[str, OfferLoad] = Factory(dict)
+    loads: dict[str, InFlightCounts] = Factory(dict)
     due_at: float = -inf  # before that the other end wants no loads
 
 
@@ -100,12 +100,12 @@ class Announcer:
             announced.link.announce_encoded(bodies[changed])
         return next_at
 
-    def _loads(self, node: str) -> dict[str, OfferLoad]:
+    def _loads(self, node: str) -> dict[str, InFlightCounts]:
         if node not in self.directory.subscribers:
             return {}
         return {worker.name: worker.load_without(node) for worker in _offered(self.directory, node)}
 
-    def _loads_in_state(self, node: str) -> dict[str, OfferLoad]:
+    def _loads_in_state(self, node: str) -> dict[str, InFlightCounts]:
         """Return the loads as another node has them from a state, in which nothing tells of queued prompts."""
         return {name: evolve(load, queued=0) for name, load in self._loads(node).items()}
 

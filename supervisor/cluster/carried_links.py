@@ -30,7 +30,7 @@ from protocol.messages.cluster import ANNOUNCE_S_MAX, LoadUpdate, Neighbour, Nod
 from protocol.messages.kind import Message
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.links import websocket
 from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
@@ -212,7 +212,7 @@ class CarriedLinks:
 
 def _service_for(service: object, peer: str) -> Service:
     """Return a service as one node asks it: workers count the requests of each node apart."""
-    return cast("Service", service.for_node(peer) if isinstance(service, GuardedWorker) else service)
+    return cast("Service", service.for_node(peer) if isinstance(service, EngineService) else service)
 
 
 def _process_name(incarnation: Incarnation) -> str:

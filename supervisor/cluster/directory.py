@@ -25,7 +25,7 @@ from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
 from supervisor.cluster.node_records import UNKNOWN_NODE, NodeRecords, NodeSnapshot
-from supervisor.cluster.ranked_workers import RankedWorkers
+from supervisor.cluster.ranking import SortedRanking
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
 
@@ -192,7 +192,7 @@ class Directory:
     def _rerank(self, worker: ClusterWorker) -> None:
         for names in (None, *self._subsets.get((worker.model, worker.leg), ())):
             ranked = self._derived.get(("ranked", worker.model, worker.leg, names))
-            if isinstance(ranked, RankedWorkers) and self._derived_version == self.version:
+            if isinstance(ranked, SortedRanking) and self._derived_version == self.version:
                 ranked.move(worker)
         if (waiting := self._capacity.get(worker.model)) is not None and waiting and not worker.load.full:
             waiting.unpark_all()
@@ -206,7 +206,7 @@ class Directory:
         workers: list[ClusterWorker] = [worker for worker in local if worker.model == model]
         return workers + [worker for worker in remote if worker.model == model and worker.is_up]
 
-    def ranked(self, model: str, leg: Leg, names: frozenset[str] | None = None) -> RankedWorkers[ClusterWorker]:
+    def ranked(self, model: str, leg: Leg, names: frozenset[str] | None = None) -> SortedRanking[ClusterWorker]:
         """Return the workers of a model and a leg that can be asked now, the least busy first.
 
         With `names`, a pool of the cluster's file, only those of them.
@@ -215,9 +215,9 @@ class Directory:
             self._subsets.setdefault((model, leg), set()).add(names)
         return self.derived(("ranked", model, leg, names), lambda: self._ranked(model, leg, names))
 
-    def _ranked(self, model: str, leg: Leg, names: frozenset[str] | None) -> RankedWorkers[ClusterWorker]:
+    def _ranked(self, model: str, leg: Leg, names: frozenset[str] | None) -> SortedRanking[ClusterWorker]:
         of_leg = [worker for worker in self.workers(model) if worker.leg is leg]
-        return RankedWorkers.of([worker for worker in of_leg if names is None or worker.full_name in names])
+        return SortedRanking.of([worker for worker in of_leg if names is None or worker.full_name in names])
 
     def has_sibling(self, worker: ClusterWorker) -> bool:
         """Whether another worker can do the same work now (`Leg.substitutes`).

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import trio
-from attrs import astuple
 
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
@@ -63,7 +62,10 @@ def _by_worker(engine: str, load: EngineLoad) -> Iterator[tuple[str, EngineLoad]
     if not ranks:
         yield engine, load
     for number, rank in enumerate(ranks):
-        yield rank_name(engine, number, len(ranks)), EngineLoad(*astuple(rank))
+        yield (
+            rank_name(engine, number, len(ranks)),
+            EngineLoad(running=rank.running, waiting=rank.waiting, kv_tokens_used=rank.kv_tokens_used),
+        )
 
 
 def _is_possible(load: EngineLoad) -> bool:

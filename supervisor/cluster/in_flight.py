@@ -17,8 +17,10 @@ from attrs import define, field
 
 from actors.kit.pending_prefill import PendingPrefill
 from actors.routing.load import Load
-from protocol.messages.cluster import COUNT_MAX, Leg, Offer, OfferLoad
+from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Leg, Offer
 from protocol.messages.engine import EngineInfo
+
+NO_OTHERS = InFlightCounts(name="", requests=0, tokens=0)
 
 
 @define(eq=False)
@@ -38,7 +40,7 @@ class InFlight:
     tokens: int = 0  # of all nodes, that they may come to hold
     own: Share = field(factory=Share)
     by_node: dict[str, Share] = field(factory=dict)  # of other nodes, as they ask here
-    others: OfferLoad = field(default=OfferLoad(name="", requests=0, tokens=0))  # of other nodes, as announced
+    others: InFlightCounts = InFlightCounts(name="", requests=0, tokens=0)  # of other nodes, as announced
 
     @property
     def queued(self) -> int:
@@ -79,19 +81,19 @@ class InFlight:
         """Count the prompt of another node's request as computed; return that node, None if no node has such a one."""
         return next((node for node, share in self.by_node.items() if share.pending.discard(request_id)), None)
 
-    def replace_others(self, load: OfferLoad) -> None:
+    def replace_others(self, load: InFlightCounts) -> None:
         """Replace the requests of other nodes, as the worker's node announces them."""
         self.requests += load.requests - self.others.requests
         self.tokens += load.tokens - self.others.tokens
         self.others = load
 
-    def without(self, node: str, name: str) -> OfferLoad:
+    def without(self, node: str, name: str) -> InFlightCounts:
         """Return the totals of the worker `name` without the share of one other node, which counts that itself."""
         requests, tokens, queued = self.requests, self.tokens, self.queued
         if (share := self.by_node.get(node)) is not None:
             requests, tokens = requests - share.requests, tokens - share.tokens
             queued -= share.pending.tokens
-        return OfferLoad(
+        return InFlightCounts(
             name=name,
             requests=requests,
             tokens=min(tokens, COUNT_MAX),

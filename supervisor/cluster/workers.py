@@ -14,7 +14,7 @@ from actors.engines.port import Engine
 from actors.kit.calls import Address, Answer, Askable
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.errors import ActorLost, LinkLost, NotReady
-from protocol.messages.cluster import COUNT_MAX, Offer, OfferLoad
+from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Offer
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
@@ -76,7 +76,7 @@ class LocalWorker(ClusterWorker):
             tokens=min(tokens, COUNT_MAX),
         )
 
-    def load_without(self, node: str) -> OfferLoad:
+    def load_without(self, node: str) -> InFlightCounts:
         """Return its load without the requests of one other node, which counts those itself."""
         return self.in_flight.without(node, self.name)
 
@@ -146,7 +146,7 @@ class RemoteWorker(ClusterWorker):
         """Replace its offer and its load; how many prompts wait there follows with the next loads."""
         self.offer = offer
         self.in_flight.replace_others(
-            OfferLoad(name=offer.name, requests=offer.running + offer.waiting, tokens=offer.tokens)
+            InFlightCounts(name=offer.name, requests=offer.running + offer.waiting, tokens=offer.tokens)
         )
 
     def replace_offer(self, offer: Offer) -> None:
@@ -154,7 +154,7 @@ class RemoteWorker(ClusterWorker):
         last = self.offer
         self.offer = evolve(offer, running=last.running, waiting=last.waiting, tokens=last.tokens)
 
-    def merge_load(self, load: OfferLoad) -> None:
+    def merge_load(self, load: InFlightCounts) -> None:
         """Replace the load of other nodes' requests, as its node announces it."""
         running = min(load.requests, self.offer.slots)
         self.offer = evolve(self.offer, running=running, waiting=load.requests - running, tokens=load.tokens)

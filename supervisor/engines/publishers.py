@@ -12,8 +12,8 @@ from actors.engines.blocks.block_log import BlockLog
 from actors.engines.port import Engine
 from actors.kit.calls import Address, mailbox
 from actors.publisher import Published, Watch, WatchReply, publisher
-from protocol.messages.engine import Done
-from protocol.messages.kv_events import WatchBlocks, WatchLoad
+from protocol.messages.engine import Done, WatchLoad
+from protocol.messages.kv_events import WatchBlocks
 from supervisor.links.serving import Service, Services
 from supervisor.runtime import Runtime
 from supervisor.supervision.registration import Registration

@@ -9,7 +9,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 from protocol.messages.media import Encode
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
@@ -63,7 +63,7 @@ def _workers(directory: Directory) -> Services:
         by_engine.setdefault(worker.engine_name, []).append(worker)
     return {
         (name, Encode if first.leg is Leg.ENCODE else Generate): cast(
-            "Service", GuardedWorker(first, others=tuple(others))
+            "Service", EngineService(first, others=tuple(others))
         )
         for name, (first, *others) in by_engine.items()
     }

@@ -19,7 +19,7 @@ from actors.routing.routing import Routing
 from actors.text.model import TextModel
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import hand_offs
@@ -120,7 +120,7 @@ def _policy(context: NodeContext, name: str) -> MadePolicy:
     chance = runtime.chance(runtime.new_number())  # routers of two nodes must not draw the same
     return POLICIES[section.policy].make(
         PolicyContext(
-            chance=chance.random, now=trio.current_time, pool=WorkerPool(context.directory, name), kv=section.kv
+            chance=chance.random, now=trio.current_time, pool=ModelPool(context.directory, name), kv=section.kv
         )
     )
 
@@ -128,7 +128,7 @@ def _policy(context: NodeContext, name: str) -> MadePolicy:
 def _routing(context: NodeContext, name: str, text: TextModel, made: MadePolicy, levels: ServiceLevels) -> Routing:
     section, directory, runtime = context.cluster.model[name], context.directory, context.runtime
     return Routing(
-        pool=WorkerPool(directory, name),
+        pool=ModelPool(directory, name),
         policy=made.policy,
         limits=router_child.limits(section),
         new_number=runtime.new_number,

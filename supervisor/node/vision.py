@@ -10,7 +10,7 @@ from actors.text.model import TextModel
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.config.schema import Cluster
 from supervisor.node import router_child
 from supervisor.node.media_child import MediaChildren
@@ -25,7 +25,7 @@ def processor_vision(
     if text.vision is None or media.address is None:
         return None
     encoding = Encoding(
-        pool=WorkerPool(directory, name),
+        pool=ModelPool(directory, name),
         limits=router_child.limits(cluster.model[name]),
         new_id=runtime.new_id,
         observer=RoutingMetrics(runtime.metrics, name),

@@ -18,17 +18,9 @@ from actors.kit.calls import Address
 from actors.publisher import Published, Watch, WatchReply, publisher
 from protocol.block_hashes import block_hashes
 from protocol.errors import EngineDied, EngineRefused
-from protocol.messages.engine import Done
+from protocol.messages.engine import Done, EngineLoad, RankLoad, WatchLoad
 from protocol.messages.generation import Generate, Sampling
-from protocol.messages.kv_events import (
-    BlockChange,
-    BlockEvent,
-    BlockEvents,
-    EngineLoads,
-    RankLoad,
-    WatchBlocks,
-    WatchLoad,
-)
+from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from protocol.messages.operations import FlushCache
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
@@ -156,8 +148,8 @@ async def test_a_lost_engine_has_no_blocks_and_no_load_until_it_is_up_again(auto
         await lives.answer([7] * 32)
         assert blocks.blocks == set(block_hashes([7] * 32, 16))
         last = loads.replies[-1]
-        assert isinstance(last, EngineLoads)
-        assert (last.ranks[0].running, last.ranks[0].kv_tokens_max) == (0, 131_072)
+        assert isinstance(last, EngineLoad)
+        assert (last.by_rank[0].running, last.by_rank[0].kv_tokens_max) == (0, 131_072)
 
 
 async def test_the_load_is_told_when_it_changes_and_at_most_so_often(autojump_clock: MockClock) -> None:
@@ -169,7 +161,7 @@ async def test_the_load_is_told_when_it_changes_and_at_most_so_often(autojump_cl
         for number in range(20):
             lives.engine.submit(Generate(f"{number:032}", PROMPT, Sampling(200)))
         await trio.sleep(0.2)
-        running = [reply.ranks[0].running for reply in loads.replies if isinstance(reply, EngineLoads)]
+        running = [reply.by_rank[0].running for reply in loads.replies if isinstance(reply, EngineLoad)]
         assert 20 in running
         assert len(running) < 10
 
@@ -211,10 +203,10 @@ class Failing(SimulatedEngine):
         self.fail("blocks")
         await super().watch_blocks(receive)
 
-    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+    async def watch_load(self, receive: Callable[[EngineLoad], None]) -> None:
         await trio.lowlevel.checkpoint()
         if self.failures["load"] > 0:
-            receive(EngineLoads((RankLoad(running=5),)))
+            receive(EngineLoad.of_ranks([RankLoad(running=5)]))
         self.fail("load")
         await super().watch_load(receive)
 
@@ -236,7 +228,7 @@ async def test_an_engine_that_could_not_be_watched_is_watched_again(
                 pass
             await trio.sleep(1)
             assert published.loads is not None
-            assert published.loads.ranks[0].kv_tokens_max == 131_072
+            assert published.loads.by_rank[0].kv_tokens_max == 131_072
             assert {number for _, blocks in published.blocks.blocks() for number in blocks} == set(HASHES)
             nursery.cancel_scope.cancel()
     assert len(caplog.records) == 6

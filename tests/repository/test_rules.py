@@ -6,6 +6,7 @@ Each rule is one test over all files; it fails with every file that breaks it.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -235,6 +236,47 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {{"torch", "s
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+# A kind of engines, and the words of the product -------------------------------------------
+
+
+KIND_NAMES = {kind.rpartition(".")[2] for kind in KINDS}
+KIND_FOLDERS = {f"{room}.engines.{name}" for name in KIND_NAMES for room in ("actors", "supervisor")}
+TABLE_OF_KINDS = Path("supervisor/engines/kinds.py")
+
+
+def of_kind(path: Path) -> bool:
+    return f"{module(path)}.".startswith(tuple(f"{folder}." for folder in KIND_FOLDERS))
+
+
+def test_a_kind_of_engine_is_imported_by_its_own_folders_and_the_table_alone() -> None:
+    neutral = [path for path in NODE_SIDE if not of_kind(path) and path != TABLE_OF_KINDS]
+    refuse_imports({path: theirs(path, KIND_FOLDERS) for path in neutral}, "ask for it by the kind's row in KINDS")
+    assert theirs(TABLE_OF_KINDS, KIND_FOLDERS), "the table imports every kind"
+
+
+def test_a_neutral_file_tests_for_no_kind_and_no_policy_by_its_name() -> None:
+    words = KIND_NAMES | {"kv"}
+    refuse(
+        f"{path}:{node.lineno}: a field of its row says what is to be known of it"
+        for path in SUPERVISOR
+        if not of_kind(path)
+        for node in nodes(path)
+        if isinstance(node, ast.Compare)
+        and words & {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+    )
+
+
+def classes_named(ending: str) -> set[str]:
+    names = {node.name for path in NODE_SIDE for node in nodes(path) if isinstance(node, ast.ClassDef)}
+    requests = ("Get", "Watch")  # for a load that has a name of its own
+    return {name for name in names if re.search(ending, name) and not name.startswith(("_", *requests))}
+
+
+def test_there_are_four_kinds_of_load_and_four_of_worker() -> None:
+    assert classes_named(r"Loads?$|^Load[A-Z]") == {"Load", "LoadUpdate", "EngineLoad", "RankLoad"}
+    assert classes_named(r"Worker$") == {"Worker", "ClusterWorker", "LocalWorker", "RemoteWorker"}
 
 
 # Sizes and manners ------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, Requ
 from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, GetInfo, GetLoad, Ping
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate, Logprob
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages.kv_events import WatchBlocks
 from supervisor.links.link import Link
 from tests.rig.fake_engine import Costs, FakeEngine, Scheduler
 from tests.rig.network import SimTransport, sim_pair
@@ -111,7 +111,7 @@ class FakeHost:
             case GetInfo():
                 result: Message = self.engine.info
             case GetLoad():
-                result = self.scheduler.load()
+                result = EngineLoad.of_ranks([self.scheduler.load()]).totals
             case Ping():
                 result = Done()
             case _:
@@ -153,7 +153,7 @@ class FakeHost:
     async def _send_loads(self, frame: Open) -> None:
         left = frame.credit
 
-        def send(loads: EngineLoads) -> None:
+        def send(loads: EngineLoad) -> None:
             nonlocal left
             self._send(Item(frame.stream, codec.encode(loads), 1))
             left -= 1

@@ -23,10 +23,10 @@ from actors.engines.port import Engine
 from actors.routing.policies.kv.index import PrefixIndex
 from actors.routing.policies.kv.subscriber import PrefixSubscriber
 from protocol.errors import EngineLost
-from protocol.messages.engine import EngineInfo
-from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, EngineLoads, RankLoad
+from protocol.messages.engine import EngineInfo, EngineLoad, RankLoad
+from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.publishers import engine_publisher
 from supervisor.links.serving import Services
 from supervisor.runtime import Runtime
@@ -67,9 +67,9 @@ class BlockEngine:
         """Wait for the end of the engine, which does not come."""
         await self.lost.wait()
 
-    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+    async def watch_load(self, receive: Callable[[EngineLoad], None]) -> None:
         """Pass on one load, which does not change."""
-        receive(EngineLoads((RankLoad(),)))
+        receive(EngineLoad.of_ranks([RankLoad()]))
         await self.lost.wait()
         raise EngineLost("the engine has ended")
 
@@ -119,7 +119,7 @@ class BlockWorker:
 
 def subscriber(directory: Directory, model: str) -> PrefixSubscriber:
     """Return a gateway's subscriptions to all workers of a model."""
-    return PrefixSubscriber(WorkerPool(directory, model), PrefixIndex(INDEX_BLOCKS_MAX))
+    return PrefixSubscriber(ModelPool(directory, model), PrefixIndex(INDEX_BLOCKS_MAX))
 
 
 async def wait_known(index: PrefixIndex, workers: int) -> None:

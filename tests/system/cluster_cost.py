@@ -39,7 +39,7 @@ from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import RequestInbox
 from supervisor.links.endpoint import Endpoint
@@ -240,7 +240,7 @@ def _bytes(links: Mesh) -> int:
 def _routing(directory: Directory, found: dict[str, float]) -> None:
     numbers = count(1)
     routing = Routing(
-        WorkerPool(directory, MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
+        ModelPool(directory, MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
     )
     routing.ranked = partial(directory.ranked, MODEL)
     request = Generate("", [1] * 100, Sampling(100))

@@ -29,7 +29,7 @@ from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Sampling
 from protocol.messages.kv_events import BlockChange, BlockEvent
-from supervisor.cluster.ranked_workers import RankedWorkers
+from supervisor.cluster.ranking import SortedRanking
 
 PAGE = 16  # tokens
 TOLD_S = 0.05  # between two announcements of a worker's load to the gateways
@@ -210,7 +210,7 @@ class Gateway:
     routing: Routing = field(init=False)
     news: deque[tuple[float, str, list[BlockEvent]]] = field(factory=deque)
     views: dict[str, View] = field(init=False)
-    order: RankedWorkers[View] = field(init=False)
+    order: SortedRanking[View] = field(init=False)
     decisions_s: list[float] = field(factory=list)
     told_blocks: int = 0
     _changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
@@ -219,15 +219,15 @@ class Gateway:
         self.views = {each.name: View(each, self, self.number, each.name) for each in self.of}
         unused: Any = None  # the events are applied here, without a subscriber
         made = POLICIES[self.policy].make(PolicyContext(self.chance.random, trio.current_time, unused, self.settings))
-        policy, self.order = made.policy, RankedWorkers()
+        policy, self.order = made.policy, SortedRanking()
         self.index = policy.index if isinstance(policy, KvPolicy) else PrefixIndex(self.settings.blocks_max)
         numbers = count(1)
         self.routing = Routing(self, policy, FailoverLimits(), partial(next, numbers), str, 0, frozenset())
-        self.routing.ranked = lambda leg: self.order if leg is Leg.BOTH else RankedWorkers()
+        self.routing.ranked = lambda leg: self.order if leg is Leg.BOTH else SortedRanking()
 
     def begin(self) -> None:
         """Rank the workers, once all are known."""
-        self.order = RankedWorkers.of(list(self.views.values()))
+        self.order = SortedRanking.of(list(self.views.values()))
 
     def workers(self) -> list[View]:
         """Return the workers, all of which can be asked."""

@@ -11,10 +11,10 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
-from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad, Ping
+from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import BlockEvents, EngineLoads, WatchBlocks, WatchLoad
+from protocol.messages.kv_events import BlockEvents, WatchBlocks
 
 PROBES = 4  # the number of probes in the time that an engine may be silent
 WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again
@@ -114,12 +114,12 @@ class SglangEngine:
                     life, since = events.life, events.number
                     receive(events)
 
-    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+    async def watch_load(self, receive: Callable[[EngineLoad], None]) -> None:
         """Pass on the scheduler's load when it has changed; raises `EngineLost` at the end of the link."""
         while True:
             async with self.link.ask(WatchLoad(), WATCH_CREDIT) as answer:
                 async for loads in answer:
-                    assert isinstance(loads, EngineLoads)  # nothing else answers a WatchLoad
+                    assert isinstance(loads, EngineLoad)  # nothing else answers a WatchLoad
                     receive(loads)
 
     async def _control(self, request: Message) -> Message | None:

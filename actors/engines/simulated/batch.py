@@ -41,9 +41,8 @@ from actors.engines.simulated.transfers import Transfers
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, RequestError
 from protocol.messages.cluster import Leg
-from protocol.messages.engine import EngineLoad
+from protocol.messages.engine import RankLoad
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Usage
-from protocol.messages.kv_events import RankLoad
 
 
 @define(eq=False)
@@ -129,30 +128,25 @@ class Batch:
             self.transfers.accepted(held)
         self.transfers.close()
 
-    def rank_load(self) -> RankLoad:
-        """Return the load for the engine's watchers."""
-        load = self.load()
-        waiting_tokens = sum(len(held.request.tokens) for held in self.waiting.values())
-        hit_rate = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
-        return RankLoad(
-            running=load.running,
-            slots=self.spec.slots,
-            waiting=load.waiting,
-            waiting_tokens=waiting_tokens,
-            kv_tokens_used=load.kv_tokens_used,
-            kv_tokens_max=self.spec.pages * self.spec.page_size,
-            hit_rate=hit_rate,
-        )
-
-    def load(self) -> EngineLoad:
-        """Count requests and their KV tokens; shared pages count once."""
+    def load(self) -> RankLoad:
+        """Return the counts of requests and of KV tokens; shared pages count once."""
         shared = self.memory.referenced * self.spec.page_size
         own = sum(
             held.kv_tokens - len(held.lease.shared) * self.spec.page_size
             for held in self.running.values()
             if held.lease is not None
         )
-        return EngineLoad(len(self.running), len(self.waiting), shared + own)
+        waiting_tokens = sum(len(held.request.tokens) for held in self.waiting.values())
+        hit_rate = self._cached_tokens / self._prompt_tokens if self._prompt_tokens else 0.0
+        return RankLoad(
+            running=len(self.running),
+            slots=self.spec.slots,
+            waiting=len(self.waiting),
+            waiting_tokens=waiting_tokens,
+            kv_tokens_used=shared + own,
+            kv_tokens_max=self.spec.pages * self.spec.page_size,
+            hit_rate=hit_rate,
+        )
 
     # Time ------------------------------------------------------------------------------
 

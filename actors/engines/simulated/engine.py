@@ -26,7 +26,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
 from protocol.messages.generation import Generate, Tokens, one_token
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.kv_events import BlockEvents
 from protocol.messages.operations import FlushCache, operation_names
 from protocol.model_folder import Digest
 
@@ -118,7 +118,7 @@ class SimulatedEngine:
         await trio.lowlevel.checkpoint()
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        return EngineLoad.of_ranks([batch.load() for batch in self._batches])
+        return EngineLoad.of_ranks([batch.load() for batch in self._batches]).totals
 
     async def operate(self, request: Message) -> Message:
         """Carry out an operation by its handler; raises `Unsupported` without one, `EngineLost` after the end."""
@@ -132,11 +132,11 @@ class SimulatedEngine:
         """Pass on the pages of the prefix cache, and then each change; raises `EngineLost` at the end."""
         await follow_blocks(self._blocks, receive, self._lost)
 
-    async def watch_load(self, receive: Callable[[EngineLoads], None]) -> None:
+    async def watch_load(self, receive: Callable[[EngineLoad], None]) -> None:
         """Pass on the load, and again when it has changed; raises `EngineLost` at the end."""
-        last: EngineLoads | None = None
+        last: EngineLoad | None = None
         while not self._lost.is_set():
-            if (loads := EngineLoads(tuple(batch.rank_load() for batch in self._batches))) != last:
+            if (loads := EngineLoad.of_ranks([batch.load() for batch in self._batches])) != last:
                 last = loads
                 receive(loads)
             await self._load_changed.park()

@@ -27,7 +27,7 @@ from protocol.errors import DeadlineExceeded, EngineStuck, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Accepted, Respond
-from supervisor.cluster.ranked_workers import RankedWorkers
+from supervisor.cluster.ranking import SortedRanking
 from supervisor.config import load
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
@@ -342,7 +342,7 @@ def test_room_that_is_given_back_twice_is_one_room() -> None:
 def test_a_worker_with_prompts_enough_is_behind_all_that_have_room() -> None:
     loads = [Load("a", 0, 4, 0, 0, 0, 8, 8), Load("b", 3, 4, 0, 0, 0, 7, 8), Load("c", 2, 4, 0, 0, 0, 99, 0)]
     assert [load.full for load in loads] == [True, False, False]
-    ranked = RankedWorkers.of([cast("Worker", SimpleNamespace(load=load)) for load in loads])
+    ranked = SortedRanking.of([cast("Worker", SimpleNamespace(load=load)) for load in loads])
     assert [worker.load.name for worker in ranked] == ["c", "b", "a"]
 
 

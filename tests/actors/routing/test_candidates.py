@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attrs import Factory, define, evolve
 
-from actors.routing.candidates import Candidates, Choice, WorkerCandidates
+from actors.routing.candidates import Candidates, Choice, EligibleCandidates
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
@@ -40,11 +40,11 @@ def candidates(
     excluded: Sequence[str] = (),
     ejected: Sequence[str] = (),
     reserved: Sequence[str] = (),
-) -> WorkerCandidates:
+) -> EligibleCandidates:
     def with_reserved(load: Load) -> Load:
         return evolve(load, busy=load.busy + 1, reserved=1) if load.name in reserved else load
 
-    return WorkerCandidates(
+    return EligibleCandidates(
         workers,
         ranked=isinstance(workers, Ranked),
         has_room=room,
@@ -54,7 +54,7 @@ def candidates(
     )
 
 
-def names(loads: Sequence[Load] | WorkerCandidates) -> list[str]:
+def names(loads: Sequence[Load] | EligibleCandidates) -> list[str]:
     return [load.name for load in loads]
 
 

@@ -14,15 +14,15 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.kit.offload import run_inline
 from protocol.errors import LinkLost
 from protocol.link.peer import Peer
-from protocol.messages.cluster import Leg, LoadUpdate, NodeState, Offer, OfferLoad, check_loads, check_state
+from protocol.messages.cluster import InFlightCounts, Leg, LoadUpdate, NodeState, Offer, check_loads, check_state
 from protocol.messages.generation import Finished, FinishReason, Generate, Grammar, GrammarKind, Started, Usage
 from protocol.messages.kind import Message
 from protocol.messages.operations import GrammarChecked
 from supervisor.cluster.announcements import Announcer, state_for
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.link_settings import LinkSettings
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
@@ -74,7 +74,7 @@ async def joined(front: Directory, back: Directory, step_s: float = 0.1) -> Asyn
             directory.merge_state(node, check_state(message))
 
     services: Services = {
-        (name, Generate): cast("Service", GuardedWorker(here).for_node(front.name)) for name, here in back.local.items()
+        (name, Generate): cast("Service", EngineService(here).for_node(front.name)) for name, here in back.local.items()
     }
     ends = (
         (front, back.name, Link(near, Peer(front.name, serves_max=0))),
@@ -105,7 +105,7 @@ async def asking(front: Directory, clients: int, until: float) -> int:
     """Let clients ask one request after the other while a worker has room; return how many were answered."""
     done = 0
     numbers = iter(range(10**6))
-    pool = WorkerPool(front, "oak")
+    pool = ModelPool(front, "oak")
 
     async def client() -> None:
         nonlocal done
@@ -142,7 +142,7 @@ async def test_the_requests_of_others_are_announced(autojump_clock: MockClock) -
         async with back.local["w0"].ask(request(1), 1), worker.ask(request(2), 1):
             await trio.sleep(0.3)
             assert (worker.load.busy, back.local["w0"].load.busy) == (2, 2)
-            assert [message.loads for message in received] == [(OfferLoad("w0", 1, worker.offer.tokens, 4),)]  # type: ignore[attr-defined]
+            assert [message.loads for message in received] == [(InFlightCounts("w0", 1, worker.offer.tokens, 4),)]  # type: ignore[attr-defined]
         await trio.sleep(0.3)
         assert (worker.load.busy, worker.load.tokens) == (0, 0)
 
@@ -223,7 +223,7 @@ async def test_workers_are_ranked_as_their_loads_change(autojump_clock: MockCloc
         async with first.ask(request(1), 1), second.ask(request(2), 1), second.ask(request(3), 1):
             assert order() == ["w2", "w0", "w1"]
         assert order() == ["w0", "w1", "w2"]
-        front.merge_loads("back", LoadUpdate((OfferLoad("w0", 3, 9),)))
+        front.merge_loads("back", LoadUpdate((InFlightCounts("w0", 3, 9),)))
         assert order() == ["w1", "w2", "w0"]
 
 

@@ -21,7 +21,7 @@ from protocol.link.greeting import Incarnation
 from protocol.messages.cluster import GetStatus, Leg, NodeState, Offer
 from supervisor.cluster import readiness
 from supervisor.cluster.carried_links import NAME_CONFLICT
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.links.link import Link
 from supervisor.links.websocket import WebSocketTransport
 from supervisor.node import node as node_module
@@ -237,7 +237,7 @@ async def test_a_node_that_stands_still_is_not_chosen_and_readiness_and_metrics_
     link, directory = link_to_b(node), node.directory
     announce(link, NodeState((OFFER,)))
     assert [worker.load.name for worker in directory.workers("oak")] == ["b/b-0"]
-    pool = WorkerPool(directory, "oak")
+    pool = ModelPool(directory, "oak")
     with trio.fail_after(3.5):
         await pool.wait_changed()
     assert link.stalled

@@ -14,7 +14,7 @@ from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_st
 from protocol.messages.engine import EngineInfo, encoder_info
 from protocol.messages.generation import HAND_OFF_BYTES_MAX
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import RemoteWorker
 from tests.rig.encoders import MEDIA
 from tests.rig.fake_engine import generate
@@ -71,7 +71,7 @@ async def test_two_nodes_may_have_workers_of_one_name() -> None:
     assert running == {"far/one": 0, "near/one": 3}
     assert directory.offers_by_name("elm") == {}
     assert directory.draining_workers == {"far/one"}
-    assert WorkerPool(directory, "oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
+    assert ModelPool(directory, "oak").expected() == {"far/one": Leg.BOTH, "near/one": Leg.BOTH}
 
 
 # A link that is lost ----------------------------------------------------------------------
@@ -193,7 +193,7 @@ async def test_only_workers_whose_nodes_know_the_question_are_watched(autojump_c
     directory, _ = linked_directory()
     both = evolve(ONE, name="both")
     decode = evolve(both, name="decode", leg=Leg.DECODE)
-    pool = WorkerPool(directory, ONE.model)
+    pool = ModelPool(directory, ONE.model)
     directory.merge_state("far", NodeState((both, decode)))
     assert pool.watchable() == [], "another version would end the link"
     directory.merge_state("far", NodeState((both, decode), watched=True))

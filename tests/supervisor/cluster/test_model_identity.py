@@ -20,7 +20,7 @@ from rich.console import Console
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
-from protocol.messages.cluster import GetStatus, Leg, LoadUpdate, NodeState, Offer, OfferLoad, Status
+from protocol.messages.cluster import GetStatus, InFlightCounts, Leg, LoadUpdate, NodeState, Offer, Status
 from protocol.messages.engine import EngineInfo
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
@@ -163,7 +163,7 @@ async def test_other_weights_are_served_once_the_served_ones_are_gone(directory:
 async def test_the_weights_that_most_have_are_served_and_loads_are_kept(directory: Directory) -> None:
     announce(directory, "a", OLD, OLD)
     announce(directory, "b", NEW, NEW)
-    directory.merge_loads("b", LoadUpdate((OfferLoad("w0", 2, 7),)))
+    directory.merge_loads("b", LoadUpdate((InFlightCounts("w0", 2, 7),)))
     announce(directory, "c", NEW)
     assert asked(directory) == ["b/w0", "b/w1", "c/w0"]
     assert (directory.workers("oak")[0].load.busy, directory.workers("oak")[0].load.tokens) == (2, 7)

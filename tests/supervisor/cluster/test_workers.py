@@ -20,7 +20,7 @@ from protocol.messages.cluster import Leg, NodeState, Offer, check_state
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.workers import RemoteWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
@@ -213,14 +213,14 @@ async def test_a_request_of_another_node_that_could_harm_others_is_refused(
     async with two_nodes() as (_, far):
         request = evolve(generate("ab" * 16, tokens_max=9), **change)
         with pytest.raises(BadRequest, match=reason):
-            async with GuardedWorker(far.local["one"]).ask(request, credit):
+            async with EngineService(far.local["one"]).ask(request, credit):
                 pytest.fail("it may not ask")
         assert far.running == 0
 
 
 async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock: MockClock) -> None:
     async with two_nodes() as (_, far):
-        worker, request = GuardedWorker(far.local["one"]), generate("ab" * 16, tokens_max=9)
+        worker, request = EngineService(far.local["one"]), generate("ab" * 16, tokens_max=9)
         async with worker.ask(request, 9):
             with pytest.raises(BadRequest, match="is being answered already"):
                 async with worker.ask(request, 9):

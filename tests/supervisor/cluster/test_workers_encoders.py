@@ -24,8 +24,8 @@ from protocol.messages.media import Encode
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.engine_service import EngineService
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import encode_inbox
@@ -81,7 +81,7 @@ async def two_nodes(seconds: float = 4.0) -> AsyncIterator[tuple[RemoteWorker, D
     worker = add_encoder(far)
     near_end, far_end = sim_pair()
     asker = Link(near_end, Peer("here", serves_max=0))
-    guarded = cast("Service", GuardedWorker(worker).for_node("here"))
+    guarded = cast("Service", EngineService(worker).for_node("here"))
     server = Link(far_end, Peer("far", serves_max=8), {("eyes", Encode): guarded})
     async with trio.open_nursery() as nursery:
         for run in (asker.run, server.run, partial(serve, worker.inbox, partial(take_a_while, seconds=seconds))):
@@ -147,7 +147,7 @@ async def encoding_node() -> AsyncIterator[tuple[RemoteWorker, Link]]:
     worker = add_encoder(far)
     near_end, far_end = sim_pair()
     asker = Link(near_end, Peer("here", serves_max=0))
-    guarded = cast("Service", GuardedWorker(worker).for_node("here"))
+    guarded = cast("Service", EngineService(worker).for_node("here"))
     server = Link(far_end, Peer("far", serves_max=8), {("eyes", Encode): guarded})
     async with running_encoder(engine), trio.open_nursery() as nursery:
         for run in (asker.run, server.run):
@@ -205,7 +205,7 @@ async def test_an_encoder_is_ranked_by_its_own_leg_and_expected_with_it() -> Non
     directory.merge_state("far", NodeState((ENGINE, busy, ENCODER)))
     assert [worker.name for worker in directory.ranked("oak", Leg.ENCODE)] == ["eyes", "busy"]
     assert [worker.name for worker in directory.ranked("oak", Leg.BOTH)] == ["one"]
-    assert [worker.name for worker in WorkerPool(directory, "oak").encoders()] == ["eyes", "busy"]
+    assert [worker.name for worker in ModelPool(directory, "oak").encoders()] == ["eyes", "busy"]
     assert directory.legs("oak") == {"far/one": Leg.BOTH, "far/busy": Leg.ENCODE, "far/eyes": Leg.ENCODE}
 
 

@@ -16,11 +16,11 @@ from protocol.messages.cluster import (
     Offer,
     rank_name,
 )
-from protocol.messages.engine import EngineLoad, RankCounts
+from protocol.messages.engine import EngineLoad, RankLoad
 from protocol.messages.generation import Generate
 from supervisor.cluster.announcements import state_for
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
@@ -71,7 +71,7 @@ async def test_a_rank_of_another_node_is_asked_by_its_engines_name_and_its_numbe
 
     near, far = sim_pair()
     asker = Link(near, Peer("front", serves_max=0))
-    services: Services = {("e", Generate): cast("Service", GuardedWorker(first, front.name, (second,)))}
+    services: Services = {("e", Generate): cast("Service", EngineService(first, front.name, (second,)))}
     async with trio.open_nursery() as nursery:
         for run in (
             asker.run,
@@ -141,6 +141,9 @@ async def test_an_engine_is_idle_when_all_of_its_ranks_are(autojump_clock: MockC
 
 
 def test_the_load_of_an_engine_is_the_sum_of_its_ranks() -> None:
-    assert EngineLoad.of_ranks([EngineLoad(1, 2, 3)]) == EngineLoad(1, 2, 3)
-    both = EngineLoad.of_ranks([EngineLoad(1, 2, 3), EngineLoad(10, 20, 30)])
-    assert both == EngineLoad(11, 22, 33, (RankCounts(1, 2, 3), RankCounts(10, 20, 30)))
+    one, other = (
+        RankLoad(running=each, waiting=2 * each, kv_tokens_used=3 * each, kv_tokens_max=99) for each in (1, 10)
+    )
+    assert EngineLoad.of_ranks([one]).totals == EngineLoad(1, 2, 3)
+    both = EngineLoad.of_ranks([one, other])
+    assert both == both.totals == EngineLoad(11, 22, 33, (one, other))

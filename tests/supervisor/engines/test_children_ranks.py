@@ -16,7 +16,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Respond, Role, Turn
 from supervisor.cluster.engine_control import local_loads
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.request_record import RequestRecord
 from supervisor.node.assembly import Assembly
@@ -168,7 +168,7 @@ async def test_no_memory_is_promised_twice_by_nodes_that_route_by_themselves(
     text = FILE.replace("slots = 2", "slots = 16")
     async with running(written, text) as (assembly, _):
         first, second = assembly.directory.local.values()
-        routers = [GuardedWorker(first, name, (second,)) for name in ("a", "b")]
+        routers = [EngineService(first, name, (second,)) for name in ("a", "b")]
         most, done = [0, 0], 0
         async with trio.open_nursery() as clients:
 

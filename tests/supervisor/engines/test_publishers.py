@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.messages.kv_events import WatchBlocks, WatchLoad
+from protocol.messages.engine import WatchLoad
+from protocol.messages.kv_events import WatchBlocks
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.publishers import engine_publisher
 from supervisor.supervision.registration import Registration

@@ -19,8 +19,9 @@ from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_unt
 from bench.rig.processes import ProcessEntry, usage
 from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest, Overloaded
+from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Generate, Sampling, Started, Tokens
-from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.kv_events import BlockEvents
 from protocol.messages.operations import FlushCache
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import all_completed, prompts
@@ -51,7 +52,7 @@ async def ask(engine: Engine, rank: int, prompt: list[int] = PROMPT, tokens_max:
 async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_its_own(
     make_engine: MakeEngine,
 ) -> None:
-    index, loads = PrefixIndex(), list[EngineLoads]()
+    index, loads = PrefixIndex(), list[EngineLoad]()
 
     def apply(events: BlockEvents) -> None:
         if events.reset:
@@ -84,7 +85,7 @@ async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_i
             assert [rank.running for rank in load.by_rank] == [0, 1]
             assert load.running == 1
             await trio.sleep(0.3)
-            assert [rank.running for rank in loads[-1].ranks] == [0, 1]
+            assert [rank.running for rank in loads[-1].by_rank] == [0, 1]
             with pytest.raises(Overloaded):
                 await engine.operate(FlushCache())  # of one rank that is busy
             engine.abort(long.id)

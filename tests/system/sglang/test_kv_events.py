@@ -18,8 +18,9 @@ from actors.engines.port import Engine
 from actors.routing.policies.kv.index import PrefixIndex
 from bench.rig.node import free_ports
 from protocol.block_hashes import block_hashes
+from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import FinishReason, Generate, Sampling, Started
-from protocol.messages.kv_events import BlockEvents, EngineLoads
+from protocol.messages.kv_events import BlockEvents
 from protocol.messages.operations import FlushCache
 from supervisor.engines.sglang import spawn
 from tests.contracts.engine import complete, new_id
@@ -155,15 +156,15 @@ async def test_events_that_were_missed_are_replayed(make_engine: MakeEngine) -> 
 
 @pytest.mark.nightly
 async def test_the_load_is_told_with_what_changes(make_engine: MakeEngine) -> None:
-    loads = list[EngineLoads]()
+    loads = list[EngineLoad]()
     async with make_engine(**EVICTING) as engine, trio.open_nursery() as nursery:
         nursery.start_soon(engine.watch_load, loads.append)
         await trio.sleep(1.5)
         assert len(loads) == 1, "an idle engine tells its load once"
-        assert (loads[0].ranks[0].running, loads[0].ranks[0].slots) == (0, 4)
+        assert (loads[0].by_rank[0].running, loads[0].by_rank[0].slots) == (0, 4)
         await Watched(engine).ask(prompt(1, 200), tokens_max=300)
         await trio.sleep(1.5)
-        ranks = [each.ranks[0] for each in loads]
+        ranks = [each.by_rank[0] for each in loads]
         assert max(rank.running for rank in ranks) == 1
         assert max(rank.kv_tokens_used for rank in ranks) > 200
         assert ranks[-1].running == 0

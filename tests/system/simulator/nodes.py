@@ -20,7 +20,7 @@ from protocol.messages.cluster import Leg, Offer
 from protocol.messages.generation import Generate
 from protocol.messages.media import Encode
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.engines.work import RequestInbox
@@ -134,7 +134,7 @@ class ClusterPlan:
             directory=directory,
             services=publishers.serving(
                 {
-                    (each, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", GuardedWorker(here))
+                    (each, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", EngineService(here))
                     for each, here in directory.local.items()
                 }
             ),

@@ -17,7 +17,7 @@ from actors.routing.ports import RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.node.vision import encode_items
 from supervisor.supervision.tree import Child
 from tests.rig.small_system import SmallSystem
@@ -81,7 +81,7 @@ class PictureSystem(SmallSystem):
         resumed: Callable[[str, int], None],
     ) -> Vision:
         """Return what `supervisor.node.vision` makes for the processor; `resumed` is told what is encoded elsewhere."""
-        encoding = Encoding(WorkerPool(directory, "tiny"), limits, new_id, _EncodeObserver(resumed))
+        encoding = Encoding(ModelPool(directory, "tiny"), limits, new_id, _EncodeObserver(resumed))
         return Vision("tiny", self._media_address, partial(encode_items, encoding))
 
     def heal_pictures(self) -> None:

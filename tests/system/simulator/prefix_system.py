@@ -23,7 +23,7 @@ from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
 from protocol.messages.operations import FlushCache
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.publishers import engine_publisher, publishers_tree
 from supervisor.links.serving import Service, Services, under_name
 from supervisor.node import router_child
@@ -120,7 +120,7 @@ class PrefixRouting:
     def children(self) -> tuple[Tree | Child, ...]:
         if self.plan is None:
             return ()
-        subscriber = PrefixSubscriber(WorkerPool(self.directory, "tiny"), self.index)
+        subscriber = PrefixSubscriber(ModelPool(self.directory, "tiny"), self.index)
         return (router_child.feed_child("tiny", subscriber),)
 
     def check(self) -> None:

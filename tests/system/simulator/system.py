@@ -30,8 +30,8 @@ from protocol.messages.media import Encode
 from supervisor.cluster import models, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
-from supervisor.cluster.pool import WorkerPool
+from supervisor.cluster.engine_service import EngineService
+from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
@@ -117,7 +117,7 @@ class System(PrefixSystem):
         new_id = lambda: f"{next(self.numbers) << 16:032x}"  # noqa: E731  # the last digits tell choices apart
         address, self.routed = priority_inbox(ROUTED_MAX, urgency, owner, generation_tokens, self._pools_of)
         self.routing = Routing(
-            WorkerPool(self.directory, "tiny"),
+            ModelPool(self.directory, "tiny"),
             self.prefix_routing.policy(),
             self.route,
             partial(next, self.rooms),
@@ -235,7 +235,7 @@ class System(PrefixSystem):
         near_link = Link(near, Peer("main", serves_max=0), on_announcement=partial(self._on_announcement, "far"))
         workers = self.offered.local.items()
         serves: Services = {
-            (name, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", GuardedWorker(here, "main"))
+            (name, Encode if here.leg is Leg.ENCODE else Generate): cast("Service", EngineService(here, "main"))
             for name, here in workers
         }
         streams = self.streams + self.front_watches

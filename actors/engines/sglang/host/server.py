@@ -36,7 +36,7 @@ from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import outputs, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
-from actors.engines.sglang.host.kv.watchers import Watchers
+from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
@@ -51,10 +51,10 @@ from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import WatchBlocks, WatchLoad
+from protocol.messages.kv_events import WatchBlocks
 from protocol.messages.media import MediaForm
 from protocol.messages.operations import operation_names
 
@@ -247,12 +247,7 @@ class Host:
                 await self.liveness.probe(running=bool(self.requests.by_id))
                 return Done()
             case GetLoad():
-                return EngineLoad.of_ranks(
-                    [
-                        EngineLoad(load.num_running_reqs, load.num_waiting_reqs, load.num_used_tokens)
-                        for load in await self._loads()
-                    ]
-                )
+                return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals
         return await self.operations.operate(request)
 
 

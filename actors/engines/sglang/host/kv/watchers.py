@@ -17,9 +17,9 @@ from actors.engines.sglang.host.served_link import ServedLink, last_line
 from protocol.errors import AskerLeft, EngineRefused
 from protocol.link import codec
 from protocol.link.frames import Item, Open
-from protocol.messages.engine import Done
+from protocol.messages.engine import Done, EngineLoad, RankLoad, WatchLoad
 from protocol.messages.kind import Message
-from protocol.messages.kv_events import EngineLoads, RankLoad, WatchBlocks, WatchLoad
+from protocol.messages.kv_events import WatchBlocks
 
 TOGETHER_S = 0.005  # the time after a change of blocks in which further ones are sent with it
 LOAD_EVERY_S = 0.1
@@ -80,9 +80,9 @@ class Watchers:
             self.log.listeners.discard(changed.set)
 
     async def _loads(self, frame: Open) -> None:
-        sent, left = EngineLoads(()), frame.credit
+        sent, left = EngineLoad.of_ranks(()), frame.credit
         while left > 0:
-            loads = EngineLoads(tuple(map(_rank_load, await self.get_loads())))
+            loads = EngineLoad.of_ranks([rank_load(load) for load in await self.get_loads()])
             if loads != sent:
                 sent = loads
                 self._send(frame.stream, loads)
@@ -100,7 +100,8 @@ class Watchers:
         self.link.flush()
 
 
-def _rank_load(load: LoadSnapshot) -> RankLoad:
+def rank_load(load: LoadSnapshot) -> RankLoad:
+    """Return the load of a rank from the numbers of its scheduler."""
     return RankLoad(
         running=load.num_running_reqs,
         slots=load.max_running_requests,

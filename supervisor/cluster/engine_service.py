@@ -22,7 +22,7 @@ REQUEST_ID = re.compile(rf"[0-9a-f]{{{REQUEST_ID_LENGTH}}}")
 
 
 @define(eq=False)
-class GuardedWorker:
+class EngineService:
     """An engine of this node as one other node asks it: the worker of its first rank, and those of its `others`."""
 
     worker: LocalWorker
@@ -30,7 +30,7 @@ class GuardedWorker:
     others: tuple[LocalWorker, ...] = ()  # in the order of their ranks
     _ids: set[str] = field(factory=set)
 
-    def for_node(self, asker: str) -> GuardedWorker:
+    def for_node(self, asker: str) -> EngineService:
         """Return the same engine as one other node asks it."""
         return evolve(self, asker=asker)
 

@@ -18,7 +18,7 @@ from actors.routing.policies.least_loaded import rank
 RankKey: TypeAlias = tuple[bool, float, int, str]
 
 
-class HasLoad(Protocol):
+class Rankable(Protocol):
     """A worker, as far as its place depends on it."""
 
     @property
@@ -30,11 +30,11 @@ class HasLoad(Protocol):
         """Its load at this moment."""
 
 
-W = TypeVar("W", bound=HasLoad)
+W = TypeVar("W", bound=Rankable)
 
 
 @define(eq=False)
-class RankedWorkers(Generic[W]):
+class SortedRanking(Generic[W]):
     """Workers in the order in which a router prefers them; one that changes is moved by a binary search."""
 
     _keys: dict[str, RankKey] = field(factory=dict)
@@ -42,7 +42,7 @@ class RankedWorkers(Generic[W]):
     _workers: dict[str, W] = field(factory=dict)
 
     @classmethod
-    def of(cls, workers: Sequence[W]) -> RankedWorkers[W]:
+    def of(cls, workers: Sequence[W]) -> SortedRanking[W]:
         """Return these workers in order."""
         ranked = cls()
         for worker in workers:
@@ -76,6 +76,6 @@ class RankedWorkers(Generic[W]):
         self._keys[key[3]] = key
 
 
-def _key(worker: HasLoad) -> RankKey:
+def _key(worker: Rankable) -> RankKey:
     load = worker.load
     return load.full, *rank(load)

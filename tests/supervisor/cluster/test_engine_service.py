@@ -10,7 +10,7 @@ from attrs import evolve
 
 from protocol.errors import BadRequest
 from supervisor.cluster.directory import Directory
-from supervisor.cluster.guarded_worker import GuardedWorker
+from supervisor.cluster.engine_service import EngineService
 from tests.rig.fake_engine import generate
 from tests.rig.nodes import add_worker
 
@@ -29,12 +29,12 @@ class Noting:
         yield None  # noqa: ASYNC119
 
 
-def engine_of(ranks: int) -> tuple[GuardedWorker, Noting]:
+def engine_of(ranks: int) -> tuple[EngineService, Noting]:
     directory, address = Directory("here"), Noting()
     workers = [add_worker(directory, f"e#{rank}") for rank in range(ranks)]
     for worker in workers:
         worker.address, worker.ranks = address, ranks  # type: ignore[assignment]
-    return GuardedWorker(workers[0], "other", tuple(workers[1:])), address
+    return EngineService(workers[0], "other", tuple(workers[1:])), address
 
 
 async def test_a_request_counts_at_the_rank_that_it_names() -> None:

@@ -16,7 +16,7 @@ from supervisor.cluster.workers import LocalWorker
 
 
 @define(eq=False)
-class WorkerPool:
+class ModelPool:
     """The workers of one model on all nodes."""
 
     directory: Directory
