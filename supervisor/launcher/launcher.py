@@ -33,7 +33,8 @@ from supervisor.config.schema import Cluster
 from supervisor.engines import kinds
 from supervisor.files.reading import FileReader
 from supervisor.launcher import node_process, preflight
-from supervisor.launcher.node_process import KeptNode
+from supervisor.launcher.kept_node import KeptNode
+from supervisor.launcher.ready_announcer import ReadyAnnouncer
 from supervisor.processes import reaper, run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.signals import handle_signals, ignore_signals
@@ -69,9 +70,7 @@ class Launcher:
     exit_code: int = 0
     _stopping: bool = False
     _failure: ActorError | None = None
-    _were_up: set[str] = field(factory=set)  # the nodes that have been up at least once
-    _announcements: list[str] = field(factory=list)  # announcements of gateways, held until all nodes have been up
-    _announced: dict[str, str] = field(factory=dict)  # the last announcement of each gateway's node
+    announcer: ReadyAnnouncer = field(init=False)
     _gateways: set[str] = field(init=False)  # the nodes that have, or had, a gateway
     _placed: set[str] = field(factory=set)  # this machine's nodes in the last version of the file
     _reload_wanted: trio.Event = field(factory=trio.Event)
@@ -80,6 +79,7 @@ class Launcher:
 
     def __attrs_post_init__(self) -> None:
         self._gateways = set(self.loaded.cluster.gateway_nodes)
+        self.announcer = ReadyAnnouncer(self.names, self.nodes, self._gateways, self.terminal)
 
     async def run(self) -> int:
         """Run the nodes until a signal ends them, and return the exit code.
@@ -130,7 +130,7 @@ class Launcher:
         def on_up() -> None:
             nonlocal was_up
             was_up = True
-            self.on_up(node.name)
+            self.announcer.on_up(node.name)
 
         try:
             with node.scope:
@@ -211,45 +211,15 @@ class Launcher:
 
     @property
     def _running(self) -> set[str]:
-        return {name for name, node in self.nodes.items() if not node.ended.is_set()}
+        return {name for name, node in self.nodes.items() if node.running}
 
     def _log_not_started(self, name: str, error: ActorError) -> None:
         self._placed.discard(name)  # the next reload tries it again
         log.error("node %s was not started; the others run on", name, extra={"reason": str(error)})
 
-    # Announcements -----------------------------------------------------------------------
-
     def announce(self, name: str, text: str) -> None:
-        """Announce a gateway's address to the operator, unless another gateway serves there already.
-
-        The announcement of a node without a gateway is in its log.
-        """
-        if name in self._gateways:
-            serving = {other for other, node in self.nodes.items() if node.serving} - {name}
-            self._announced[name] = text
-            if all(self._announced.get(other) != text for other in serving):
-                self._announcements.append(text)
-                self._announce_ready()
-
-    def on_up(self, name: str) -> None:
-        """Record that a node is up, and make the announcements held for it."""
-        self._were_up.add(name)
-        if self._gateways.isdisjoint(self.names) and self._all_were_up:
-            ready = (key for key in self.nodes if key in self._were_up & self._running)
-            self._announcements.append(f"Ready: nodes {', '.join(ready)}  (Ctrl-C drains and stops)")
-        self._announce_ready()
-
-    @property
-    def _all_were_up(self) -> bool:
-        """Whether each node of the start has been up, or is removed from the file."""
-        return all(name in self._were_up or (name in self.nodes and self.nodes[name].removed) for name in self.names)
-
-    def _announce_ready(self) -> None:
-        """Announce readiness once all nodes are ready, and an address again after each return of its gateway."""
-        if self._all_were_up and not self._stopping:
-            for text in self._announcements:
-                self.terminal.announce(text)
-            self._announcements.clear()
+        """Announce a gateway's address to the operator; see `ReadyAnnouncer`."""
+        self.announcer.announce(name, text)
 
     # Signals -----------------------------------------------------------------------------
 
@@ -280,7 +250,7 @@ class Launcher:
 
     def _stop(self) -> None:
         if not self._stopping:
-            self._stopping = True
+            self._stopping = self.announcer.closed = True
             self.tasks.start_soon(self._stop_in_order)
 
     async def _stop_in_order(self) -> None:

@@ -23,8 +23,8 @@ from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import launcher, node_process, preflight
+from supervisor.launcher.kept_node import KeptNode
 from supervisor.launcher.launcher import Launcher
-from supervisor.launcher.node_process import KeptNode
 from supervisor.processes import process
 from supervisor.supervision.supervise import supervise
 from supervisor.telemetry.logs import Terminal
@@ -199,7 +199,7 @@ async def test_an_address_that_several_gateways_serve_is_announced_once(
     for name in names:
         one.nodes[name] = kept(loaded.cluster, name)
         one.nodes[name].serving = True
-        one.on_up(name)
+        one.announcer.on_up(name)
     for name in ("front-0", "front-1", "front-0"):
         one.announce(name, "Ready: http://127.0.0.1:8000")
     one.terminal.flush()

@@ -19,8 +19,9 @@ from actors.kit.groups import first_leaf
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import load_cluster
 from supervisor.launcher import node_process
+from supervisor.launcher.kept_node import KeptNode, NodeKeeper
 from supervisor.launcher.launcher import Launcher
-from supervisor.launcher.node_process import KeptNode, NodeDied
+from supervisor.launcher.node_process import NodeDied
 from supervisor.launcher.parent_pipe import HEARTBEAT, LineReader
 from supervisor.processes import process
 from supervisor.telemetry.logs import Terminal
@@ -200,7 +201,7 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
     decided = "stay"
 
     async def run_once(
-        node: KeptNode, keeper: node_process.NodeKeeper, life: node_process.ProcessLife, on_up: Callable[[], None]
+        node: KeptNode, keeper: NodeKeeper, life: node_process.ProcessLife, on_up: Callable[[], None]
     ) -> None:
         sender, receiver = trio.testing.memory_stream_one_way_pair()
         await sender.send_all(f'["up", ""]\n["{decided}", ""]\n'.encode())
