@@ -192,7 +192,7 @@ async def _answer(link: Link, request: Message) -> Message | None:
 
 
 def nothing_listens(error: BaseException | None) -> bool:
-    """Whether an error proves that nothing listens at an address, which may also be out of reach."""
+    """Whether an error proves the absence of a listener at an address, and not merely an address out of reach."""
     if error is None:
         return False
     gone = ConnectionRefusedError | FileNotFoundError

@@ -62,7 +62,7 @@ class Node:
     drain_s: Callable[[], float]  # in which streams may finish in a drain, as the file has it now
     heartbeat: Callable[[], None] | None = None
     ask_launcher_to_restart: Callable[[bool], None] | None = None  # or not to, although it was asked before
-    tell_launcher_of_end: Callable[[], None] = lambda: None
+    on_ended: Callable[[], None] = lambda: None
     exit_code: int = 0
     nursery: trio.Nursery | None = None  # while it runs
     _tree: trio.CancelScope = field(factory=trio.CancelScope)
@@ -271,13 +271,13 @@ class Node:
         await trio.sleep(HARD_EXIT_S)  # cancelled if the tree ends first
         reaper.kill_all()
         run_folder.remove(self.runtime.folder.path, kinds.remove_leftovers)
-        self.tell_launcher_of_end()  # else it would start the node again
+        self.on_ended()  # else the launcher would start the node again
         self.terminal.flush(LAST_LINES_S)
         os._exit(self.exit_code)
 
 
 async def send_heartbeats(heartbeat: Callable[[], None], watchdog_s: float) -> None:
-    """Send heartbeats to the launcher, which kills a node that has sent none for `watchdog_s` seconds."""
+    """Send heartbeats to the launcher, which kills a node without one for `watchdog_s` seconds."""
     while True:
         heartbeat()
         await trio.sleep(min(HEARTBEAT_S, watchdog_s / HEARTBEATS_PER_WATCHDOG))

@@ -96,7 +96,7 @@ async def run(
             drain_s=lambda: reloader.drain_s,
             heartbeat=launched.heartbeat,
             ask_launcher_to_restart=launched.restart,
-            tell_launcher_of_end=launched.done,
+            on_ended=launched.done,
             reloader=reloader,
         )
         for warning in file_checks.warnings(cluster, runtime.now()):

@@ -48,7 +48,7 @@ async def test_a_second_signal_leaves_it_down_even_if_its_tree_does_not_end(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front, order = Launched(), list[object]()
-    front.node.tell_launcher_of_end = lambda: order.append("done")
+    front.node.on_ended = lambda: order.append("done")
     front.node.terminal = cast("Any", SimpleNamespace(flush=lambda _: order.append("log")))
     grace = SimpleNamespace(shorten=lambda: order.append("shortened"))
     folder = SimpleNamespace(path="none")
