@@ -42,6 +42,8 @@ class HttpRequest:
     id: str = field(init=False)
     received_at: float = field(init=False)
     method: str = field(init=False)
+    path: str = field(init=False)  # without the query; `*` is the server as a whole
+    has_two_lengths: bool = False  # a proxy in front may read the body by another length than this server
     key: ClientKey = field(init=False)  # the anonymous one until the caller is authorized
     caller: Trace | None = None  # the span of the client, from its headers
     trace: Trace | None = None
@@ -54,8 +56,11 @@ class HttpRequest:
         self.id = self._client_request_id() or self.gateway.runtime.new_id()
         self.key = self.gateway.keys.anonymous
         self.memory = self.gateway.memory.bodies.reserve(None, BODY_BYTES_FREE)
-        self.method = "" if self.head is None else self.head.method.decode("latin-1")
+        self.method = self.path = ""
         if self.head is not None:
+            self.method, self.path = self.head.method.decode("latin-1"), _path(self.head.target)
+            values = self.head.values
+            self.has_two_lengths = bool(values.get(b"transfer-encoding") and values.get(b"content-length"))
             self.caller = from_headers(self.head.headers)
             self.trace = child_span(self.caller, self.gateway.runtime.new_id())
 
@@ -67,18 +72,6 @@ class HttpRequest:
     def header(self, name: bytes) -> bytes:
         """Return the values of a header, joined as HTTP joins them; empty if it is not there."""
         return b"" if self.head is None else self.head.values.get(name, b"")
-
-    @property
-    def path(self) -> str:
-        """The path of the request target, without the query; `*` is the server as a whole."""
-        target = b"" if self.head is None else self.head.target
-        if not target.startswith((b"http://", b"https://")):
-            return target.decode("latin-1").partition("?")[0]
-        # A client that uses this server as a proxy sends a whole URL.
-        try:
-            return urlsplit(target.decode("latin-1")).path or "/"
-        except ValueError:
-            return ""
 
     def query(self, name: str) -> str | None:
         """Return the first value of a query parameter, None if there is none."""
@@ -98,12 +91,17 @@ class HttpRequest:
         """The media type of the body, without parameters and in lower case; empty if none is named."""
         return self.header(b"content-type").partition(b";")[0].strip().lower()
 
-    @property
-    def has_two_lengths(self) -> bool:
-        """Whether a proxy in front may read the body by another length than this server."""
-        return bool(self.header(b"transfer-encoding") and self.header(b"content-length"))
-
     def _client_request_id(self) -> str | None:
         """Return the client's own request id, None without one that is safe in a log."""
         request_id = self.header(b"x-request-id")
         return request_id.decode() if REQUEST_ID.fullmatch(request_id) is not None else None
+
+
+def _path(target: bytes) -> str:
+    if not target.startswith((b"http://", b"https://")):
+        return target.decode("latin-1").partition("?")[0]
+    # A client that uses this server as a proxy sends a whole URL.
+    try:
+        return urlsplit(target.decode("latin-1")).path or "/"
+    except ValueError:
+        return ""
