@@ -2,14 +2,16 @@
 
 The row of an operation (`protocol.messages.operations`) has everything about it, and no function here names one; only
 an encoder's embeddings are flushed by their node. All engines are asked concurrently, each with its own timeout, so an
-engine in trouble delays no other, and each has an outcome of its own. If the row demands it, an engine is out of
-service until it has answered: routers choose others, new requests wait.
+engine in trouble delays no other, and each has an outcome of its own.
+
+If the row demands it, an engine is out of service until it has answered: routers choose others, new requests wait. The
+engine cannot stop the operation, so it stays out of service after the asker has left. Such an operation is therefore a
+task of the engine's tree, not of the asker, and excludes a second one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -18,9 +20,18 @@ import trio
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.kit.calls import Function
+from actors.kit.calls import Answer, BugCounter, Call, Function
 from protocol.dialects.operations import Outcomes
-from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotFound, NotReady, RequestError, Unsupported
+from protocol.errors import (
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+    Unsupported,
+)
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, GetLoad
 from protocol.messages.kind import Message
@@ -32,7 +43,8 @@ from supervisor.supervision.registration import Registration
 
 ENGINES_A_TURN = 50  # that are asked before other tasks may run
 
-E = TypeVar("E", bound=Engine | Encoder)
+E = TypeVar("E", Engine, Encoder)
+T = TypeVar("T")
 Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
 
 Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
@@ -124,47 +136,73 @@ async def call_each(engines: Mapping[str, ClusterWorker], request: Message, with
 # One node -----------------------------------------------------------------------------
 
 
-def engine_services(
-    engines: Mapping[str, Registration[Engine]],
-    encoders: Mapping[str, Registration[Encoder]],
-    embeddings: Mapping[str, EmbeddingCache],
-) -> Services:
-    """Return the services of this node's engines for other nodes: their loads and their operations.
+def engine_services(name: str, engine: Registration[Engine], tasks: Registration[trio.Nursery]) -> Services:
+    """Return the services of an engine of this node for other nodes: its load and its operations.
 
-    The `embeddings` of an encoder outlive it, so their flush asks no engine.
+    `tasks` has the nursery of the engine's present life, for operations that take the engine out of service.
     """
-    both: Engines = {**engines, **encoders}
     return {
-        **{(name, GetLoad): Function(partial(_load, engine)) for name, engine in both.items()},
+        (name, GetLoad): Function(partial(_load, engine)),
         **{
-            (name, operation.request): Function(partial(_operate, operation, engine))
+            (name, operation.request): Function(
+                partial(_operate_in_tree, operation, engine, tasks)
+                if operation.leaves_service
+                else partial(_operate, engine)
+            )
             for operation in OPERATIONS
-            for name, engine in engines.items()
         },
-        **{(name, FlushCache): Function(partial(_drop, cache)) for name, cache in embeddings.items()},
     }
 
 
-async def _load(engine: Registration[Engine] | Registration[Encoder], _: Message) -> Message:
+def encoder_services(name: str, encoder: Registration[Encoder], embeddings: EmbeddingCache) -> Services:
+    """Return the services of an encoder of this node for other nodes: its load, and the flush of its `embeddings`.
+
+    The embeddings outlive the encoder, so their flush asks no engine.
+    """
+    return {
+        (name, GetLoad): Function(partial(_load, encoder)),
+        (name, FlushCache): Function(partial(_drop, embeddings)),
+    }
+
+
+async def _load(engine: Registration[E], _: Message) -> Message:
     await trio.lowlevel.checkpoint()
     return await _up(engine.live).load()
 
 
-async def _operate(operation: EngineOperation, engine: Registration[Engine], request: Message) -> Message:
+async def _operate(engine: Registration[Engine], request: Message) -> Message:
     await trio.lowlevel.checkpoint()
-    live = _up(engine.live)
-    with _out_of_service(operation, engine):
-        return await live.operate(request)
+    return await _up(engine.live).operate(request)
 
 
-@contextmanager
-def _out_of_service(operation: EngineOperation, engine: Registration[Engine]) -> Iterator[None]:
-    """Keep an engine out of service while the body runs, if the operation demands it."""
-    if not operation.leaves_service:
-        yield
-        return
-    with engine.out_of_service(f"{operation.name} runs"):
-        yield
+async def _operate_in_tree(
+    operation: EngineOperation, engine: Registration[Engine], tasks: Registration[trio.Nursery], request: Message
+) -> Message:
+    """Have an operation carried out by a task of the engine's tree, which outlives a cancelled asker."""
+    await trio.lowlevel.checkpoint()
+    call: Call[Message, Message, Message] = Call(request, Answer(0))
+    _up(tasks.live).start_soon(_carry_out, operation, engine, _up(engine.live), call)
+    result = await call.answer.result()
+    assert result is not None  # an operation has a result
+    return result
+
+
+async def _carry_out(
+    operation: EngineOperation,
+    engine: Registration[Engine],
+    live: Engine,
+    call: Call[Message, Message, Message],
+) -> None:
+    """Carry out an operation while the engine is out of service; refuse it while another operation runs.
+
+    An engine whose operation does not end returns to service after twice the asker's timeout.
+    """
+    await trio.lowlevel.checkpoint()
+    with call.answering(BugCounter()) as answer:
+        if not engine.in_service:
+            raise Overloaded(f"it {engine.status_text}")
+        with engine.out_of_service(f"{operation.name} runs"), trio.move_on_after(2 * operation.within_s):
+            answer.end(await live.operate(call.request))
 
 
 async def _drop(cache: EmbeddingCache, _: Message) -> Message:
@@ -173,8 +211,8 @@ async def _drop(cache: EmbeddingCache, _: Message) -> Message:
     return Done()
 
 
-def _up(engine: E | None) -> E:
-    """Return an engine; raises `NotReady` if there is none."""
-    if engine is None:
+def _up(part: T | None) -> T:
+    """Return a part of an engine; raises `NotReady` if there is none."""
+    if part is None:
         raise NotReady("it is starting")
-    return engine
+    return part

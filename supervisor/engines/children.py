@@ -131,6 +131,7 @@ def of_kind(name: str, kind: KindChildren) -> Services:
 def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
     directory, section = context.directory, context.cluster.engine[name]
     slots: Registration[tuple[Slots, ...]] = Registration()
+    tasks: Registration[trio.Nursery] = Registration()
     ranks = section.data_parallel
     queue_max = context.cluster.model[section.model].queue_max
     address, inbox = request_inbox(queue_max) if ranks == 1 else request_inbox(queue_max, lambda request: request.rank)
@@ -148,7 +149,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
     services: Services = {
         (name, CheckGrammar): Function(accept_grammar),
         **watched,
-        **operations.engine_services({name: registration}, {}, {}),
+        **operations.engine_services(name, registration, tasks),
         # The kind's own come last, since a kind's checker of grammars replaces the one that accepts all.
         **of_kind(name, kind),
     }
@@ -176,6 +177,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
         text=text,
         digest=directory.models.digests.get(section.model, ()),
         slots=slots,
+        tasks=tasks,
         on_begun=tuple(worker.computed for worker in workers),
         shares_prefixes=_shares_prefixes(context, section),
     )
@@ -196,7 +198,7 @@ def _encoder(context: NodeContext, name: str, text: TextModel | None, kind: Kind
     registration: Registration[Encoder] = Registration(directory.notify)
     cache = EmbeddingCache(section.encoder.cache_bytes_max)
     address, inbox = encode_inbox(context.cluster.model[section.model].queue_max)
-    services = {**operations.engine_services({}, {name: registration}, {name: cache}), **of_kind(name, kind)}
+    services = {**operations.encoder_services(name, registration, cache), **of_kind(name, kind)}
     (offer,) = offers_of(name, section)
     local_worker = LocalWorker(
         node=context.node,
@@ -352,8 +354,10 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
             )
             for rank, observer in enumerate(observers)
         )
-        with local.slots.publish(ranks):
-            yield ranks
+        async with trio.open_nursery() as nursery:
+            with local.slots.publish(ranks), local.tasks.publish(nursery):
+                yield ranks
+            nursery.cancel_scope.cancel(reason="the engine's actor has ended")
 
 
 async def run_encoder(  # noqa: ASYNC128  # encoder calls started()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeAlias, TypeVar
 
+import trio
 from attrs import field, frozen
 
 from actors.engines.encoding.port import Encoder
@@ -75,6 +76,7 @@ class LocalEngine(_Local[Engine, RequestInbox]):
     """
 
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
+    tasks: Registration[trio.Nursery] = field(factory=Registration)  # of its present life, for operations
     on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
     shares_prefixes: bool = False  # a prompt waits while another computes the same beginning
 

@@ -83,7 +83,6 @@ from protocol.messages.cluster import GetStatus
 from protocol.messages.operations import Stir, Stirred
 from supervisor.cli import engine
 from supervisor.cli.output import CommandConsole
-from supervisor.cluster.operations import engine_services
 from supervisor.engines.kinds import read_cluster
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.links.link import Link
@@ -101,9 +100,10 @@ async def run(link):
     with suppress(PeerLost):
         await link.run()
 
-async def over_a_link(engines):
+async def over_a_link(worker):
     near, far = sim_pair()
-    asker, served = Link(near, Peer("b", serves_max=0)), Link(far, Peer("a", serves_max=8), engine_services(engines, {{}}, {{}}))
+    services = {{("one", Stir): worker.services[Stir]}}
+    asker, served = Link(near, Peer("b", serves_max=0)), Link(far, Peer("a", serves_max=8), services)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run, asker)
         nursery.start_soon(run, served)
@@ -158,7 +158,7 @@ async def main():
     assembly, _ = built_assembly(read_cluster(Path({file!r})), "main")
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(assembly.tree, rng=random.Random(0), task_status=task_status))
-        await over_a_link(assembly.engines)
+        await over_a_link(assembly.directory.local["one"])
         await over_http(assembly.gateway, assembly.engines)
         await by_the_command_line(assembly.controls)
         nursery.cancel_scope.cancel()

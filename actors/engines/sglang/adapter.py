@@ -88,19 +88,10 @@ class SglangEngine:
     async def operate(self, request: Message) -> Message:
         """Have the host carry out an operation; raises `Unsupported` for an unlisted one.
 
-        A host cannot stop an operation. If the asker leaves while the operation keeps the engine out of service, wait
-        for the host to end it, for as long as the operation may take.
+        A host cannot stop an operation: it continues after its asker has left.
         """
-        operation = check_operation(request, self.info)
-        async with self._controls:
-            stream, answer = self.link.open(request, 0)
-            try:
-                result = await answer.result()
-            finally:
-                self.link.cancel(stream)
-                if operation.leaves_service:
-                    with trio.move_on_after(operation.within_s, shield=True):
-                        await answer.over.wait()
+        check_operation(request, self.info)
+        result = await self._control(request)
         assert result is not None  # an operation has a result
         return result
 

@@ -90,16 +90,17 @@ async def front(
     transports: dict[str, SimTransport] = {}
     address, inbox = request_inbox(1)
     engine = registered(here)
-    directory.local["tiny-0"] = LocalWorker(
-        node="main",
-        idle_offer=OFFER,
-        address=address,
-        engine=engine,
-        inbox=inbox,
-        directory=directory,
-        services=under_name("tiny-0", operations.engine_services({"tiny-0": engine}, {}, {})),
-    )
     async with trio.open_nursery() as nursery:
+        tasks = Registration(current=nursery)
+        directory.local["tiny-0"] = LocalWorker(
+            node="main",
+            idle_offer=OFFER,
+            address=address,
+            engine=engine,
+            inbox=inbox,
+            directory=directory,
+            services=under_name("tiny-0", operations.engine_services("tiny-0", engine, tasks)),
+        )
         for node, far_engine in there.items():
             transports[node], far = sim_pair()
             asker = Link(transports[node], Peer("main", serves_max=0))
@@ -109,7 +110,7 @@ async def front(
                 Link(
                     far,
                     Peer(node, serves_max=8),
-                    operations.engine_services({"tiny-0": registered(far_engine)}, {}, {}),
+                    operations.engine_services("tiny-0", registered(far_engine), tasks),
                 ),
             )
             await asker.wait_ready()

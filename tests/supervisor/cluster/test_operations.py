@@ -10,17 +10,38 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from protocol.dialects.operations import failure
-from protocol.errors import BadRequest, InternalError, NotFound, NotReady, Overloaded, RequestError, Unsupported
+from protocol.errors import (
+    ActorLost,
+    BadRequest,
+    DeadlineExceeded,
+    InternalError,
+    NotFound,
+    NotReady,
+    Overloaded,
+    RequestError,
+    Unsupported,
+)
+from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache, GetMetrics, OperationScope
+from protocol.messages.operations import (
+    OPERATION_OF,
+    EngineMetrics,
+    EngineOperation,
+    FlushCache,
+    GetMetrics,
+    OperationScope,
+)
 from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
+from supervisor.links.link import Link
 from supervisor.supervision.registration import Registration
 from tests.rig.gateway import INFO
 from tests.rig.nodes import unlink
-from tests.supervisor.cluster.test_engine_control import OFFER, Engine, front
+from tests.rig.tasks import call_later
+from tests.supervisor.cluster.test_engine_control import OFFER, Engine, carry, front, registered
+from tests.system.simulator import sim_pair
 
 FLUSH = OPERATION_OF[FlushCache]
 
@@ -126,19 +147,81 @@ async def test_an_operation_may_be_for_one_engine_alone_or_for_encoders_too(
         assert await operations.operate(directory, FlushCache(), "main/tiny-0") == {"main/tiny-0": Done()}
 
 
-@pytest.mark.parametrize("ends", ["result", "error", "timeout"])
-async def test_an_engine_is_out_of_service_for_as_long_as_its_operation_wants(
-    ends: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+# Out of service -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> EngineOperation:
+    """The flush, as an operation that takes its engine out of service."""
+    row = evolve(FLUSH, leaves_service=True)
+    monkeypatch.setattr(operations, "OPERATIONS", (row,))
+    monkeypatch.setitem(OPERATION_OF, FlushCache, row)
+    return row
+
+
+@pytest.mark.parametrize(("takes_s", "busy", "ends_at"), [(2.0, False, 2.0), (2.0, True, 2.0), (60.0, False, 10.0)])
+async def test_an_engine_is_out_of_service_for_as_long_as_its_operation_runs(
+    takes_s: float, busy: bool, ends_at: float, leaving: EngineOperation, autojump_clock: MockClock
 ) -> None:
-    leaving = evolve(FLUSH, leaves_service=True)
-    monkeypatch.setattr(operations, "OPERATIONS", (leaving,))
-    monkeypatch.setitem(OPERATION_OF, FlushCache, leaving)
-    engine = Engine(takes_s=60.0 if ends == "timeout" else 2.0, busy=ends == "error")
+    engine = Engine(takes_s=takes_s, busy=busy)
     async with front(engine) as (directory, _), trio.open_nursery() as nursery:
         registration: Registration[Any] = directory.local["tiny-0"].engine
         nursery.start_soon(operations.operate, directory, FlushCache())
         await trio.sleep(1)
         assert (registration.current, registration.status_text) == (None, "is out of service: flush-cache runs")
         assert registration.live is engine
-        await trio.sleep(leaving.within_s)
+        await trio.sleep_until(ends_at - 0.1)
+        assert registration.current is None
+        await trio.sleep_until(ends_at + 0.1)
         assert registration.current is engine
+
+
+async def test_the_asker_of_an_operation_gets_its_timeout_on_time_and_a_second_operation_is_refused(
+    leaving: EngineOperation, autojump_clock: MockClock
+) -> None:
+    engine = Engine(takes_s=7)
+    async with front(engine, a=Engine(takes_s=7)) as (directory, _):
+        outcomes = await operations.operate(directory, FlushCache())
+        assert trio.current_time() == leaving.within_s
+        assert {type(outcome) for outcome in outcomes.values()} == {DeadlineExceeded}
+        outcomes = await operations.operate(directory, FlushCache())
+        assert {str(outcome) for outcome in outcomes.values()} == {"it is out of service: flush-cache runs"}
+        assert trio.current_time() == leaving.within_s, "it was refused at once"
+        await trio.sleep(3)
+        registration: Registration[Any] = directory.local["tiny-0"].engine
+        assert (engine.flushed, registration.current) == (1, engine)
+
+
+async def test_a_lost_link_ends_at_once_and_its_operation_continues(
+    leaving: EngineOperation, autojump_clock: MockClock
+) -> None:
+    engine, near_and_far = Engine(takes_s=3), sim_pair()
+    async with trio.open_nursery() as tree, trio.open_nursery() as nursery:
+        services = operations.engine_services("one", registered(engine), Registration(current=tree))
+        asker = Link(near_and_far[0], Peer("b", serves_max=0))
+        served = Link(near_and_far[1], Peer("a", serves_max=8), services)
+
+        async def ask() -> None:
+            with pytest.raises(RequestError):
+                async with asker.ask(FlushCache(), 0, "one") as answer:
+                    await answer.result()
+
+        nursery.start_soon(carry, asker)
+        nursery.start_soon(call_later, 1, near_and_far[0].cut)
+        nursery.start_soon(ask)
+        await carry(served)
+        assert trio.current_time() < 2
+        await trio.sleep(3)
+        assert engine.flushed == 1
+
+
+async def test_an_operation_ends_with_its_engine(leaving: EngineOperation, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as tree, trio.open_nursery() as nursery:
+        registration = registered(Engine(takes_s=4))
+        services = operations.engine_services("one", registration, Registration(current=tree))
+        nursery.start_soon(call_later, 1, tree.cancel_scope.cancel)
+        with trio.CancelScope(shield=True):
+            async with services["one", FlushCache].ask(FlushCache(), 0) as answer:
+                with pytest.raises(ActorLost):
+                    await answer.result()
+        assert (trio.current_time(), registration.in_service) == (1, True)

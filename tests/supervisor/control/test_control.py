@@ -212,7 +212,7 @@ async def test_an_engine_of_a_node_carries_out_an_operation_for_an_operator(auto
     one = Node("one")
     registration: Registration[Any] = Registration(one.directory.notify)
     info = evolve(INFO, operations=("metrics",))
-    services = under_name("tiny-0", engine_services({"tiny-0": registration}, {}, {}))
+    services = under_name("tiny-0", engine_services("tiny-0", registration, Registration()))
     offered = Offer("tiny-0", "tiny", Leg.BOTH, 4, up=False)
     one.directory.local["tiny-0"] = worker(one, offered, registration, services=services)
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve
 from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.engine import Done, EngineLoad, GetLoad, Ping
-from protocol.messages.operations import OPERATION_OF, FlushCache, GetMetrics
+from protocol.messages.operations import FlushCache, GetMetrics
 from tests.rig.calls import AnyAnswer
 from tests.rig.gateway import INFO
 from tests.rig.tasks import append_result, call_later
@@ -68,8 +68,8 @@ class Living:
     asked: int = 0
 
     @asynccontextmanager
-    async def ask(self, request: Ping, credit: int) -> AsyncIterator[AnyAnswer]:
-        assert request == Ping()
+    async def ask(self, request: Ping | FlushCache, credit: int) -> AsyncIterator[AnyAnswer]:
+        assert request in {Ping(), FlushCache()}
         self.asked += 1
         answer = AnyAnswer(credit)
         async with trio.open_nursery() as nursery:
@@ -126,45 +126,8 @@ async def test_waiting_for_silence_ends_with_the_link() -> None:
 # Operations -------------------------------------------------------------------------------
 
 
-@define(eq=False)
-class Busy:
-    """A link to a host that ends an operation after a while, whether or not its asker has left."""
-
-    ends_in_s: float
-    nursery: trio.Nursery
-    cancelled: list[int] = field(factory=list)
-
-    def open(self, request: FlushCache, credit: int) -> tuple[int, AnyAnswer]:
-        answer = AnyAnswer(credit)
-        self.nursery.start_soon(self._answer, answer)
-        return 7, answer
-
-    def cancel(self, stream: int) -> None:
-        self.cancelled.append(stream)
-
-    async def _answer(self, answer: AnyAnswer) -> None:
-        await trio.sleep(self.ends_in_s)
-        answer.end(Done())
-
-
-@pytest.mark.parametrize(("leaves_service", "ends_in_s", "left_at"), [(False, 3, 1), (True, 3, 3), (True, 600, 6)])
-async def test_leaving_an_operation_out_of_service_waits_until_the_host_has_ended_it(
-    leaves_service: bool, ends_in_s: float, left_at: float, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OPERATION_OF, FlushCache, evolve(OPERATION_OF[FlushCache], leaves_service=leaves_service))
-    async with trio.open_nursery() as nursery:
-        link = Busy(ends_in_s, nursery)
-        engine = SglangEngine(cast("Any", link), evolve(INFO, operations=("flush-cache",)))
-        with trio.move_on_after(1):
-            await engine.operate(FlushCache())
-        assert (trio.current_time(), link.cancelled) == (left_at, [7])
-        nursery.cancel_scope.cancel()
-
-
 async def test_an_operation_that_the_engine_does_not_list_is_refused_here(autojump_clock: MockClock) -> None:
-    async with trio.open_nursery() as nursery:
-        link = Busy(1, nursery)
-        engine = SglangEngine(cast("Any", link), evolve(INFO, operations=("flush-cache",)))
-        assert await engine.operate(FlushCache()) == Done()
-        with pytest.raises(Unsupported, match="metrics"):
-            await engine.operate(GetMetrics())
+    engine = SglangEngine(cast("Any", Living()), evolve(INFO, operations=("flush-cache",)))
+    assert await engine.operate(FlushCache()) == Done()
+    with pytest.raises(Unsupported, match="metrics"):
+        await engine.operate(GetMetrics())
