@@ -28,7 +28,7 @@ from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import ModelIdentities, ModelIdentityStatistics
 from supervisor.control.control import NodeControl
-from supervisor.engines.children import run_decode
+from supervisor.engines.actor_runs import run_decode
 from supervisor.engines.work import LocalEngine
 from supervisor.node import gauges
 from supervisor.supervision.registration import Registration
