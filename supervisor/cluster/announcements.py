@@ -1,8 +1,8 @@
 """The announcements of a node about itself: to each node what concerns it, when it changes, and loads as differences.
 
-A node that routes needs all workers and their loads; a worker needs to know only which nodes route, and whether others
-can do the work of its engines that are down. One task announces over all links, so that a change costs what has
-changed, and what is the same for many nodes is encoded once.
+A router needs all workers and their loads; a worker needs only the nodes that route, and whether others can do the work
+of its down engines. One task announces over all links: the cost of a change follows its size, and a message for many
+nodes is encoded once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Announcer:
     _announced: dict[str, _Announced] = field(factory=dict)  # by node
 
     def add(self, node: str, link: Link) -> None:
-        """Announce all that concerns a node, now: it has come, or has changed what concerns it."""
+        """Announce the state for a node now: the node has come, or gets another part from now on."""
         state = state_for(self.directory, node)
         self._announced[node] = _Announced(link, state, self._loads_in_state(node))
         link.announce(state)
@@ -81,7 +81,7 @@ class Announcer:
             announced.link.announce_encoded(bodies[id(state)])
 
     def _announce_loads(self) -> float:
-        """Announce the loads that have changed to each node that is due; return when the next one is, if any is not."""
+        """Announce changed loads to each due node; return when the next one is due, if any is not."""
         now, next_at = trio.current_time(), inf
         bodies: dict[LoadUpdate, bytes] = {}
         for node in self.directory.subscribers:
@@ -106,12 +106,12 @@ class Announcer:
         return {worker.name: worker.load_without(node) for worker in _offered(self.directory, node)}
 
     def _loads_in_state(self, node: str) -> dict[str, InFlightCounts]:
-        """Return the loads as another node has them from a state, in which nothing tells of queued prompts."""
+        """Return the loads as another node has them from a state, which lacks the queued prompts."""
         return {name: evolve(load, queued=0) for name, load in self._loads(node).items()}
 
 
 def _offered(directory: Directory, node: str) -> list[LocalWorker]:
-    """Return the workers that are announced to a node that routes: encoders and ranks only to one that takes them."""
+    """Return the workers to announce to a router: encoders and ranks only if it takes them."""
     state = directory.node(node).state
     return [
         worker

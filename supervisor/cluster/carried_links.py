@@ -1,12 +1,12 @@
-"""The links to other nodes while they run: which of several to one node counts, and what changes when it comes or goes.
+"""The running links to other nodes: the choice of the one that counts, and the changes with it.
 
 Two nodes may dial each other at once, a node may come back before the loss of its old link has been noticed, and a
 second process may run under a node's name by mistake. Both ends must then keep the same link without asking each other,
-so they decide by what both know: the newer link counts, or of two that were dialed at once the one that the first node
-by name has dialed. A second process is refused as long as the first one is alive: two processes that serve by turns
-would be worse than one that is missing. The second may run on without a link, so it is sent the reason first.
+so they decide by common facts: the newer link counts, or of two dialed at once the one dialed by the first node by
+name. A second process is refused as long as the first one is alive: two processes in turns would be worse than a
+missing one. The second may run on without a link, so it is sent the reason first.
 
-Only the link that counts reaches the directory. What still arrives over another one is ignored.
+Only the link that counts reaches the directory. Messages over another one are ignored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NAME_CONFLICT = "twin"  # the code of a Bye to a second process of one name
 
 @define(eq=False)
 class CarriedLink:
-    """A link that runs, the node that has dialed it, and which process of its name the other end is."""
+    """A running link, the node that has dialed it, and the incarnation of the other end."""
 
     link: Link
     dialer: str
@@ -74,7 +74,7 @@ class CarriedLinks:
 
     @property
     def dialers(self) -> Mapping[str, str]:
-        """The nodes that have dialed the links that count, by the node at the other end."""
+        """The dialers of the links that count, by the node at the other end."""
         return {peer: carried.dialer for peer, carried in self._carried.items()}
 
     async def wait_gone(self, peer: str) -> None:
@@ -98,7 +98,7 @@ class CarriedLinks:
     ) -> None:
         """Carry a link until it is lost, or another link to the same node replaces it.
 
-        Raises `PeerLost`, `PeerViolation` and, for a name that no node has or that another process has, `PeerRefused`.
+        Raises `PeerLost`, `PeerViolation`, and `PeerRefused` for an impossible name or another process's name.
         """
         check_state(NodeState(neighbours=(Neighbour(peer, None),)))
         if not self.directory.records.has_room_for(peer):
@@ -143,7 +143,7 @@ class CarriedLinks:
                 self.dialed.discard(peer)
 
     async def _unlink_when_lost(self, peer: str, carried: CarriedLink) -> None:
-        """Ask nothing more over a link that is lost, while the calls that it served still release what they hold."""
+        """Ask nothing more over a lost link, while its served calls still release their slots and memory."""
         await carried.link.wait_lost()
         self._unlinked(peer, carried)
 
@@ -188,7 +188,7 @@ class CarriedLinks:
     def _set_announce_interval(self) -> None:
         """Ask the others to announce loads so seldom that all together stay below `announcements_max` a second.
 
-        Their number is rounded up to a power of two, so that a node that comes or goes seldom changes the interval.
+        Their number is rounded up to a power of two, so that the interval seldom changes with a node.
         """
         section = self.section
         nodes = 1 << max(0, len(self._carried) - 1).bit_length()
@@ -196,7 +196,7 @@ class CarriedLinks:
         self.directory.announce_s = interval_s if self.directory.routes and interval_s > section.announce_s else 0.0
 
     def _on_announcement(self, peer: str, carried: CarriedLink, message: Message) -> None:
-        """Merge what a node announces over the link that counts; raises `PeerViolation` for another message."""
+        """Merge a node's announcement over the link that counts; raises `PeerViolation` for another message."""
         if not isinstance(message, NodeState | LoadUpdate):
             raise PeerViolation(f"a {type(message).__name__} was announced, which says nothing of a node")
         if self._carried.get(peer) is not carried:

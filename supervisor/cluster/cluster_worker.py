@@ -58,9 +58,9 @@ class SiblingDirectory(Protocol):
 
 
 def _tokens(request: Work, leg: Leg) -> tuple[int, int]:
-    """Return the tokens of a request that a leg computes before its first reply, and those that it may hold.
+    """Return the tokens of a request: the computed ones of a leg before its first reply, and the most to hold.
 
-    What is cached is held, too, while the request runs; what several have in common counts for each of them.
+    Cached tokens are held, too, while the request runs; common tokens count for each request.
     """
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
@@ -178,6 +178,6 @@ class ClusterWorker(ABC):
         """Ask for a stream that its node serves under its name; raises `NotReady` or `LinkLost` if it cannot."""
 
     def begun(self, request_id: str) -> None:
-        """Record that the first token of a request of this node has come, so that its prompt is no longer pending."""
+        """Record the first token of this node's request: its prompt is no longer pending."""
         if self.in_flight.begun(request_id):
             self.directory.load_changed(self, None)

@@ -1,14 +1,15 @@
-"""The directory: which workers this cluster has, how busy they are, and which nodes there are at all.
+"""The directory: the workers of this cluster, their loads, and its nodes.
 
-Nobody coordinates: each node announces its own state over its links, and every directory converges on the same picture,
-late by as much as an announcement takes. A choice by the directory may therefore turn out wrong, and must allow for it.
+There is no coordinator: each node announces its own state over its links, and every directory converges on the same
+picture, late by as much as an announcement takes. A choice by the directory may therefore turn out wrong, and must
+allow for it.
 
 Two things change at two speeds, and must stay apart. Workers, nodes and links come and go seldom: `notify` counts a
-`version`, wakes everybody who waits, and drops all that was derived. Loads change with every request: they wake only
-those who wait for capacity of that model, and the task that announces loads. The cost of a request must never grow
-with the number of nodes, but for policies that are meant to look at all workers.
+`version`, wakes all waiting tasks, and drops all derived values. Loads change with every request: they wake only tasks
+in wait for capacity of that model, and the announcer of loads. The cost of a request must never grow with the number of
+nodes, but for policies that are meant to look at all workers.
 
-What another node announces may be wrong. It is checked before it is merged, and nothing of it is kept without a limit.
+Announcements may be wrong. They are checked before they are merged, and kept within limits.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class Directory:
                 self._announceable.unpark_all()
 
     def reroute_queued(self) -> None:
-        """Fail what waits for local engines that are down, if others can serve it; called when others come up."""
+        """Fail requests in wait for down local engines, if others can serve them; called when others come up."""
         for worker in self.local.values():
             if not worker.is_up:
                 worker.reroute_queued()
@@ -222,7 +223,7 @@ class Directory:
     def has_sibling(self, worker: ClusterWorker) -> bool:
         """Whether another worker can do the same work now (`Leg.substitutes`).
 
-        A node that does not route learns this from nodes that do.
+        A node that does not route learns this from routers.
         """
         workers = sum(len(self.ranked(worker.model, leg)) for leg in worker.leg.substitutes)
         if workers > (worker.ranks if worker.is_up else 0):
@@ -297,7 +298,7 @@ class Directory:
         return ((record.name, record.address) for record in self.records)
 
     def should_link(self, node: str) -> bool:
-        """Whether this node needs a link to another one: to all if it routes, else to those that do or are required.
+        """Whether this node needs a link to another one: to all if it routes, else to routers and required peers.
 
         Two nodes that route and do not listen cannot meet, and need not: they have no workers for each other.
         """
@@ -315,7 +316,7 @@ class Directory:
 
     @property
     def subscribers(self) -> Collection[str]:
-        """The nodes to which this one announces its offers and loads: those that route and that it has a link to."""
+        """The nodes that get this one's offers and loads: the routers with a link to it."""
         return self._subscribers
 
     def state(self) -> NodeState:
@@ -332,7 +333,7 @@ class Directory:
         )
 
     def neighbours(self) -> tuple[Neighbour, ...]:
-        """Return this node, if it can be found, and those to which it has a link: the others shall be forgotten."""
+        """Return this node, if it has an address, and its linked nodes: the others shall be forgotten."""
         itself = () if self.address is None else (Neighbour(self.name, self.address, self.routes),)
         linked = sorted((record for record in self.records if record.link is not None), key=lambda record: record.name)
         return (*itself, *(Neighbour(record.name, record.address, record.routes) for record in linked))

@@ -2,10 +2,9 @@
 
 Both ends of a link keep one, because a router that asks twice in one turn must see its own first request:
 
-- The node that asks keeps `own`, its requests there. What other nodes have there is `others`, as the worker's node
-  announced it last, without what this node has there itself.
-- The node of the engine keeps its own requests in `own`, too, and those of each other node in `by_node`. To a node it
-  announces the totals without the share of that node (`without`).
+- The node that asks keeps `own`, its requests there. Other nodes' requests there are `others`, as the worker's node
+announced them last, without this node's own. - The node of the engine keeps its own requests in `own`, too, and those
+of each other node in `by_node`. To a node it announces the totals without the share of that node (`without`).
 
 So the totals (`requests`, `tokens`, `queued`) mean the same at both ends, and the load of a worker follows from them in
 one way (`load`).
@@ -44,7 +43,7 @@ class InFlight:
 
     @property
     def queued(self) -> int:
-        """The tokens of prompts of all nodes that have no first token yet, but for those expected in its cache."""
+        """The uncached tokens of all nodes' pending prompts."""
         own = self.own.pending.tokens + self.others.queued
         if not self.by_node:
             return own
@@ -88,7 +87,7 @@ class InFlight:
         self.others = load
 
     def without(self, node: str, name: str) -> InFlightCounts:
-        """Return the totals of the worker `name` without the share of one other node, which counts that itself."""
+        """Return the totals of the worker `name` without the share of one other node, which counts its own."""
         requests, tokens, queued = self.requests, self.tokens, self.queued
         if (share := self.by_node.get(node)) is not None:
             requests, tokens = requests - share.requests, tokens - share.tokens

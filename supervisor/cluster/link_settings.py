@@ -1,4 +1,4 @@
-"""The settings of a node's links: those of `[cluster]`, and the times and limits that no file sets."""
+"""The settings of a node's links: the configured ones of `[cluster]`, and constant times and limits."""
 
 from __future__ import annotations
 

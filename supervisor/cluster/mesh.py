@@ -1,8 +1,8 @@
 """The mesh: one link between every two nodes that need each other, dialed again whenever it is lost.
 
-Of two nodes that can find each other the first by name dials, so that they do not open two links at once. A node that
-joins dials all the same, because others may know it by an old address. `carried_links` decides which link counts where
-there are two all the same.
+Between two nodes with addresses the first by name dials, to avoid two links at once. A node that joins dials all the
+same, because others may know it by an old address. `carried_links` decides which link counts where there are two all
+the same.
 
 Anybody can connect. Until a connection has proved a name it has little time and few bytes, and where there are too many
 such connections the oldest one is closed, so that they cannot keep nodes out. No error of one connection may end
@@ -63,7 +63,7 @@ class MeshStatistics:
 
 @define(eq=False)
 class _DialTurn:
-    """The turn of one task among those that dial nodes which only others have named, up to the end of the greeting."""
+    """A permit to dial a discovered (not configured) node; released when the greeting ends."""
 
     dials: trio.Semaphore
     has_begun: bool = False
@@ -148,7 +148,7 @@ class Mesh:
     # Who dials ---------------------------------------------------------------------------
 
     def _dial_new(self, nursery: trio.Nursery) -> None:
-        """Start to dial the nodes that the directory has learned of, as far as this node is the one that dials."""
+        """Start to dial the directory's new nodes, if this node is the dialer."""
         dials_all = self.directory.address is None or bool(self.join)
         for name, address in self.directory.addresses():
             is_due = name not in self._dialing and (dials_all or self.name < name)
@@ -204,7 +204,7 @@ class Mesh:
         return None if address is None else Endpoint.read(address)
 
     async def _forget(self) -> None:
-        """Forget the nodes that nobody names any more, and the traffic with them."""
+        """Forget the nodes unnamed for `FORGET_S`, and the traffic with them."""
         while True:
             await trio.sleep(FORGETS_S)
             for name in await self.directory.records.forget():
@@ -228,7 +228,7 @@ class Mesh:
         nursery.start_soon(partial(trio.serve_listeners, self._accepted, guarded))
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
-        """Serve a connection until it ends, whatever is wrong with it."""
+        """Serve a connection until it ends; its errors are logged, and end nothing else."""
         name, host = "", _host(stream)
 
         async def handle(transport: websocket.WebSocketTransport) -> None:
@@ -264,7 +264,7 @@ class Mesh:
     async def greet(
         self, role: Role, expects: str | None, transport: websocket.WebSocketTransport
     ) -> tuple[str, Incarnation]:
-        """Return the name that the other end has proved, and which process of that name it is."""
+        """Return the proved name and the incarnation of the other end."""
         nonce, incarnation = self.new_nonce(), self.incarnation
         names = transport.certificate_names() if self.section.verifies_node_names else None
         greeter = Greeter(role, self.section.name, self.name, self.secret, nonce, expects, incarnation, names)

@@ -27,7 +27,7 @@ class ModelPool:
         return self.directory.workers(self.model)
 
     def watchable(self) -> list[ClusterWorker]:
-        """Return the workers that can be asked now and that tell of their blocks, on nodes that know the question."""
+        """Return the available workers that publish their blocks, on nodes that support it."""
         node = self.directory.node
         return [
             worker

@@ -77,7 +77,7 @@ class LocalWorker(ClusterWorker):
         )
 
     def load_without(self, node: str) -> InFlightCounts:
-        """Return its load without the requests of one other node, which counts those itself."""
+        """Return its load without the requests of one other node, which counts its own."""
         return self.in_flight.without(node, self.name)
 
     def _ask(self) -> Ask:
@@ -113,7 +113,7 @@ class LocalWorker(ClusterWorker):
 
 @define(eq=False, kw_only=True)
 class RemoteWorker(ClusterWorker):
-    """A worker of another node: what that node announces of it, and the requests that this node has sent it."""
+    """A worker of another node: its announced offer, and this node's requests to it."""
 
     offer: Offer  # with the load of other nodes' requests as announced last
     link: Link | None = None
@@ -161,7 +161,7 @@ class RemoteWorker(ClusterWorker):
         self.in_flight.replace_others(load)
 
     def _ask(self) -> Ask:
-        """Return the way over its link, which waits while that carries as many streams as it may."""
+        """Return the way over its link; it waits while the link is full of streams."""
         return partial(self._link().ask, to=self.engine_name)
 
     def watch(self, request: Message, credit: int) -> AbstractAsyncContextManager[Answer[Message, Message]]:
