@@ -44,7 +44,7 @@ def _described(row: EngineOperation, method: str, path: str) -> Operation:
         row.request if row.has_fields else None,
         row.example,
         errors=(404,),
-        parameters=() if row.answer_text else (ENGINE_PARAMETER,),
+        parameters=(ENGINE_PARAMETER,),
         access=row.access,
     )
 
@@ -61,8 +61,7 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     outcomes: Outcomes = {}
     if exchange.request.method != "HEAD":
         request = await exchange.read(partial(parse, row), body) if row.has_fields else row.request()
-        engine = None if row.answer_text else exchange.request.query("engine") or None
-        outcomes = await exchange.gateway.administration.operate(request, engine)
+        outcomes = await exchange.gateway.administration.operate(request, exchange.request.query("engine") or None)
     if (error := failure(row, outcomes)) is not None:
         exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
         return
