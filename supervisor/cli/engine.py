@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
-from typing import get_args, get_type_hints
+from types import UnionType
+from typing import Union, get_args, get_origin, get_type_hints
 
 import attrs
 import trio
@@ -52,7 +53,8 @@ def read_request(options: argparse.Namespace) -> Message:
 
 def _value(text: str, kind: object) -> object:
     """Return an option as the JSON value that it is, or as text if it is none, or if text is wanted."""
-    if any(isinstance(each, type) and issubclass(each, str) for each in (kind, *get_args(kind))):
+    kinds = get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
+    if any(isinstance(each, type) and issubclass(each, str) for each in kinds):
         return text
     try:
         value: object = json.loads(text)

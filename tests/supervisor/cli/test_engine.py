@@ -168,5 +168,9 @@ def test_the_options_of_a_word_are_the_fields_of_its_request(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         read("resize")
     assert "--label" in capsys.readouterr().err
+    names: tuple[str, ...] = ()
+    note: str | None = None
     with pytest.raises(SystemExit):
         read("juggle")
+    lists = ("--label", "x", "--names", '["a", "b"]', "--note", "null")
+    assert read("resize", *lists) == Resize("x", names=("a", "b"), note="null")
