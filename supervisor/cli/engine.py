@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
@@ -29,6 +30,7 @@ from supervisor.printable import printable
 
 EVERY = "all"  # in the place of an engine's name
 NO_FIELDS = "{}"
+ASKED_MAX = 8  # engines at a time by one route: a node takes twice as many operators
 
 
 def add_operations(parser: argparse.ArgumentParser) -> None:
@@ -96,24 +98,36 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
         print_sentence(console, f"{operation.name} is for one engine: name it.")
         return 1
     engines = _engines(statuses, operation)
+    unasked = _unasked(statuses, engine)
     chosen = [each for each in engines.values() if engine in {EVERY, each.name, each.engine}]
+    codes = [int(engine == EVERY and bool(unasked))]
     if engine != EVERY and len(chosen) != 1:
-        names = ", ".join(each.name for each in chosen or engines.values()) or "none"
-        sentence = f"Several engines are named {engine}" if chosen else f"There is no engine {engine}; there is"
-        print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
-        return 1
-    codes = list[int]()
+        if chosen or engine.partition("/")[0] not in unasked:  # else its node may have it
+            names = ", ".join(each.name for each in chosen or engines.values()) or "none"
+            sentence = f"Several engines are named {engine}" if chosen else f"There is no engine {engine}; there is"
+            print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
+        chosen, codes = [], [1]
+    limiters: defaultdict[object, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(ASKED_MAX))
 
     async def ask(asked: _Asked) -> None:
-        codes.append(await _ask(client, console, asked, request))
+        async with limiters[client.routes.get(asked.node)]:
+            codes.append(await _ask(client, console, asked, request))
 
     async with trio.open_nursery() as nursery:
         for each in chosen:
             nursery.start_soon(ask, each)
-    silent = {node: status for node, status in statuses.items() if isinstance(status, str)} if engine == EVERY else {}
-    for node, why in silent.items():
-        print_sentence(console, f"{node}: its engines were not asked: {why}")
-    return max((*codes, int(bool(silent))), default=0)
+    for node, why in unasked.items():
+        print_sentence(console, f"{node} was not asked: {why}")
+    return max(codes)
+
+
+def _unasked(statuses: Mapping[str, StatusOrError], engine: str) -> dict[str, str]:
+    """Return the silent nodes that may have an engine of a name, with their reasons."""
+    return {
+        node: status
+        for node, status in statuses.items()
+        if isinstance(status, str) and ("/" not in engine or engine.startswith(f"{node}/"))
+    }
 
 
 async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message) -> int:

@@ -132,6 +132,8 @@ async def over_http(gateway, engines):
     show(described["summary"], described["description"], described["requestBody"]["content"]["application/json"])
 
 class Nodes:
+    routes = {{}}
+
     def __init__(self, controls):
         self.controls = controls
 

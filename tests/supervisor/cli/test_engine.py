@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import trio
 from attrs import evolve, frozen
 from rich.console import Console
+from trio.testing import MockClock
 
 from protocol.errors import BadRequest, Overloaded, PeerLost
 from protocol.messages.cluster import Leg, NodeState, Offer, Operate, Operated, Status
@@ -26,6 +28,7 @@ from protocol.messages.operations import (
 )
 from supervisor.cli import client, engine
 from supervisor.cli.status_view import StatusOrError
+from supervisor.cluster.mesh import OPERATORS_MAX
 from supervisor.config import schema
 from tests.rig.encoders import MEDIA
 from tests.rig.gateway import INFO
@@ -88,7 +91,7 @@ async def test_every_engine_has_an_outcome_of_its_own() -> None:
         "b/starts was not flushed: it is starting",
         "b/tiny-0 was not flushed: requests run",
         "c/tiny-0 was not flushed: the link is lost",
-        "d: its engines were not asked: nobody listens",
+        "d was not asked: nobody listens",
     ]
     assert {(request.node, request.engine) for request in nodes.asked if isinstance(request, Operate)} == {
         *(("a", "eyes"), ("a", "tiny-0"), ("a", "wide"), ("b", "tiny-0"), ("c", "tiny-0"))
@@ -96,7 +99,7 @@ async def test_every_engine_has_an_outcome_of_its_own() -> None:
 
 
 async def test_one_engine_is_named_and_its_result_is_printed() -> None:
-    nodes = Nodes(a=(ENGINE, EYES), b=(ENGINE,), d="nobody listens")
+    nodes = Nodes(a=(ENGINE, EYES), b=(ENGINE,))
     assert await operate(nodes, "b/tiny-0", GetMetrics()) == (0, ['b/tiny-0 was read: {"text": "x 1"}'])
     assert nodes.asked == [Operate("tiny-0", "metrics", "{}", "b")]
     assert await operate(nodes, "eyes", FlushCache()) == (0, ["a/eyes was flushed"])
@@ -105,6 +108,32 @@ async def test_one_engine_is_named_and_its_result_is_printed() -> None:
     missing = (1, ["There is no engine eyes; there is a/tiny-0, b/tiny-0."])
     assert await operate(nodes, "eyes", GetMetrics()) == missing, "encoders have none"
     assert await operate(Nodes(), "x", FlushCache()) == (1, ["There is no engine x; there is none."])
+
+
+async def test_a_silent_node_that_may_have_the_engine_is_named_with_its_reason() -> None:
+    nodes, silent = Nodes(a=(ENGINE,), d="nobody listens"), "d was not asked: nobody listens"
+    assert await operate(nodes, "d/tiny-0", FlushCache()) == (1, [silent])
+    assert await operate(nodes, "a/tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed"])
+    assert await operate(nodes, "tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed", silent])
+    assert await operate(nodes, "oak", FlushCache()) == (1, ["There is no engine oak; there is a/tiny-0.", silent])
+
+
+async def test_a_node_is_not_asked_by_more_operators_than_it_takes(autojump_clock: MockClock) -> None:
+    class Counting(Nodes):
+        open = most = 0
+
+        async def ask(self, name: str, request: Message) -> Message:
+            self.open += 1
+            self.most = max(self.most, self.open)
+            await trio.sleep(1)
+            self.open -= 1
+            return await super().ask(name, request)
+
+    nodes = Counting(a=tuple(evolve(ENGINE, name=f"e{number}") for number in range(40)), b=(ENGINE,))
+    nodes.routes = {"a": Path("a"), "b": Path("b")}
+    code, lines = await operate(nodes, "all", FlushCache())
+    assert (code, len(lines), nodes.most) == (0, 41, engine.ASKED_MAX + 1)
+    assert 2 * engine.ASKED_MAX <= OPERATORS_MAX
 
 
 async def test_an_operation_for_one_engine_is_not_asked_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +168,8 @@ class Resize(Message):
     share: float = 1.0
     level_count: int | None = None
     forced: bool = False
+    names: tuple[str, ...] = ()
+    note: str | None = None
 
 
 def read(*words: str) -> Message:
@@ -162,15 +193,13 @@ def test_the_options_of_a_word_are_the_fields_of_its_request(capsys: pytest.Capt
     assert read("resize", "--label", "12") == Resize("12"), "text stays text"
     options = ("--label", "", "--share", "0.5", "--level-count", "3", "--forced", "true")
     assert read("resize", *options) == Resize("", 0.5, 3, forced=True)
+    lists = ("--label", "x", "--names", '["a", "b"]', "--note", "null")
+    assert read("resize", *lists) == Resize("x", names=("a", "b"), note="null")
     with pytest.raises(BadRequest) as caught:
         read("resize", "--label", "x", "--share", "half", "--level-count", "2.5")
     assert caught.value.detail.count("expected") == 2
     with pytest.raises(SystemExit):
         read("resize")
     assert "--label" in capsys.readouterr().err
-    names: tuple[str, ...] = ()
-    note: str | None = None
     with pytest.raises(SystemExit):
         read("juggle")
-    lists = ("--label", "x", "--names", '["a", "b"]', "--note", "null")
-    assert read("resize", *lists) == Resize("x", names=("a", "b"), note="null")
