@@ -5,10 +5,12 @@ from __future__ import annotations
 from protocol.errors import PeerViolation
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
 from protocol.messages.engine import EngineInfo
-from protocol.messages.generation import HAND_OFF_BYTES_MAX, GrammarKind
+from protocol.messages.generation import GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
 
-ENGINE_NAME_LENGTH_MAX = 128  # of the kind and the version of an engine, which clients are shown
+ENGINE_NAME_LENGTH_MAX = 128  # of the kind, the version and the operations of an engine, which clients are shown
+OPERATIONS_MAX = 128  # of one engine, of which a later version may have more than this one
+ADDRESS_BYTES_MAX = 1024  # for hand-offs
 
 
 def check_engine(offer: Offer) -> None:
@@ -22,8 +24,10 @@ def check_engine(offer: Offer) -> None:
         raise PeerViolation(f"offer {name} is a rank of an engine with {engine.data_parallel}")
     if max(len(engine.kind), len(engine.version)) > ENGINE_NAME_LENGTH_MAX or len(engine.grammars) > len(GrammarKind):
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
-    if (length := len(engine.hand_off_address or b"")) > HAND_OFF_BYTES_MAX:
+    if (length := len(engine.hand_off_address or b"")) > ADDRESS_BYTES_MAX:
         raise PeerViolation(f"offer {name} has an address for hand-offs of {length} bytes")
+    if len(engine.operations) > OPERATIONS_MAX or max(map(len, engine.operations), default=0) > ENGINE_NAME_LENGTH_MAX:
+        raise PeerViolation(f"offer {name} has an engine with too many operations, or too long names of them")
     if not _is_possible_media(engine.media, required=offer.leg is Leg.ENCODE):
         raise PeerViolation(f"offer {name} has an engine that takes images or videos which cannot be")
 

@@ -12,8 +12,8 @@ from trio.testing import MockClock
 from protocol.errors import LinkLost, PeerLost, PeerViolation
 from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from protocol.messages.engine import EngineInfo, encoder_info
-from protocol.messages.generation import HAND_OFF_BYTES_MAX
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.engine_checks import ADDRESS_BYTES_MAX, ENGINE_NAME_LENGTH_MAX, OPERATIONS_MAX
 from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import RemoteWorker
 from tests.rig.encoders import MEDIA
@@ -135,7 +135,9 @@ IMPOSSIBLE = [
     NodeState(neighbours=(Neighbour("x", "nowhere"),)),
     NodeState((evolve(ONE, leg=Leg.ENCODE, engine=encoder_info("x", "1", evolve(MEDIA, width=0), 8)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, request_tokens_max=0)),)),
-    NodeState((evolve(ONE, engine=evolve(INFO, hand_off_address=bytes(HAND_OFF_BYTES_MAX + 1))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, hand_off_address=bytes(ADDRESS_BYTES_MAX + 1))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, operations=("x",) * (OPERATIONS_MAX + 1))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, operations=("x" * (ENGINE_NAME_LENGTH_MAX + 1),))),)),
 ]
 
 
