@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from attrs import define, evolve, field, frozen
 
 from protocol.errors import PeerViolation
 from protocol.messages.cluster import NodeState, Offer
+from protocol.messages.engine import EngineInfo
 from protocol.model_folder import WEIGHTS, Digest, is_well_formed, mismatch
 
 log = logging.getLogger(__name__)
 
 NOT_ASKED = "is not asked"
+
+Refusal: TypeAlias = Callable[[EngineInfo], str | None]
+"""Returns why an engine cannot be asked by this node, whatever its model; None if it can."""
+
+
+def _refuse_none(_: EngineInfo) -> None:
+    """Refuse no engine."""
 
 
 @frozen
@@ -36,6 +45,7 @@ class ModelIdentities:
     """The models of this node and of all others, and the workers that are left out because theirs differ."""
 
     digests: Mapping[str, Digest] = field(factory=dict)  # of this node's own folders, by the model's name
+    refusal: Refusal = _refuse_none
     rejected: dict[str, dict[str, str]] = field(factory=dict)  # by node and worker, why it is not asked
     served_weights: dict[str, str] = field(factory=dict)  # by the model's name, the digest of the weights
     _states: dict[str, NodeState] = field(factory=dict)  # of the nodes whose workers have announced their weights
@@ -90,9 +100,11 @@ class ModelIdentities:
         return evolve(state, offers=tuple(_rejected(offer, rejected.get(offer.name)) for offer in state.offers))
 
     def _foreign(self, offer: Offer) -> str | None:
-        """Return why a worker has another model, None if it has the same, or if that is unknown."""
+        """Return why a worker is not asked: it has another model, or is refused; None if it is asked."""
         if offer.engine is None:
             return None
+        if (reason := self.refusal(offer.engine)) is not None:
+            return reason
         if (reason := mismatch(self.digests.get(offer.model, ()), offer.engine.digest)) is not None:
             return reason
         weights, served = self._weights(offer), self.served_weights.get(offer.model)

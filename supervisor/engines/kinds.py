@@ -10,6 +10,8 @@ from actors.engines.sglang import hand_off as sglang_hand_off
 from actors.engines.sglang.spec import METRICS_PREFIX
 from actors.engines.simulated import hand_off as simulated_hand_off
 from actors.kit.hand_off import KindHandOff
+from protocol.errors import HandOffFailed
+from protocol.messages.engine import EngineInfo, HandOff
 from supervisor.config import load
 from supervisor.config.load import Examine, Loaded
 from supervisor.config.schema import Cluster
@@ -39,6 +41,20 @@ KINDS: Mapping[str, EngineKind] = {
 def hand_offs() -> Mapping[str, KindHandOff]:
     """Return the hand-offs of the kinds that have one, for routers."""
     return {word: kind.hand_off for word, kind in KINDS.items() if kind.hand_off is not None}
+
+
+def hand_off_refusal(info: EngineInfo) -> str | None:
+    """Return why this node cannot make the hand-off of a prefill; None if it can, or if it makes none."""
+    if info.hand_off is not HandOff.CONCURRENT or info.hand_off_address is None:
+        return None
+    kind = hand_offs().get(info.kind)
+    if kind is None or kind.rendezvous is None:
+        return f"this node cannot make a hand-off of its kind, {info.kind!r}"
+    try:
+        kind.rendezvous(info, rank=0, number=0)
+    except HandOffFailed as error:
+        return str(error)
+    return None
 
 
 def metrics_prefixes() -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
 from supervisor.engines.children import NodeEngines, node_engines
 from supervisor.engines.kind import NodeContext, RetriedChild
+from supervisor.engines.kinds import hand_off_refusal
 from supervisor.gateway.gateway import Gateway
 from supervisor.node import gauges, router_child
 from supervisor.node.credentials import Credentials
@@ -96,8 +97,8 @@ def assemble(
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
     has_gateway = node in cluster.gateway_nodes
     texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
-    digests = ModelIdentities({name: text.digest for name, text in texts.items()})
-    directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=digests)
+    identities = ModelIdentities({name: text.digest for name, text in texts.items()}, hand_off_refusal)
+    directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=identities)
     context = NodeContext(cluster, node, runtime, directory)
     engines = node_engines(context, texts)
     media = media_children(context, texts) if has_gateway else MediaChildren()

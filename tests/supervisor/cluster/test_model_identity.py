@@ -21,7 +21,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import StartFailed
 from protocol.messages.cluster import GetStatus, InFlightCounts, Leg, LoadUpdate, NodeState, Offer, Status
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.model_folder import WEIGHTS, digest
 from supervisor.cli.status_view import render_status
 from supervisor.cluster import models, readiness
@@ -43,6 +43,7 @@ OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
 OTHER = digest({"config.json": b"{}", "tokenizer.json": b"[1]"})
 INFO = EngineInfo("x", "1", 100, 64, 640, 64, 8, 1, True, digest=OWN)
 SMALL = evolve(INFO, request_tokens_max=8, digest=OTHER)
+PAIR = Leg.PREFILL, Leg.DECODE
 WHY = "is not asked: its model is another one: it differs in tokenizer.json"
 
 
@@ -83,6 +84,28 @@ async def test_readiness_names_the_worker_and_what_differs(directory: Directory)
     directory.merge_state("far", NodeState((offer("two", INFO),)))
     assert readiness.unready(directory, ["oak"]) is readiness.never_ready(directory, ["oak"]) is None
     assert [worker.load.name for worker in directory.workers("oak")] == ["far/two"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "why"),
+    [
+        ("new", b"x", "this node cannot make a hand-off of its kind, 'new'"),
+        ("sglang", b"?", "the address of a prefill cannot be read"),
+        ("sglang", b"\x00\x01host", None),
+    ],
+)
+def test_a_prefill_whose_hand_off_cannot_be_made_here_is_not_asked(
+    kind: str, address: bytes, why: str | None, tmp_path: Path
+) -> None:
+    directory = built_assembly(cluster(tmp_path), "front")[0].directory
+    info = evolve(INFO, kind=kind, hand_off=HandOff.CONCURRENT, hand_off_address=address)
+    offers = offer("p", info), offer("d", evolve(info, hand_off_address=None))
+    directory.merge_state(
+        "far", NodeState(tuple(evolve(each, leg=leg) for each, leg in zip(offers, PAIR, strict=True)))
+    )
+    assert directory.models.rejections == ({} if why is None else {"far/p": f"is not asked: {why}"})
+    expected = None if why is None else f"engine p is not asked: {why}"
+    assert readiness.unready(directory, ["oak"]) == expected
 
 
 async def test_the_log_has_it_once_and_the_status_as_long_as_it_is_so(
