@@ -42,7 +42,7 @@ def add_node_gauges(registry: Registry, directory: Directory) -> None:
     )
     registry.add_gauge(
         name="espalier_engine_model_mismatch",
-        about="Whether the engine is not used because its model differs",
+        about="Whether the engine is not asked: its model differs, or this node cannot make its hand-off",
         labels="engine",
         read=lambda: _mismatches(directory),
     )
