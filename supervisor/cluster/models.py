@@ -91,6 +91,13 @@ def server_info(
         "max_total_num_tokens": sum(engine.kv_tokens_max for engine in engines.values()),
         "internal_states": [{}],
         "models": models,
-        "engines": {name: msgspec.to_builtins(engine) for name, engine in engines.items()},
+        "engines": {name: _shown(engine) for name, engine in engines.items()},
         "ejected": msgspec.to_builtins(ejected()),
     }
+
+
+def _shown(engine: EngineInfo) -> dict[str, object]:
+    """Return the properties of an engine without its `hand_off_address`, whose bytes only its kind can read."""
+    properties: dict[str, object] = msgspec.to_builtins(engine)
+    del properties["hand_off_address"]
+    return properties

@@ -147,6 +147,7 @@ async def test_the_server_info_counts_the_engines_of_all_nodes(autojump_clock: M
     async with front(Engine(), a=Engine()) as (directory, _):
         info = models.server_info(cast("Cluster", SimpleNamespace(model=["tiny"])), directory, "1")
         assert info["engines"].keys() == {"main/tiny-0", "a/tiny-0"}  # type: ignore[attr-defined]
+        assert "hand_off_address" not in info["engines"]["a/tiny-0"]  # type: ignore[index]
         assert info["max_total_num_tokens"] == 2 * INFO.kv_tokens_max
 
 
