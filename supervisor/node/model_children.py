@@ -109,7 +109,11 @@ def _routed_model(context: NodeContext, name: str, text: TextModel, media: Media
         feed=made.feed,
         children=(
             router_child.child(name, section, work_inbox, routing, routed),
-            *(() if made.feed is None else (router_child.feed_child(name, made.feed),)),
+            *(
+                ()
+                if made.feed is None
+                else (router_child.feed_child(name, POLICIES[section.policy].feed_name, made.feed),)
+            ),
             processor_child,
         ),
     )

@@ -47,11 +47,11 @@ def child(
     )
 
 
-def feed_child(name: str, feed: Feed) -> Tree:
+def feed_child(name: str, feed_name: str, feed: Feed) -> Tree:
     """Return the child that runs the feed of a model's policy, in a tree of its own: it fails no other."""
     child = Child(name="subscriber", run=feed.run, about=feed.about, limits=feed.limits)
     return Tree(
-        name=f"{feed.name}-{name.replace('/', ':')}",
+        name=f"{feed_name}-{name.replace('/', ':')}",
         children=(child,),
         restarts_max=None,
         backoff=Backoff(crashes=True),

@@ -56,10 +56,6 @@ class Feed(Protocol):
     """A feed, and how the tree and the metrics of a node show it."""
 
     @property
-    def name(self) -> str:
-        """The first part of the name of its child: the thing that it follows."""
-
-    @property
     def about(self) -> str:
         """A description for operators."""
 

@@ -36,6 +36,8 @@ class PolicyRow:
     make: Callable[[PolicyContext], MadePolicy]
     # Whether it looks for blocks of prompts in the caches of workers: prompts are hashed, and engines publish blocks.
     follows_blocks: bool = False
+    # The prefix of the name of its feed's child, reserved among the names of engines; empty without a feed.
+    feed_name: str = ""
 
 
 def stateless(policy: Policy) -> PolicyRow:

@@ -25,7 +25,7 @@ def _kv(context: PolicyContext) -> MadePolicy:
 
 
 POLICIES: Mapping[str, PolicyRow] = {
-    "kv": PolicyRow(_kv, follows_blocks=True),
+    "kv": PolicyRow(_kv, follows_blocks=True, feed_name="prefixes"),
     "least_loaded": stateless(least_loaded),
     "random_two": without_feed(lambda context: RandomTwo(context.chance)),
     "round_robin": without_feed(lambda _: RoundRobin()),

@@ -18,6 +18,7 @@ import attrs
 from attrs import asdict
 
 from actors.engines.encoding.limits import BatchLimits
+from actors.routing.policies.table import POLICIES
 from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, media
@@ -27,7 +28,7 @@ from supervisor.config.schema import Cluster, EngineSection, Kinds
 from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
 
 TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
-TREE_PREFIXES = ("prefixes-", "processor-", "router-")
+TREE_PREFIXES = ("processor-", "router-", *(f"{row.feed_name}-" for row in POLICIES.values() if row.feed_name))
 TOKEN_KEYS = (
     *(
         "data_parallel",

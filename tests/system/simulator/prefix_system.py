@@ -121,7 +121,7 @@ class PrefixRouting:
         if self.plan is None:
             return ()
         subscriber = PrefixSubscriber(ModelPool(self.directory, "tiny"), self.index)
-        return (router_child.feed_child("tiny", subscriber),)
+        return (router_child.feed_child("tiny", "prefixes", subscriber),)
 
     def check(self) -> None:
         """Check that the index is what the caches are, when nothing happens."""

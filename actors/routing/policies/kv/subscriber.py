@@ -34,7 +34,6 @@ SWEEP_S = 0.005  # the pause between two parts of a sweep
 class PrefixSubscriber:
     """The subscriptions of one model: the feed of its index."""
 
-    name: ClassVar[str] = "prefixes"
     about: ClassVar[str] = "what workers have in their prefix caches, for policy kv"
     pool: WatchablePool
     index: PrefixIndex

@@ -91,7 +91,6 @@ from protocol.messages.generation import Generate
 class SeenWorkers:
     """The feed: the names of the workers in the order in which they came."""
 
-    name: ClassVar[str] = "seen"
     about: ClassVar[str] = "which workers have come, for policy by_watch"
     limits: ClassVar[tuple[tuple[str, float], ...]] = ()
     pool: WatchablePool
@@ -170,6 +169,13 @@ def test_the_policy_of_a_model_is_named_in_its_section(tmp_path: Path) -> None:
         read_cluster(write(tmp_path, "by_prompt"))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_with_a_feed_names_it_in_its_row(policy: str) -> None:
+    unused: Any = None
+    made = POLICIES[policy].make(PolicyContext(lambda: 0.0, lambda: 0.0, pool=unused))
+    assert (made.feed is not None) == bool(POLICIES[policy].feed_name)
+
+
 def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     copy = scratch(tmp_path)
     copy.add("actors/routing/by_prompt.py", DUMMY)
@@ -191,7 +197,7 @@ def test_a_policy_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
 def test_a_policy_with_a_feed_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     copy = scratch(tmp_path)
     copy.add("actors/routing/policies/by_watch.py", FED)
-    copy.insert("actors/routing/policies/table.py", '    "kv"', '"by_watch": PolicyRow(by_watch),\n')
+    copy.insert("actors/routing/policies/table.py", '    "kv"', '"by_watch": PolicyRow(by_watch, feed_name="seen"),\n')
     copy.insert(
         "actors/routing/policies/table.py",
         "from actors.routing.policies.kv.policy import KvPolicy",
@@ -202,5 +208,9 @@ def test_a_policy_with_a_feed_is_added_by_a_file_and_a_row(tmp_path: Path) -> No
     file = write(tmp_path, "by_watch")
     code, shown = copy.run("-m", "supervisor", "--check", str(file))
     assert (code, "seen-tiny" in shown) == (0, True), shown
+    taken = tmp_path / "taken.toml"
+    taken.write_text(file.read_text().replace("engine.a]", "engine.seen-tiny]"))
+    code, shown = copy.run("-m", "supervisor", "--check", str(taken))
+    assert (code != 0, "is the name of another part of the tree" in shown) == (True, True), shown
     lines = copy.program(WATCHED.format(file=str(file))).splitlines()
     assert lines == ["main/b", "['espalier_seen_workers{model=\"tiny\"} 2.0']"]
