@@ -59,7 +59,7 @@ class KeySection:
     # target of the first token, unless a request has one; by default the model's
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
-    admin: bool = False  # whether it also opens `/metrics`, `/pools` and `/flush_cache`
+    admin: bool = False  # whether it also opens the paths for an admin key
 
     @property
     def burst_max(self) -> int:

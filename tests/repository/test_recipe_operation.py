@@ -180,7 +180,7 @@ from actors.engines.sglang.host.operations import Operations
 from protocol.messages.operations import Stir, operation_names
 
 operations = Operations(SimpleNamespace(), lambda: False, None)
-print(operation_names(operations.handlers), asyncio.run(operations.operate(Stir(6))))
+print("stir" in operation_names(operations.handlers), asyncio.run(operations.operate(Stir(6))))
 """
 DIZZY = "engine main/one was not stirred: the memory is dizzy"
 
@@ -224,4 +224,4 @@ def test_an_operation_is_added_by_its_row_and_a_handler_in_each_kind_of_engine(t
         *("0", "main/two was not stirred: the memory is dizzy", "1", 'times: expected an integer, got "much"'),
         "{'times': 2}",
     ]
-    assert copy.program(IN_THE_HOST) == "('stir', 'flush-cache') Stirred(times=6)\n"
+    assert copy.program(IN_THE_HOST) == "True Stirred(times=6)\n"

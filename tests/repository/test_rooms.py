@@ -10,13 +10,16 @@ import pytest
 
 from tests.repository.sources import FILES, imports, module, refuse
 
+ENGINE_KINDS = tuple(
+    f"actors/engines/{path.parent.name}" for path in FILES if path.match("supervisor/engines/*/section.py")
+)
 LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file may be a room
     ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
     ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py"),
     ("protocol/strict", "actors/kit", "supervisor/supervision"),
     ("protocol/dialects", "actors/engines", "actors/media", "supervisor/links"),
     ("protocol/openapi", "actors/text", "actors/routing", "supervisor/threads"),
-    ("actors/engines/sglang", "actors/engines/simulated"),
+    ENGINE_KINDS,
     (
         *("actors", "actors/engines/sglang/host", "actors/media/decoder"),
         *("supervisor/processes", "supervisor/telemetry", "supervisor/tensors"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from protocol.messages.operations import OPERATION_OF, OPERATIONS
 from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.version import version
+from tests.protocol.test_pins import instance
 from tests.rig.gateway import chat as chat_body
 from tests.rig.gateway import gateway_rig, head, post
 from tests.system.fuzz import bodies
@@ -177,7 +179,7 @@ async def test_the_document_is_served(rather_slow: MockClock) -> None:
 async def operate(request: Message, _: str | None) -> dict[str, Message | RequestError]:
     """Return the outcome of an operation by one engine that does nothing."""
     await trio.lowlevel.checkpoint()
-    return {"main/tiny-0": OPERATION_OF[type(request)].result()}
+    return {"main/tiny-0": instance(OPERATION_OF[type(request)].result, count(1), full=False)}
 
 
 async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -> None:
