@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeAlias
 
+import trio
 from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Answer, Askable
@@ -75,6 +76,7 @@ class MediaStage:
         budget has, and `InternalError` for embeddings that do not fit the prompt.
         """
         if self.info.form is not MediaForm.EMBEDDINGS:
+            await trio.lowlevel.checkpoint()
             return generations
         request, info, budget = self.request, self.info, self.vision.embeddings
         items = generations[0][0].media

@@ -232,7 +232,8 @@ class TwoEnds(RuleBasedStateMachine):
 
     @invariant()
     def when_quiet_both_ends_agree(self) -> None:
-        if any(self.in_flight) or any(end.ready for end in self.ends):
+        # An `Item` that waits for room has spent its credit at one end alone.
+        if any(self.in_flight) or any(end.ready or end.statistics().waiting for end in self.ends):
             return
         for end in (0, 1):
             asked, served = self.ends[end].asked, self.ends[1 - end].served
