@@ -12,8 +12,9 @@ their limit. The last `resumed_tokens` of a prompt are the beginning of the answ
 `tokens_max` counts the rest alone.
 
 `tests/contracts/pair.py` checks a prefill and a decode of one kind together. A sequential prefill answers with one
-`Started`, which has a state, and holds the KV cache until `abort`. A state of another engine, life or prompt, or one
-already used, is refused with `HandOffFailed`.
+`Started`, which has a state, and holds the KV cache until `abort`. A sequential decode answers all tokens, the first
+too. `submit` refuses a state of another engine, life or prompt, or one already used, with `HandOffFailed`; a decode's
+answer fails with it if the prefill is left before the decode's `Started`. The wording of a refusal is the kind's own.
 """
 
 from __future__ import annotations
