@@ -10,7 +10,7 @@ from attrs import define, field
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, Stage, TextPiece
 from protocol.messages.text import Respond
 
-BEGINNING = re.compile(r"\[(?:/?(?:t|th|thi|thin|think|c|ca|cal|call)?|call [a-z]{0,16})")
+BEGINNING = re.compile(r"\[(?:/?(?:t(?:h(?:i(?:nk?)?)?)?|c(?:a(?:ll?)?)?)?|call [a-z]{0,16})")
 MARKER = re.compile(r"\[(?:(/?)think|(/)call|call ([a-z]{1,16}))\]")
 BRACKET = frozenset("[")
 

@@ -19,7 +19,7 @@ from tests.actors.text.test_logprobs import reading
 from tests.rig.gateway import TINY, ids
 from tests.rig.marked_format import Marked
 
-WHOLE = 'Yes [thi [think]an o[ak, wörld 日本[/think] hm[call f]{"a": [1]}[/call] ok [x [call g]{}'
+WHOLE = 'Yes [th [think]an o[ak, wörld 日本[/think] hm[call f]{"a": [1]}[/call] ok [x [call g]{}'
 PARTS = st.sampled_from(["[think]", "[/think]", "[call f]", "[/call]", "[", "]", "[cal", "a b", "日🙂", '{"a": 1}'])
 
 
@@ -54,7 +54,7 @@ def test_a_text_becomes_text_reasoning_and_calls() -> None:
     detokenizer = IncrementalDetokenizer(TINY.tokenizer, choice=2)
     pieces = pieces_of(StagedText(detokenizer, Marked()), ids(WHOLE))
     assert joined(pieces) == [
-        ("Text", -1, "", "Yes [thi "),
+        ("Text", -1, "", "Yes [th "),
         ("Reasoning", -1, "", "an o[ak, wörld 日本"),
         ("Text", -1, "", " hm"),
         ("CallPart", 0, "f", '{"a": [1]}'),
