@@ -7,5 +7,9 @@ TEXT_LENGTH_MAX = 2000
 
 def printable(text: str) -> str:
     """Return text on one line, cut to `TEXT_LENGTH_MAX`, with all control characters escaped."""
-    cut = text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}..."
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cut)
+    return escaped(text if len(text) <= TEXT_LENGTH_MAX else f"{text[:TEXT_LENGTH_MAX]}...")
+
+
+def escaped(text: str) -> str:
+    """Return text on one line, with all control characters escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

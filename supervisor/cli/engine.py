@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -26,10 +26,9 @@ from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIO
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError
-from supervisor.printable import printable
+from supervisor.printable import escaped, printable
 
 EVERY = "all"  # in the place of an engine's name
-NO_FIELDS = "{}"
 ASKED_MAX = 8  # engines at a time by one route: a node takes twice as many operators
 
 
@@ -133,7 +132,7 @@ def _unasked(statuses: Mapping[str, StatusOrError], engine: str) -> dict[str, st
 async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message) -> int:
     """Have one engine carry out an operation, print its outcome, and return the exit code."""
     operation, info = OPERATION_OF[type(request)], asked.offer.engine
-    why, result = "", NO_FIELDS
+    why, result = "", None
     if info is None:
         why = "it is starting"
     elif operation.name not in info.operations:  # a node of an older version would end the link
@@ -143,7 +142,7 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
         try:
             answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node))
             assert isinstance(answer, Operated)  # nothing else answers an Operate
-            result = json.dumps(json.loads(answer.fields))  # in ASCII, so that it controls no terminal
+            result = json.loads(answer.fields)
         except EspalierError as error:
             why = str(error)
         except ValueError:
@@ -153,5 +152,16 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
         return 1
     done = printable(f"{asked.name} was {operation.participle}")
     # A result is printed as a whole, however long it is.
-    console.print(done if result == NO_FIELDS else f"{done}: {result}", markup=False, emoji=False, soft_wrap=True)
+    for line in _lines(done, result):
+        console.print(line, markup=False, emoji=False, soft_wrap=True)
     return 0
+
+
+def _lines(done: str, result: object) -> Iterator[str]:
+    """Yield the lines of an outcome: its fields as JSON in ASCII, then each text of several lines, made printable."""
+    fields = result if isinstance(result, dict) else {}
+    pages = {name: value for name, value in fields.items() if isinstance(value, str) and "\n" in value}
+    rest = {name: value for name, value in fields.items() if name not in pages}
+    yield f"{done}: {json.dumps(rest)}" if rest else done
+    for text in pages.values():
+        yield from map(escaped, text.splitlines())
