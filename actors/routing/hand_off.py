@@ -44,11 +44,8 @@ class PairHandOff:
         _, rank = engine_and_rank(prefill.full_name)
         return cls(prefill, kind.rendezvous(info, rank=rank, number=number), is_sequential=False)
 
-    async def for_decode(self) -> bytes:
-        """Wait until the decode can be asked, and return what with."""
-        if not self.is_sequential:
-            await trio.lowlevel.checkpoint()
-            return self.for_prefill
+    async def state(self) -> bytes:
+        """Wait for the state that a sequential prefill returns, and return it."""
         await self._returned.wait()
         return self._state
 

@@ -149,7 +149,9 @@ class RoutedRequest:
             async with trio.open_nursery() as legs:
                 hand_off = self._hand_off(route.prefill)
                 legs.start_soon(self._prefill, route, evolve(request, hand_off=hand_off.for_prefill), hand_off)
-                of_decode = evolve(request, media=placed(request.media), hand_off=await hand_off.for_decode())
+                # Where both meet, the decode is asked in this turn, so that neither waits for the other.
+                handed = await hand_off.state() if hand_off.is_sequential else hand_off.for_prefill
+                of_decode = evolve(request, media=placed(request.media), hand_off=handed)
                 finished = await self._decode(route, of_decode, hand_off)
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:
