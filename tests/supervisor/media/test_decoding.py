@@ -197,7 +197,7 @@ def hostile_by_content(bodies: Sequence[str]) -> tuple[str, ...]:
     return hostile("\n".join(["number = os.pread(descriptor, 1, 0)[0]", *cases]))
 
 
-INSPECTED = "jobs.encode(jobs.Inspected(jobs.ImageFacts({}, {})))"
+INSPECTED = "jobs.encode(jobs.InspectedHeader(jobs.ImageFacts({}, {})))"
 FALSE_ANSWERS = [
     'answers.send(b"nonsense")',
     'answers.send(b"{}")',
@@ -209,7 +209,7 @@ FALSE_ANSWERS = [
     f"answers.send(opened); answers.send({INSPECTED.format(1 << 40, 1 << 40)})",
     f"answers.send(opened); answers.send({INSPECTED.format(0, 5)})",
     f"answers.send(opened); answers.send({INSPECTED.format(-5, -5)})",
-    "answers.send(opened); answers.send(jobs.encode(jobs.Inspected(jobs.VideoFacts(5, 5, 5, 5.0))))",
+    "answers.send(opened); answers.send(jobs.encode(jobs.InspectedHeader(jobs.VideoFacts(5, 5, 5, 5.0))))",
     "answers.send(opened); answers.send(b'x' * 60000)",
 ]
 
@@ -270,7 +270,7 @@ async def test_a_descriptor_that_nobody_asked_for_is_closed(tmp_path: Path) -> N
     body = """
     file = job.write_sealed([b"x"])
     socket.send_fds(answers, [opened], [file])
-    socket.send_fds(answers, [jobs.encode(jobs.Inspected(jobs.ImageFacts(5, 5)))], [file])
+    socket.send_fds(answers, [jobs.encode(jobs.InspectedHeader(jobs.ImageFacts(5, 5)))], [file])
     """
     false = "socket.send_fds(answers, [jobs.encode(jobs.Opened('x', 1))], [os.dup(0)])"
     async with decoders(tmp_path, command=hostile(body)) as found:

@@ -67,7 +67,8 @@ asyncio.run(main())
 """
 FAILING = """
 from actors.engines.sglang.host import server
-from protocol import codec
+from protocol.link import codec
+from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Bye, Fail, Hello, Open
 from protocol.messages.generation import Generate, Sampling
 from protocol.link.peer import Peer
@@ -87,7 +88,7 @@ class Manager:
 async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
-    info = SimpleNamespace(honours_seed=False, media=None, data_parallel=1, hand_off_address=None)
+    info = EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False)
     serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
@@ -181,7 +182,8 @@ from array import array
 from pathlib import Path
 from actors.engines.sglang.host import outputs, server
 from actors.engines.sglang.host.outputs import Finish, Likeliest, StepOutput, StepReceiver, StepSender, step_output
-from protocol import codec
+from protocol.link import codec
+from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Begun, Ended, Fail, Hello, Open, Step
 from protocol.messages.generation import FinishReason, Generate, Logprob, Sampling
 from protocol.link.peer import Peer
@@ -257,7 +259,7 @@ async def turns_a_step_into_a_frame():
                               _release_lora_once=lambda state: None)
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, SimpleNamespace(honours_seed=False, media=None, data_parallel=1, hand_off_address=None), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False), Peer("e", serves_max=20), theirs, None)
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)

@@ -12,7 +12,7 @@ SERVING = """
 import threading, time
 from attrs import define, field
 from actors.engines.sglang.host.vision.encoder import EncoderHost
-from protocol import codec
+from protocol.link import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.messages.media import EmbeddingBatch, EncodeBatch, EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality
 from protocol.messages.engine import Done, EngineLoad, GetInfo, GetLoad, Ping, encoder_info

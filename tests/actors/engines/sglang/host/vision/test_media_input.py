@@ -81,7 +81,7 @@ import threading, torch
 from attrs import evolve
 from pathlib import Path
 from sglang.srt.layers.rotary_embedding import MRotaryEmbedding
-from actors.engines.sglang.host import media_input
+from actors.engines.sglang.host.vision import media_input
 from actors.engines.sglang.host.vision.media_input import MediaInput
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.media.layout import PixelLimits, VisionLayout
@@ -243,7 +243,7 @@ assert (small.tokens, pixels.patches(small).shape[0]) == (4, 16)
 TOWERS = """
 import torch
 from sglang.srt.models import qwen2_5_vl, qwen2_vl
-from actors.engines.sglang.host import towers
+from actors.engines.sglang.host.vision import towers
 
 CLASSES = (qwen2_vl.Qwen2VLForConditionalGeneration, qwen2_5_vl.Qwen2_5_VLForConditionalGeneration)
 NAMES = ["model.layers.0.mlp.weight", "model.visual.blocks.0.weight", "visual.patch_embed.weight", "lm_head.weight"]
