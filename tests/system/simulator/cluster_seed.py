@@ -233,6 +233,9 @@ class ClusterRun(OfCluster, Run):
         while True:
             for number, room, gone in rooms.lonely():
                 assert room.alone_since is not None
+                # A frozen prefill holds the state of an answer that is whole. The seed checks when it is replaced.
+                if any(engine.frozen for engine in room.legs.values()):
+                    continue
                 within_s = BOTH_WITHIN_S + max(engine.live.release_s for engine in room.legs.values())
                 due_at = room.alone_since + within_s
                 if releases.periods:

@@ -190,6 +190,11 @@ class LegScheduler(SeeingScheduler):
         return super().prompt_of(request)
 
     @property
+    def frozen(self) -> bool:
+        """Whether it will never compute again, nor release anything, until its canary has it replaced."""
+        return self._stalled_until == inf
+
+    @property
     def rooms(self) -> Rooms:
         assert isinstance(self.rendezvous_rooms, Rooms)
         return self.rendezvous_rooms
