@@ -1,7 +1,7 @@
-"""The hand-off of one attempt by a pair: what each leg is asked with, and how long the prefill's call stays open.
+"""The hand-off of one attempt by a pair: the bytes for each leg, and the time for which the prefill's call stays open.
 
-Both legs are in one nursery from the beginning, and the reservation at the decode stands, whichever way their hand-off
-has. In a sequential one the decode is asked later: once the prefill has returned a state.
+Both kinds of hand-off have the legs in one nursery, with a place reserved at the decode. In a sequential hand-off the
+decode is asked later, once the prefill has returned a state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SGLang's hand-off: a prefill and a decode meet in a room of the prefill's bootstrap server.
 
-A room is a number, of which the prefill's rank is the remainder by its number of ranks: a decode finds the rank by it.
+A room is a number. Modulo the prefill's number of ranks it is the prefill's rank, so a decode finds the rank by it.
 SGLang moves the KV cache itself, while both legs run.
 """
 
@@ -37,7 +37,7 @@ class Rendezvous:
         return self.host != NO_PARTNER
 
     def encode(self) -> bytes:
-        """Return it as the `hand_off` of a request."""
+        """Return the rendezvous as the `hand_off` of a request."""
         return _ROOM.pack(self.room) + address(self.host, self.port)
 
     @classmethod
@@ -57,7 +57,7 @@ def address(host: str, port: int) -> bytes:
 
 
 def _host_and_port(address: bytes) -> tuple[str, int]:
-    """Return the host and the port of an address; raises `HandOffFailed` for bytes that are none."""
+    """Return the host and the port of an address; raises `HandOffFailed` for invalid bytes."""
     try:
         (port,), host = _PORT.unpack_from(address), address[_PORT.size :].decode()
     except (struct.error, UnicodeDecodeError) as error:
@@ -73,7 +73,7 @@ def _room(info: EngineInfo, rank: int, number: int) -> int:
 
 
 def rendezvous(info: EngineInfo, *, rank: int, number: int) -> bytes:
-    """Return a rendezvous at a rank of a prefill; raises `HandOffFailed` if its address is none."""
+    """Return a rendezvous at a rank of a prefill; raises `HandOffFailed` for an invalid address."""
     host, port = _host_and_port(info.hand_off_address or b"")
     if host == NO_PARTNER:
         raise HandOffFailed(f"a prefill has the address {NO_PARTNER}, where SGLang moves nothing")

@@ -39,7 +39,7 @@ class Rendezvous:
         return bool(self.address)
 
     def encode(self) -> bytes:
-        """Return it as the `hand_off` of a request."""
+        """Return the rendezvous as the `hand_off` of a request."""
         return _ROOM_AND_RANK.pack(self.room, self.rank) + self.address
 
     @classmethod
@@ -70,7 +70,7 @@ class State:
         return cls(life, number, layout, digest.digest()[:DIGEST_BYTES], process)
 
     def encode(self) -> bytes:
-        """Return it as the `hand_off` of a `Started`, and of its decode's request."""
+        """Return the state as the `hand_off` of a `Started`, and of its decode's request."""
         return _STATE.pack(self.life, self.number, self.layout, self.prompt) + self.process.encode()
 
     @classmethod
