@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m supervisor", description="Observe or change a running cluster.")
-    parser.add_argument("file", type=Path, help="its cluster.toml")
+    parser.add_argument("file", metavar="FILE", type=Path, help="its cluster.toml")
     every = argparse.ArgumentParser(add_help=False)
     every.add_argument(
         "--pid", type=int, help="the process of the node, if a node of this file runs twice on this machine"

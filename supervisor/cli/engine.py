@@ -34,7 +34,7 @@ ASKED_MAX = 8  # engines at a time by one route: a node takes twice as many oper
 
 def add_operations(parser: argparse.ArgumentParser) -> None:
     """Add the words of all operations to a parser, each with an option for each field of its request."""
-    parser.add_argument("engine", help=f"its name, alone or as NODE/NAME; {EVERY!r} for every engine")
+    parser.add_argument("engine", metavar="NAME", help=f"its name, alone or as NODE/NAME; {EVERY!r} for every engine")
     words = parser.add_subparsers(dest="operation", required=True, metavar="OPERATION")
     for operation in OPERATIONS:
         word = words.add_parser(operation.name, help=operation.summary)
