@@ -211,7 +211,7 @@ async def _tokenize(
 ) -> Tokenized:
     try:
         if request.turns:
-            ids = await tokenize_conversation(request.turns, model, tokens_max, run)
+            ids = await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering)
         else:
             ids = await tokenize_text(request.text, model, tokens_max, run, special=request.special)
         if len(ids) > tokens_max:

@@ -11,7 +11,7 @@ from functools import partial
 
 from actors.kit.offload import RunWork
 from actors.text.model import TextModel
-from protocol.messages.text import Turn
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 
 # The characters that a chat template adds to each turn, about.
 TURN_CHARACTERS = 32
@@ -51,10 +51,12 @@ async def tokenize_text(
     return await run(len(text), partial(model.encode_text, text, special=special))
 
 
-async def tokenize_conversation(turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork) -> list[int]:
+async def tokenize_conversation(
+    turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork, rendering: Rendering = DEFAULT_RENDERING
+) -> list[int]:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
     characters = sum([len(turn.text) for turn in turns]) + TURN_CHARACTERS * len(turns)
-    prompt = await run(characters, partial(model.prompt, turns))
+    prompt = await run(characters, partial(model.prompt, turns, rendering))
     return await tokenize_text(prompt, model, tokens_max, run, special=False)
 
 

@@ -6,18 +6,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, cast
 
-import jinja2
-from attrs import Factory, frozen
+from attrs import frozen
 from tokenizers import Tokenizer
 
 from actors.media.layout import VisionLayout
 from actors.media.model_files import vision_layout
-from actors.text.chat_template import compile_template, render_conversation
+from actors.text.chat_template import compile_template
+from actors.text.conversations import ConversationTemplate
 from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
-from protocol.messages.text import Role, Turn
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
 from protocol.model_folder import FILES, Digest, digest
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
@@ -41,30 +41,23 @@ class TextModel:
     """The text side of one model: it turns conversations into token ids, and token ids into text."""
 
     tokenizer: Tokenizer
-    template: jinja2.Template
+    template: ConversationTemplate
     eos_token_ids: frozenset[int]
     data: TokenData
     defaults: Defaults = Defaults()
-    specials: dict[str, str] = Factory(dict)  # variables of the template: bos_token and the like
     characters_per_token_max: int | None = None  # the most characters of one token; None: no bound
     digest: Digest = ()  # the digest of the model's files
     whole_tokens: WholeTokens | None = None  # None: its decoder allows no such table
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     format: str = "plain"  # the row of `FORMATS` for its answers
 
-    def prompt(self, turns: Sequence[Turn]) -> str:
+    def prompt(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
-        messages = [{"role": _role(turn.role), "content": _content(turn)} for turn in turns]
-        variables = {"add_generation_prompt": True, "tools": None, **self.specials}
-        try:
-            return render_conversation(self.template, messages, variables)
-        except Exception as error:
-            # A template may raise anything to refuse a conversation.
-            raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
+        return self.template.render(turns, rendering)
 
-    def encode(self, turns: Sequence[Turn]) -> list[int]:
+    def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> list[int]:
         """Return the token ids of a conversation, up to the answer."""
-        return self.encode_text(self.prompt(turns), special=False)
+        return self.encode_text(self.prompt(turns, rendering), special=False)
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
@@ -80,23 +73,6 @@ class TextModel:
         # A batch of one releases the GIL here, too.
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
-
-
-def _role(role: Role) -> str:
-    # Templates have no developer role; OpenAI's is their system.
-    return "system" if role is Role.DEVELOPER else role.value
-
-
-def _content(turn: Turn) -> str | list[dict[str, str]]:
-    """Return the content of a message as templates read it: a text, or a list of texts, images and videos."""
-    if isinstance(turn.content, str):
-        return turn.content
-    if not turn.media:
-        return turn.text
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality.value}
-        for part in turn.content
-    ]
 
 
 def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: Callable[[str], str]) -> TextModel:
@@ -122,18 +98,18 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         raise StartFailed("the model has no chat template: name one with the model's `template`")
     description = json.loads(tokenizer.to_str())
     eos_ids = _eos(tokenizer, config, generation, tokenizing)
+    specials = {
+        name: text
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if (text := _as_text(tokenizing.get(name))) is not None
+    }
     model = TextModel(
         tokenizer=tokenizer,
-        template=compile_template(source, strftime),
+        template=ConversationTemplate(compile_template(source, strftime), specials),
         eos_token_ids=eos_ids,
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
-        specials={
-            name: text
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if (text := _as_text(tokenizing.get(name))) is not None
-        },
         digest=digest({name: files[name] for name in FILES if name in files}),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),

@@ -71,7 +71,7 @@ async def _conversation(
     items = _items_of_turns(request.turns, media)
 
     async def read(turns: tuple[Turn, ...], items: Sequence[tuple[MediaItem, ...]]) -> Prompt:
-        tokens = await tokenize_conversation(turns, model, limits.tokens_max, run)
+        tokens = await tokenize_conversation(turns, model, limits.tokens_max, run, request.rendering)
         media = tuple(chain.from_iterable(items))
         return Prompt(expand(tokens, media, model.vision, request.param("turns")), media)
 

@@ -31,6 +31,7 @@ class Turn:
 
     role: Role
     content: str | tuple[str | Media, ...]
+    name: str = ""  # of the participant; empty: none is given
 
     @property
     def text(self) -> str:
@@ -46,6 +47,22 @@ class Turn:
 
 
 @frozen
+class Rendering:
+    """The choices of a client about how a chat template renders a conversation.
+
+    `continues` asks for the last turn, an assistant's, without its end, so that the answer goes on with it.
+    """
+
+    variables: dict[str, object] = Factory(dict)  # of the template
+    effort: str | None = None  # of reasoning; None: the template's default
+    continues: bool = False
+    begins_answer: bool = True  # the prompt ends with the beginning of the answer
+
+
+DEFAULT_RENDERING = Rendering()
+
+
+@frozen
 class Respond(Message):
     """Continue prompts in text; answered by `Accepted`, `Started`, pieces, `ChoiceEnded`, and `Answered`.
 
@@ -58,6 +75,7 @@ class Respond(Message):
 
     id: str
     turns: tuple[Turn, ...] = ()
+    rendering: Rendering = DEFAULT_RENDERING  # of the turns
     texts: tuple[str, ...] = ()
     token_lists: tuple[tuple[int, ...], ...] = ()
     n: int = 1
@@ -192,6 +210,7 @@ class Tokenize(Message):
     """Ask for the token ids of a conversation or of a plain text; the result is `Tokenized`."""
 
     turns: tuple[Turn, ...] = ()
+    rendering: Rendering = DEFAULT_RENDERING  # of the turns
     text: str = ""
     special: bool = True  # add the tokenizer's special tokens around the text
     owner: str = ""  # the name of the client's key

@@ -40,6 +40,7 @@ CONSTRAINED = {  # by the names of fields, as the wire has them: what their clas
 SENTENCES = {"description", "summary"}  # the keys of what people read and programs do not
 TRACE = {"id": "1" * 32, "span": "2" * 16, "parent": "3" * 16, "state": "a=b"}
 SCALARS: dict[type, Callable[[Iterator[int]], object]] = {
+    object: lambda numbers: f"value-{next(numbers)}",  # any JSON
     int: next,
     float: lambda numbers: next(numbers) + 0.5,
     str: lambda numbers: f"s{next(numbers)}",

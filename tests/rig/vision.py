@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-import jinja2
 import trio
 from attrs import Factory, define, evolve
 from tokenizers import Tokenizer
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from actors.kit.calls import Answer
 from actors.media.layout import PixelLimits, VisionLayout
 from actors.text.chat_template import compile_template
+from actors.text.conversations import ConversationTemplate
 from actors.text.model import TextModel
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, Modality, PrepareMedia
@@ -44,8 +44,8 @@ def _tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _template() -> jinja2.Template:
-    return compile_template(TEMPLATE, lambda form: form)
+def _template() -> ConversationTemplate:
+    return ConversationTemplate(compile_template(TEMPLATE, lambda form: form))
 
 
 _TOKENIZER = _tokenizer()

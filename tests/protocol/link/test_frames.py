@@ -158,6 +158,7 @@ PLAIN = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     type(None): st.none(),
+    object: st.none() | st.booleans() | words | st.lists(words, max_size=2),  # any JSON
 }
 
 
