@@ -87,15 +87,17 @@ class Gateway:
 
     # Who may call ------------------------------------------------------------------------
 
-    def authorize(self, outbox: Outbox, headers: Headers, access: Access = Access.KEY) -> ClientKey:
+    def authorize(
+        self, outbox: Outbox, headers: Headers, access: Access = Access.KEY, *, probe: bool = False
+    ) -> ClientKey:
         """Return the key of a request, and count its connection in the name of that key from now on.
 
         A request to an open operation needs no key. Where keys are wanted, its connection goes on counting as
-        unauthenticated.
+        unauthenticated. A probe may come by any host name.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
-        self.origins.check_headers(headers)
+        self.origins.check_headers(headers, any_host=probe)
         anonymous = self.keys.anonymous
         key = anonymous if access is Access.OPEN else self.keys.find(headers, admin=access is Access.ADMIN)
         if access is not Access.OPEN or not self.keys.wanted:

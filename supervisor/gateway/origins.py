@@ -2,8 +2,10 @@
 
 Any web page can make a browser that can reach this server send requests to it, to localhost too. The browser adds the
 origin of the page and the host name of the URL. Both are checked on every request, whether keys are wanted or not: a
-foreign host name means that a foreign DNS entry points here (DNS rebinding). The headers of CORS allow the browser to
-show a response to the page. They never allow credentials: a page sends its key as a header.
+foreign host name means that a foreign DNS entry points here (DNS rebinding). Probes are answered whatever the host
+name: load balancers and kubelets send the address of the machine, many of them cannot send another, and the answer has
+nothing of any client. The headers of CORS allow the browser to show a response to the page. They never allow
+credentials: a page sends its key as a header.
 """
 
 from __future__ import annotations
@@ -62,21 +64,21 @@ class Origins:
     hosts: frozenset[str]  # without the port
     origins: frozenset[str] = frozenset()
 
-    def check_headers(self, headers: Headers) -> None:
-        """Raise `Forbidden` for a request to another host, or by a page of an origin that is not allowed."""
+    def check_headers(self, headers: Headers, *, any_host: bool = False) -> None:
+        """Raise `Forbidden` for a page of an origin that is not allowed, or, unless `any_host`, for another host."""
         # Each header read here stands at most once: see `http/head_checks.py`.
         given = dict(headers)
         host = given.get(b"host", b"").decode("latin-1")
         target = authority(host)
-        if target is None or not (WILDCARD in self.hosts or target.host in self.hosts):
-            raise Forbidden(f"this server does not answer to the host {host[:CHARACTERS_MAX]!r}")
+        if not (any_host or self._answers_to(target)):
+            raise Forbidden(_foreign_host(host, target))
         if b"origin" not in given:
             # The GET of an image, for example, has no `Origin`.
             if given.get(b"sec-fetch-site") == b"cross-site":
                 raise Forbidden("other sites' pages may not use this server")
             return
         origin = given[b"origin"].decode("latin-1")
-        if not (self._is_own(origin, target) or self._allows(origin)):
+        if not (self._allows(origin) or (target is not None and self._is_own(origin, target))):
             raise Forbidden(f"pages of {origin[:CHARACTERS_MAX]!r} may not use this server")
 
     def cors_headers(self, headers: Headers) -> list[Header]:
@@ -109,9 +111,23 @@ class Origins:
             response.append((b"access-control-allow-private-network", b"true"))
         return response
 
+    def _answers_to(self, target: Authority | None) -> bool:
+        return target is not None and (WILDCARD in self.hosts or target.host in self.hosts)
+
     def _allows(self, origin: str) -> bool:
         return bool(origin) and (WILDCARD in self.origins or origin.lower() in self.origins)
 
     def _is_own(self, origin: str, host: Authority) -> bool:
         """Whether a page came from the very host and port that it calls now, by a host name of this server."""
         return host.host in self.hosts and same_origin(origin, host)
+
+
+def _foreign_host(host: str, target: Authority | None) -> str:
+    """Return the refusal of a `Host` header, with the configuration that would allow it."""
+    refusal = f"this server does not answer to the host {host[:CHARACTERS_MAX]!r}"
+    if target is None:
+        return f"{refusal}: the header `Host` must be a host name or an address, with or without a port"
+    return (
+        f"{refusal}; if that is a name of this server, add it to the list of its names in the cluster file:"
+        f' [gateway] allowed_hosts = ["{target.host}"]'
+    )

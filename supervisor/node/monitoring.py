@@ -19,7 +19,6 @@ from supervisor.cluster.engine_metrics import ByEngine, cluster_metrics, local_m
 from supervisor.cluster.operations import Engines
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import Cluster
-from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.engines.kinds import metrics_prefixes
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
@@ -46,13 +45,9 @@ LIMITS = evolve(
 def make_monitoring(
     cluster: Cluster, directory: Directory, gateway: Gateway | None, runtime: Runtime, credentials: Credentials
 ) -> Gateway | None:
-    """Return the monitoring endpoint of a node, None if the file names no address for it.
-
-    On loopback it accepts loopback's names alone as `Host`, because keys are not required there.
-    """
-    if (listen := cluster.node[directory.name].metrics) is None:
+    """Return the monitoring endpoint of a node, None if the file names no address for it."""
+    if cluster.node[directory.name].metrics is None:
         return None
-    host = listen.host
     is_unready: Callable[[], str | None]
     if gateway is None:
         engines: Engines = {f"{worker.node}/{worker.engine_name}": worker.engine for worker in directory.local.values()}
@@ -65,7 +60,7 @@ def make_monitoring(
         gate=AdmissionGate(1, LIMITS.head_s, 1, lambda: None),
         limits=LIMITS,
         keys=credentials.monitoring_keys,
-        origins=Origins(frozenset({*LOOPBACK_HOSTS, host.lower()} if host in LOOPBACK_HOSTS else {WILDCARD})),
+        origins=Origins(frozenset({WILDCARD})),
         port=GatewayPort(),
         runtime=GatewayRuntime(new_id=runtime.new_id, now=runtime.now, reserve=runtime.reserve),
         probes=Probes(

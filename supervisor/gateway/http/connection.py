@@ -162,8 +162,8 @@ class HttpConnection:
         request = exchange.request
         resource = self.routes.find(request.path)
         # A caller without a key is refused before it can find out which paths exist.
-        access = Access.KEY if resource is None else resource.access
-        exchange.set_key(self.gateway.authorize(self.outbox, request.headers, access))
+        access, probe = (Access.KEY, False) if resource is None else (resource.access, resource.probe)
+        exchange.set_key(self.gateway.authorize(self.outbox, request.headers, access, probe=probe))
         handler, reads = _handler(request, resource)
         if reads:
             # Before the refusals: refused requests count, too.

@@ -29,7 +29,11 @@ from supervisor.gateway.requests import internal_error
 
 JSON = (b"content-type", b"application/json")
 TEXT = (b"content-type", b"text/plain; charset=utf-8")
-EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+EVENTS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would pass events on in lumps of 4 or 8 kB
+]
 CHUNKED = b"\r\nTransfer-Encoding: chunked\r\n"  # as h11 writes it
 UNREAD_PIECES_MAX = 64  # of a body that is read only to keep its connection: a piece can be a single byte
 

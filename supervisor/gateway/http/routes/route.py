@@ -28,7 +28,8 @@ class HttpRoute:
 
     operation: Operation
     handler: Handler
-    probe: bool = False  # called by monitors every few seconds, so it is logged at debug level only
+    # Called by monitors every few seconds: it is logged at debug level only, and answered whatever the `Host`.
+    probe: bool = False
     websocket: bool = False  # it can be upgraded to a WebSocket of Responses events
     aliases: tuple[str, ...] = ()  # other paths of the same operation
 
@@ -40,6 +41,7 @@ class Resource:
     routes: dict[str, HttpRoute] = field(factory=dict)  # by method
     access: Access = Access.KEY
     allow: bytes = b""  # the methods of the path, as the header `allow` lists them
+    probe: bool = False  # all its routes are
 
     @property
     def websocket(self) -> bool:
@@ -97,7 +99,7 @@ def _resource(path: str, routes: list[HttpRoute]) -> Resource:
     if len(access) > 1:
         raise ValueError(f"the routes of {path} differ in who may call them: {', '.join(sorted(access))}")
     methods = {route.operation.method: route for route in routes}
-    return Resource(methods, access.pop(), _allow(methods))
+    return Resource(methods, access.pop(), _allow(methods), all(route.probe for route in routes))
 
 
 def _allow(methods: Iterable[str]) -> bytes:

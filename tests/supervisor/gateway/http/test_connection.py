@@ -51,7 +51,7 @@ async def test_a_gateway_without_encoders_is_ready_and_says_what_is_missing(rath
         (post({}, "/health"), 405, "method_not_allowed"),
         (head(path="/v1/responses"), 426, "upgrade_required"),
         (post({}, "/v1/responses"), 400, "invalid_request"),
-        (head(host="evil.example"), 403, "forbidden"),
+        (head(path="/v1/models", host="evil.example"), 403, "forbidden"),
         (head(origin="https://evil.example"), 403, "forbidden"),
         (head(origin="null"), 403, "forbidden"),
         (post(b"{"), 400, "invalid_request"),
@@ -72,6 +72,30 @@ async def test_a_mistake_gets_its_error_and_keeps_the_connection(
             assert reply.headers.get("upgrade") == ("websocket" if status == 426 else None)
         assert (await client.ask(head())).status == 200
         assert rig.worker.prompts == []
+
+
+@pytest.mark.parametrize("host", ["10.0.3.7:8116", "[fd00::7]:8116", "evil.com@127.0.0.1", ""])
+async def test_probes_are_answered_whatever_the_host(host: str, rather_slow: MockClock) -> None:
+    """A load balancer or a kubelet sends the address of the machine, and cannot know another name."""
+    async with gateway_client() as (_, client):
+        for path in ("/health", "/ready", "/metrics"):
+            for method in ("GET", "HEAD"):
+                reply = await client.ask(head(method, path, host=host))
+                assert (reply.status, reply.headers.get("connection")) == (200, None)
+            foreign = await client.ask(head("GET", path, host=host, origin="https://evil.example"))
+            own = await client.ask(head("GET", path, host=host, origin=f"http://{host}"))
+            assert (foreign.status, own.status) == (403, 403)
+        assert (await client.ask(head(path="/v1/models", host=host))).status == 403
+
+
+async def test_a_refused_host_is_told_what_would_allow_it(rather_slow: MockClock) -> None:
+    async with gateway_client() as (_, client):
+        message = (await client.ask(head(path="/v1/models", host="LLM.example.org:443"))).error["message"]
+        assert message == (
+            "this server does not answer to the host 'LLM.example.org:443'; if that is a name of this server, add it to"
+            ' the list of its names in the cluster file: [gateway] allowed_hosts = ["llm.example.org"]'
+        )
+        assert "allowed_hosts" not in (await client.ask(head(path="/v1/models", host="a@b"))).error["message"]
 
 
 async def test_head_gets_the_head_of_a_get(rather_slow: MockClock) -> None:
@@ -176,15 +200,17 @@ async def test_garbage_gets_one_error_and_closes_the_connection(
     assert not caplog.records
 
 
-async def test_http_1_0_is_served_with_a_host_header_only(rather_slow: MockClock) -> None:
+async def test_http_1_0_is_served_with_a_host_header_only_unless_it_is_a_probe(rather_slow: MockClock) -> None:
     async with gateway_client() as (rig, client):
-        await client.send(b"GET /health HTTP/1.0\r\n\r\n")
+        await client.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert (await client.until(b"\r\n")).split()[1] == b"403"
-        other = await rig.client()
-        await other.send(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n")
-        assert (await other.until(b"\r\n")).split()[1] == b"200"
-        await other.until(b"alive\n")
-        assert await other.closed()
+        # HAProxy's default check has no `Host`.
+        for more in (b"", b"host: localhost\r\n"):
+            other = await rig.client()
+            await other.send(b"GET /health HTTP/1.0\r\n" + more + b"\r\n")
+            assert (await other.until(b"\r\n")).split()[1] == b"200"
+            await other.until(b"alive\n")
+            assert await other.closed()
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ async def test_a_response_comes_in_one_piece_or_as_events(rather_slow: MockClock
         assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 1
         reply = await client.ask(response("n=3", stream=True))
         assert (reply.whole, reply.headers["content-type"]) == (True, "text/event-stream; charset=utf-8")
+        assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
         events = server_sent(reply)
         assert [event["type"] for event in events] == response_event_types(3)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
