@@ -6,14 +6,16 @@ sections of engines and the whole file.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from actors.routing.policies.kv.policy import KvSettings
 from actors.routing.policies.table import POLICIES
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
+from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment
 from supervisor.config.keyfile import GrammarName
 from supervisor.config.limits import Bytes, ClientLimits, Count, Seconds
 from supervisor.config.media import MediaSection
@@ -119,11 +121,51 @@ class GatewaySection:
 
 
 @frozen(kw_only=True)
+class TemplateSection:
+    """`[model.NAME.template]`: the chat template, and its variables; `template = "FILE"` sets its file alone."""
+
+    value_types: ClassVar[tuple[type, ...]] = (dict,)
+
+    file: str | None = None  # file with a chat template in place of the model's own
+    name: str | None = None  # the template to use where there are several; by default the one named `default`
+    # a variable that the template reads, such as `enable_thinking`, unless a request sets it
+    variables: Mapping[str, object] = Factory(dict)
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Return the section of a table of the file; raises `Mistakes`."""
+        assert isinstance(value, dict)
+        texts = {key: value[key] for key in ("file", "name") if key in value}
+        variables = {key: inner for key, inner in value.items() if key not in texts}
+        mistakes = [
+            Mistake(key, f"expected a string, got {describe(inner)}")
+            for key, inner in texts.items()
+            if not isinstance(inner, str)
+        ]
+        mistakes += [mistake for key, inner in variables.items() for mistake in _not_json(inner, segment(key))]
+        if mistakes:
+            raise Mistakes(tuple(mistakes))
+        return cls(**texts, variables=variables)
+
+
+def _not_json(value: object, path: str) -> Iterator[Mistake]:
+    """Yield a mistake for each value that is a date or a time, which no request could send."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _not_json(inner, join(path, segment(key)))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _not_json(inner, f"{path}[{number}]")
+    elif not isinstance(value, str | int | float):
+        yield Mistake(path, f"expected a string, a number, true or false, a list or an object, got {describe(value)}")
+
+
+@frozen(kw_only=True)
 class ModelSection:
     """`[model.NAME]`: a model, with its name for clients."""
 
     path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
-    template: str | None = None  # file with a chat template in place of the model's own
+    template: str | TemplateSection = TemplateSection()
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
     # choice of a worker: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
     # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and
@@ -139,6 +181,16 @@ class ModelSection:
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None  # target between two tokens, in the same way
     grid: GridSections = GridSections()
+
+    @property
+    def chat_template(self) -> TemplateSection:
+        """The section of its chat template, whose file may stand in place of the whole section."""
+        return TemplateSection(file=self.template) if isinstance(self.template, str) else self.template
+
+    @property
+    def template_file_key(self) -> str:
+        """The path of the key that names the file of its chat template."""
+        return "template" if isinstance(self.template, str) else "template.file"
 
     @property
     def follows_blocks(self) -> bool:

@@ -44,8 +44,10 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
     section, folder = cluster.model[name], cluster.model_path(name)
     try:
         contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
-        template = None if section.template is None else reading.template(cluster.folder / section.template)
+        file = section.chat_template.file
+        template = None if file is None else reading.template(cluster.folder / file)
         return evolve(load(contents, template, strftime=strftime), digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
-        key = "template" if section.template is not None and "chat template" in str(error) else "path"
+        named = section.chat_template.file is not None and "chat template" in str(error)
+        key = section.template_file_key if named else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import tokenize
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -167,6 +167,9 @@ def quoted(value: object) -> str:
 def rows(cls: type, keys: list[str]) -> Iterator[str]:
     hints, meanings = get_type_hints(cls, include_extras=True), sentences(cls)
     for key in keys:
+        if get_origin(hints[key]) is Mapping:
+            yield f"| *any other* | text, number, boolean, list or table | - | {meanings[key]} |"
+            continue
         yield f"| `{key}` | {value(key, hints[key])} | {default(fields(cls)[key], hints[key])} | {meanings[key]} |"
 
 

@@ -67,8 +67,8 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
         if spellings[name.replace("/", ":")] > 1:
             yield Mistake(path, "differs from another model's name by nothing but / and :")
         yield from _missing_folder(cluster, name, path)
-        if model.template is not None:
-            yield from _missing_file(cluster, model.template, f"{path}.template")
+        if (file := model.chat_template.file) is not None:
+            yield from _missing_file(cluster, file, f"{path}.{model.template_file_key}")
     yield from _node_mistakes(cluster)
     yield from listener_checks.collisions(gateway_nodes.expand(cluster))
     yield from time_checks.mistakes(cluster)

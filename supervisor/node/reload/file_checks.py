@@ -47,9 +47,9 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mista
     if cluster.certificate is not None:
         checks.append(("gateway.tls_certificate", cluster.certificate.context))
     for name, model in cluster.model.items():
-        if model.template is not None:
-            path = join(join("model", segment(name)), "template")
-            checks.append((path, partial(_check_template, cluster.folder / model.template)))
+        if (file := model.chat_template.file) is not None:
+            path = join(join("model", segment(name)), model.template_file_key)
+            checks.append((path, partial(_check_template, cluster.folder / file)))
     for path, check in checks:
         try:
             check()
