@@ -12,15 +12,16 @@ from typing import Annotated, ClassVar
 from attrs import frozen
 
 from protocol.dialects.answer_builder import ChoiceParts, extend
-from protocol.dialects.chat_messages import ChatMessage, message_mistakes
+from protocol.dialects.chat_messages import ChatMessage
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
+from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
-from protocol.dialects.request_body import decode, read_checked
+from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 
 
 @frozen(kw_only=True)
@@ -74,19 +75,25 @@ class ChatRequest(ChoiceOptions):
         deprecated = self.max_completion_tokens is None and self.max_tokens is not None
         return "max_tokens" if deprecated else "max_completion_tokens"
 
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
-        yield from message_mistakes(self.messages)
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (self._check_media, self._check_tokens_max, self._check_logprobs, *super().checks())
+
+    def _check_media(self) -> Iterator[Mistake]:
+        yield from excess(sum(media_count(message.content) for message in self.messages), "messages")
+
+    def _check_tokens_max(self) -> Iterator[Mistake]:
         if self.max_tokens not in (None, self.tokens_max):
             yield Mistake("max_tokens", "differs from max_completion_tokens, which is its newer name; send one")
+
+    def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and not self.logprobs:
             yield Mistake("top_logprobs", "needs logprobs to be true")
-        yield from self.cross_field_mistakes(self.tokens_max, self.tokens_max_field)
 
 
 def parse(body: bytes) -> ChatRequest:
     """Return the client's request, or raise one `RequestError` with all its mistakes."""
-    return read_checked(decode(body), ChatRequest)
+    return read(decode(body), ChatRequest)
 
 
 def to_respond(request: ChatRequest, *, request_id: str) -> Respond:

@@ -16,10 +16,10 @@ from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.prompt import Prompts
-from protocol.dialects.request_body import decode, read_checked
+from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
 from protocol.strict.mistakes import Mistake
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 
 KIND = "text_completion"  # of a chunk, too
 TOKENS_MAX = 16  # the default of `max_tokens`, as with OpenAI
@@ -55,15 +55,25 @@ class CompletionRequest(ChoiceOptions):
         return TOKENS_MAX if self.max_tokens is None else self.max_tokens
 
     @property
+    def tokens_max_field(self) -> str:
+        """The name that the client gave to `tokens_max`."""
+        return "max_tokens"
+
+    @property
     def choices_total(self) -> int:
         """The number of choices of the answer."""
         return self.prompt.count * self.choices
 
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (self._check_suffix, self._check_choices, self._check_echo, *super().checks())
+
+    def _check_suffix(self) -> Iterator[Mistake]:
         if self.suffix:
             message = "is not supported here, as no engine of this server fills in the middle; leave it out"
             yield Mistake("suffix", message, unsupported=True)
+
+    def _check_choices(self) -> Iterator[Mistake]:
         computed, name = self.choices, "n"
         if self.best_of is not None:
             computed, name = self.best_of, "best_of"
@@ -75,15 +85,16 @@ class CompletionRequest(ChoiceOptions):
             product = f"{self.prompt.count} prompts times {computed} make {self.prompt.count * computed} choices"
             path = name if computed > 1 else "prompt"
             yield Mistake(path, f"{product}; a request can have at most {CHOICES_MAX}")
+
+    def _check_echo(self) -> Iterator[Mistake]:
         if self.echo and self.logprobs is not None:
             message = "cannot stand beside logprobs: those of a prompt are not computed here"
             yield Mistake("echo", message, unsupported=True)
-        yield from self.cross_field_mistakes(self.tokens_max, "max_tokens")
 
 
 def parse(body: bytes) -> CompletionRequest:
     """Return the client's request, or raise one `RequestError` with all its mistakes."""
-    return read_checked(decode(body), CompletionRequest)
+    return read(decode(body), CompletionRequest)
 
 
 def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:

@@ -13,7 +13,8 @@ from attrs import frozen
 
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.strict.checks import Holds, Matches
-from protocol.strict.mistakes import Mistake, join, wrong
+from protocol.strict.mistakes import Mistake, wrong
+from protocol.strict.objects import FieldCheck
 from protocol.strict.tagged import tag
 
 JSON_BYTES_MAX = 128 * 1024  # about OpenAI's own limit of a schema
@@ -103,9 +104,9 @@ class ResponseFormat:
             return _ANY_OBJECT
         return None if self.json_schema is None else Grammar(GrammarKind.JSON_SCHEMA, self.json_schema.schema.text)
 
-    def mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
-        yield from _needed(self.type, path, {"json_schema": self.json_schema}, ("json_schema",))
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (lambda: _needed(self.type, {"json_schema": self.json_schema}, ("json_schema",)),)
 
 
 @frozen
@@ -124,16 +125,20 @@ class TextFormat:
             return _ANY_OBJECT
         return None if self.schema is None else Grammar(GrammarKind.JSON_SCHEMA, self.schema.text)
 
-    def mistakes(self, path: str) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
-        fields = {"name": self.name, "schema": self.schema, "description": self.description, "strict": self.strict}
-        yield from _needed(self.type, path, fields, ("name", "schema"))
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (
+            lambda: _needed(self.type, {"name": self.name}, ("name",)),
+            lambda: _needed(self.type, {"schema": self.schema}, ("schema",)),
+            lambda: _needed(self.type, {"description": self.description}),
+            lambda: _needed(self.type, {"strict": self.strict}),
+        )
 
 
-def _needed(kind: str, path: str, fields: Mapping[str, object], needed: tuple[str, ...]) -> Iterator[Mistake]:
+def _needed(kind: str, fields: Mapping[str, object], needed: tuple[str, ...] = ()) -> Iterator[Mistake]:
     """Yield the missing fields of a schema, and fields of another type than its own."""
     for name, value in fields.items():
         if kind == "json_schema" and value is None and name in needed:
-            yield Mistake(join(path, name), "is missing")
+            yield Mistake(name, "is missing")
         elif kind != "json_schema" and value is not None:
-            yield Mistake(join(path, name), f'belongs to the type "json_schema", and the type is "{kind}"')
+            yield Mistake(name, f'belongs to the type "json_schema", and the type is "{kind}"')

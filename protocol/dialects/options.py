@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
@@ -14,7 +15,7 @@ from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.text import Respond, Turn
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 
 SESSION_LENGTH_MAX = 256  # of a name of a session; of a longer one, the beginning
 INT32_MAX = 2**31 - 1
@@ -107,15 +108,34 @@ class Options:
         grammars = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
         return grammars if from_format is None else [from_format, *grammars]
 
-    def cross_field_mistakes(self, tokens_max: int | None, tokens_max_field: str) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid; `tokens_max_field` is the client's `tokens_max`."""
-        if tokens_max is not None and (self.min_tokens or 0) > tokens_max:
-            yield Mistake("min_tokens", f"must be at most {tokens_max_field} ({tokens_max}), got {self.min_tokens}")
+    @property
+    @abstractmethod
+    def tokens_max(self) -> int | None:
+        """The most tokens to generate for each choice, None if the model's limits alone count."""
+
+    @property
+    @abstractmethod
+    def tokens_max_field(self) -> str:
+        """The name that the client gave to `tokens_max`."""
+
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (self._check_least_tokens, self._check_grammars, self._check_grammar_without_least_tokens)
+
+    def _check_least_tokens(self) -> Iterator[Mistake]:
+        most, least = self.tokens_max, self.min_tokens or 0
+        if most is not None and least > most:
+            yield Mistake("min_tokens", f"must be at most {self.tokens_max_field} ({most}), got {least}")
+
+    def _check_grammars(self) -> Iterator[Mistake]:
         names = [name for name, _ in self.grammars()]
         if names[1:]:
             yield Mistake(names[1], f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
-        if names and self.min_tokens:
-            yield Mistake("min_tokens", f"cannot stand beside {names[0]}: an answer ends where its grammar does")
+
+    def _check_grammar_without_least_tokens(self) -> Iterator[Mistake]:
+        grammars = self.grammars()
+        if grammars and self.min_tokens:
+            yield Mistake("min_tokens", f"cannot stand beside {grammars[0][0]}: an answer ends where its grammar does")
 
 
 @frozen
@@ -153,12 +173,6 @@ class ChoiceOptions(Options):
         """Return `response_format` and the grammar that it requires."""
         grammar = None if self.response_format is None else self.response_format.grammar()
         return None if grammar is None else ("response_format", grammar)
-
-    def cross_field_mistakes(self, tokens_max: int | None, tokens_max_field: str) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid; `tokens_max_field` is the client's `tokens_max`."""
-        if self.response_format is not None:
-            yield from self.response_format.mistakes("response_format")
-        yield from super().cross_field_mistakes(tokens_max, tokens_max_field)
 
 
 def respond(

@@ -7,8 +7,8 @@ containers that a linear scan counts. `reading_work` estimates that time for the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -16,16 +16,7 @@ from protocol.errors import BadRequest, RequestError, Unsupported
 from protocol.strict.mistakes import Mistake, Mistakes
 from protocol.strict.structure import structure
 
-
-class Checking(Protocol):
-    """A class of requests that checks its fields against each other."""
-
-    def mistakes(self) -> Iterable[Mistake]:
-        """Return the mistakes between fields that are each valid."""
-
-
 T = TypeVar("T")
-C = TypeVar("C", bound=Checking)
 
 LISTED_MAX = 8  # mistakes in one error
 CONTAINERS_MAX = 32_768
@@ -96,14 +87,6 @@ def read(data: object, cls: type[T]) -> T:
         return structure(data, cls)
     except Mistakes as error:
         raise as_request_error(error.mistakes) from None
-
-
-def read_checked(data: object, cls: type[C]) -> C:
-    """Return `data` as a consistent `cls`; raises one `RequestError` with all mistakes."""
-    result = read(data, cls)
-    if mistakes := tuple(result.mistakes()):
-        raise as_request_error(mistakes)
-    return result
 
 
 def as_request_error(mistakes: Sequence[Mistake]) -> RequestError:

@@ -9,15 +9,15 @@ import msgspec
 from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
-from protocol.dialects.chat_messages import ChatMessage, message_mistakes
+from protocol.dialects.chat_messages import ChatMessage
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
-from protocol.dialects.request_body import decode, read, read_checked
+from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 
 # Limits of one call of the encoder, which holds the GIL while it runs.
 CHARACTERS_A_STEP = 64 * 1024
@@ -46,17 +46,23 @@ class TokenizeRequest:
     messages: Annotated[tuple[ChatMessage, ...], Holds(1)] | None = None
     add_special_tokens: bool | None = None
 
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (self._check_kind, self._check_special_tokens, self._check_media)
+
+    def _check_kind(self) -> Iterator[Mistake]:
         if self.prompt is None and self.messages is None:
             yield Mistake("prompt", "is missing, and so is messages; send one")
         if self.prompt is not None and self.messages is not None:
             yield Mistake("messages", "cannot stand beside prompt; send one")
+
+    def _check_special_tokens(self) -> Iterator[Mistake]:
         if self.messages is not None and self.add_special_tokens:
             text = "is for a prompt; the chat template puts around messages what they need"
             yield Mistake("add_special_tokens", text, unsupported=True)
+
+    def _check_media(self) -> Iterator[Mistake]:
         messages = self.messages or ()
-        yield from message_mistakes(messages)
         if (place := next((place for place, one in enumerate(messages) if media_count(one.content)), None)) is not None:
             text = "has images or videos, whose tokens are not counted here; the usage of an answer counts them"
             yield Mistake(f"messages[{place}].content", text, unsupported=True)
@@ -74,7 +80,7 @@ class DetokenizeRequest:
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     """Return the client's request, or raise one `RequestError` with all its mistakes."""
-    return read_checked(decode(body), TokenizeRequest)
+    return read(decode(body), TokenizeRequest)
 
 
 def to_tokenize(request: TokenizeRequest) -> Tokenize:

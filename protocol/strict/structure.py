@@ -1,8 +1,9 @@
 """Strict structuring of documents (JSON bodies, TOML files) as frozen attrs classes, with all mistakes at once.
 
 Nothing is coerced: a `bool` is no integer, `"8000"` is no number, an unknown key is a mistake. An integer may stand for
-a number. `Annotated[X, check]` adds a `Check` (`hooks`). A class may list keys without effect in `harmless`
-(`objects`), mark the field of its kind with `tag()` (`tagged`), or read its values itself by `from_value` (`expected`).
+a number. `Annotated[X, check]` adds a `Check` (`hooks`). A class may list keys without effect in `harmless` and check
+fields against each other in `checks` (`objects`), mark the field of its kind with `tag()` (`tagged`), or read its
+values itself by `from_value` (`expected`).
 
 The data are untrusted: lists and objects have a longest length, each list reports a limited number of mistakes, and no
 sentence about a value is longer than a line. A bug in a class, such as a union whose members cannot be told apart,

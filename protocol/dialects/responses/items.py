@@ -6,7 +6,7 @@ of other servers of this API send. Other parts, audio and files, are refused by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -17,9 +17,7 @@ from protocol.dialects.media_parts import (
     MediaPart,
     MediaUrl,
     content_of,
-    excess,
     image,
-    media_count,
     misplaced,
     video,
 )
@@ -27,7 +25,7 @@ from protocol.messages.media import Media
 from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 from protocol.strict.tagged import tag
 
 CONTINUES = "previous_response_id"
@@ -65,6 +63,10 @@ class InputImage(MediaPart):
         """Return the image."""
         return image(self.image_url or "", f"{path}.image_url", self.detail)
 
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (lambda: _missing("image_url", self.image_url),)
+
 
 @frozen
 class InputVideo(MediaPart):
@@ -78,6 +80,10 @@ class InputVideo(MediaPart):
     def piece(self, path: str) -> Media:
         """Return the video."""
         return video(self.video_url or "", f"{path}.video_url")
+
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (lambda: _missing("video_url", self.video_url),)
 
 
 InputPart: TypeAlias = InputText | InputImage | InputVideo
@@ -99,6 +105,10 @@ class InputMessage:
             return Turn(self.role, content_of(self.content, f"input[{index}].content"))
         return Turn(self.role, self.content)
 
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (lambda: misplaced(self.role, self.content, "content"),)
+
 
 def continued(turn: Turn) -> Turn:
     """Return a turn as a part of a conversation that a later request continues; errors name that request's field."""
@@ -108,24 +118,7 @@ def continued(turn: Turn) -> Turn:
     return evolve(turn, content=tuple(content))
 
 
-def item_mistakes(items: Sequence[InputMessage]) -> Iterator[Mistake]:
-    """Yield the mistakes between fields of items that are each valid."""
-    count = 0
-    for index, item in enumerate(items):
-        if isinstance(item.content, str):
-            continue
-        path = f"input[{index}].content"
-        count += media_count(item.content)
-        yield from _missing(item.content, path)
-        yield from misplaced(item.role, item.content, path)
-    yield from excess(count, "input")
-
-
-def _missing(parts: Sequence[InputPart], path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each image and each video without a URL."""
-    for index, part in enumerate(parts):
-        match part:
-            case InputImage(image_url=None):
-                yield Mistake(f"{path}[{index}].image_url", "is missing")
-            case InputVideo(video_url=None):
-                yield Mistake(f"{path}[{index}].video_url", "is missing")
+def _missing(name: str, url: str | None) -> Iterator[Mistake]:
+    """Yield a mistake if an image or a video has no URL."""
+    if url is None:
+        yield Mistake(name, "is missing")

@@ -15,16 +15,16 @@ from typing import Annotated, ClassVar, Literal, Self
 from attrs import frozen
 
 from protocol.dialects.formats import TextFormat
-from protocol.dialects.media_parts import excess
+from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
-from protocol.dialects.request_body import as_request_error, decode, read, read_checked
-from protocol.dialects.responses.items import InputMessage, item_mistakes
+from protocol.dialects.request_body import as_request_error, decode, read
+from protocol.dialects.responses.items import InputMessage
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
 from protocol.messages.text import Respond, Role, Turn
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
-from protocol.strict.objects import Harmless
+from protocol.strict.objects import FieldCheck, Harmless
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
@@ -120,19 +120,33 @@ class ResponseRequest(Options):
         grammar = None if self.format is None else self.format.grammar()
         return None if grammar is None else ("text.format", grammar)
 
-    def mistakes(self) -> Iterator[Mistake]:
-        """Yield the mistakes between fields that are each valid."""
-        if not isinstance(self.input, str):
-            yield from item_mistakes(self.input)
+    @property
+    def tokens_max(self) -> int | None:
+        """The most tokens to generate."""
+        return self.max_output_tokens
+
+    @property
+    def tokens_max_field(self) -> str:
+        """The name that the client gave to `tokens_max`."""
+        return "max_output_tokens"
+
+    def checks(self) -> tuple[FieldCheck, ...]:
+        """Return the checks of fields against each other."""
+        return (self._check_media, self._check_include, self._check_logprobs, *super().checks())
+
+    def _check_media(self) -> Iterator[Mistake]:
+        items = () if isinstance(self.input, str) else self.input
+        yield from excess(sum(media_count(item.content) for item in items), "input")
+
+    def _check_include(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.include or ()):
             if name != LOGPROBS:
                 message = f"{describe(name)} is not supported here; only {describe(LOGPROBS)} is"
                 yield Mistake(f"include[{index}]", message, unsupported=True)
+
+    def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and self.logprobs is None:
             yield Mistake("top_logprobs", f"needs include to name {describe(LOGPROBS)}")
-        if self.format is not None:
-            yield from self.format.mistakes("text.format")
-        yield from self.cross_field_mistakes(self.max_output_tokens, "max_output_tokens")
 
 
 @frozen(kw_only=True)
@@ -187,7 +201,7 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
     if kind == "response.create":
         if default_model is not None and data.get("model") is None:
             data["model"] = default_model
-        return read_checked(data, Create)
+        return read(data, Create)
     supported = '"response.create" or "response.cancel"'
     if isinstance(kind, str):
         raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {supported}", param="type")
@@ -197,7 +211,7 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
 
 def parse_http(body: bytes) -> CreateHttp:
     """Return the posted request, or raise one `RequestError` with all its mistakes."""
-    create = read_checked(decode(body), CreateHttp)
+    create = read(decode(body), CreateHttp)
     if create.previous_response_id is not None:
         raise PreviousResponseNotFound(
             f"Previous response with id {describe(create.previous_response_id)} not found: responses are not stored,"

@@ -127,7 +127,7 @@ def test_unsupported_fields_are_refused_by_name(param: str, fields: dict[str, An
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         (
             "messages[1].content",
-            {"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": None}]},
+            {"messages": [{"role": "user", "content": ""}, {"role": "system", "content": None}]},
         ),
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}),
         ("stream", {"stream": "true"}),
