@@ -92,11 +92,18 @@ def _unknown(error: ForbiddenExtraKeysError, path: str) -> Iterator[Mistake]:
     names += [key for key in getattr(error.cl, "harmless", {}) if key not in names]
     keys = sorted(error.extra_fields)
     for key in keys[:MISTAKES_MAX]:
-        near = get_close_matches(key, names, n=1, cutoff=HINT_MIN) if len(key) <= 64 else []
+        near = _near(key, names) if len(key) <= 64 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Mistake(join(path, segment(key)), f"is not a key here{hint}")
     if unnamed := tuple(keys[MISTAKES_MAX:]):
         yield Mistake(path, f"has {len(unnamed)} more keys that are not known here", unnamed=unnamed)
+
+
+def _near(key: str, names: list[str]) -> list[str]:
+    """Return a name of the same words in another order, or a similar one, if there is one."""
+    words = sorted(key.split("_"))
+    reordered = [name for name in names if sorted(name.split("_")) == words]
+    return reordered or get_close_matches(key, names, n=1, cutoff=HINT_MIN)
 
 
 def _make_converter(hooks: Mapping[type[object], Hook]) -> Converter:

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from protocol.strict.mistakes import Mistake
 
-_ENTRY = re.compile(r'^(node|model|engine|pool)(?:\.[\w-]+|\["(?:[^"\\]|\\.)*"\])')
+ENTRY = re.compile(r'^(node|model|engine|pool)(?:\.[\w-]+|\["(?:[^"\\]|\\.)*"\])')
 
 _SENTENCES = {
     "node.NAME.turn_max_s": "turns longer than 0.02 s are counted and logged",
@@ -68,5 +68,5 @@ _SENTENCES = {
 
 def explained(mistake: Mistake) -> Mistake:
     """Return a mistake about an unknown key, with its own sentence if it is a former key."""
-    sentence = _SENTENCES.get(_ENTRY.sub(r"\1.NAME", mistake.path))
+    sentence = _SENTENCES.get(ENTRY.sub(r"\1.NAME", mistake.path))
     return mistake if sentence is None else evolve(mistake, message=f"is no longer a key: {sentence}")

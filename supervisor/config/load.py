@@ -17,10 +17,10 @@ from attrs import evolve, field, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor.config import gateway_nodes, toml_file
+from supervisor.config import gateway_nodes, toml_file, unquoted_names
 from supervisor.config.checks.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
-from supervisor.config.schema import Cluster, Kinds, Tables
+from supervisor.config.schema import Cluster, Kinds, Tables, sections
 from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.config.toml_lines import line_of, lines_of
 
@@ -92,10 +92,11 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
             section = data.setdefault("cluster", {})
             if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
                 section["join"] = [*section.get("join", ()), *join]
+        unquoted = unquoted_names.quote(data, lines, sections(kinds))
         pruned = structure_valid_parts(data, kinds)
     except RecursionError as error:
         raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
-    mistakes = [*pruned.mistakes]
+    mistakes = [*unquoted, *pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
         mistakes += [mistake for mistake in cross_check(cluster, kinds) if not pruned.explains(mistake)]

@@ -20,7 +20,7 @@ from attrs import frozen
 from protocol.strict.hooks import Hook
 from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment, wrong
 from protocol.strict.structure import structure
-from supervisor.config import gone_keys
+from supervisor.config import gone_keys, other_words
 from supervisor.config.schema import DEFAULT_KIND, EngineSection, Kinds, Tables
 
 Table: TypeAlias = dict[str, object]
@@ -33,7 +33,7 @@ KIND = re.compile(r"engine(\.[\w-]+|\[.+\])\.kind")  # the path of the key that 
 ENGINE = re.compile(r"engine(?:\.[\w-]+|\[.+?\])(?:\.(model|leg))?")
 NAMED = re.compile(r"(model|node|pool)(?:\.([\w-]+)|\[\"(.+)\"\])")
 BARE = re.compile(r"[\w-]+", re.ASCII)  # a key that stands in a path as it is
-UNKNOWN = re.compile(r"is no(?:t a key here(?:; did you mean ([a-z_]+)\?)?$| longer a key: )")
+UNKNOWN = re.compile(r"is no(?:t a key here(?:; did you mean ([a-z_]+)\?(?= |$)|; |$)| longer a key: )")
 
 
 @frozen
@@ -98,7 +98,7 @@ def structure_valid_parts(data: Table, kinds: Kinds) -> Pruned:
             return Pruned(structure(data, Tables, hooks), tuple(mistakes), tuple(left_out))
         except Mistakes as error:
             before = tuple(left_out)
-            found = [_explained(mistake) for mistake in error.mistakes]
+            found = [_explained(mistake, kinds) for mistake in error.mistakes]
             misspelled = {path for mistake in found for path in _suggested(mistake)}
             for mistake in found:
                 is_consequence = mistake.message == "is missing" and mistake.path in misspelled
@@ -121,8 +121,11 @@ def _leave_out_wrong(data: Table, mistake: Mistake) -> tuple[str, ...]:
     return () if UNKNOWN.match(mistake.message) else (mistake.path,)
 
 
-def _explained(mistake: Mistake) -> Mistake:
-    return gone_keys.explained(mistake) if UNKNOWN.match(mistake.message) else mistake
+def _explained(mistake: Mistake, kinds: Kinds) -> Mistake:
+    if not UNKNOWN.match(mistake.message):
+        return mistake
+    gone = gone_keys.explained(mistake)
+    return other_words.explained(mistake, kinds) if gone is mistake else gone
 
 
 def _suggested(mistake: Mistake) -> Iterator[str]:

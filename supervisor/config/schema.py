@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
-from attrs import Factory, frozen
+from attrs import AttrsInstance, Factory, frozen
 
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
@@ -87,6 +87,12 @@ class EngineSection:
         del name
         return False
 
+    @classmethod
+    def explain_key(cls, key: str) -> str | None:
+        """Return where a word belongs that is no key of this section but of this kind's engines, None if nowhere."""
+        del key
+        return None
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes of the engine, in the order of its ranks."""
@@ -140,6 +146,11 @@ class EngineSection:
         return False
 
     @property
+    def weights(self) -> tuple[str, ...]:
+        """The patterns of its files of weights, of which it reads those of the first that matches; none if none."""
+        return ()
+
+    @property
     def has_prefix_cache(self) -> bool:
         """Whether it has a prefix cache: not if its own settings switch the cache off."""
         return True
@@ -163,6 +174,11 @@ class EngineSection:
 E = TypeVar("E", bound=EngineSection)
 Kinds: TypeAlias = Mapping[str, type[EngineSection]]
 """The class of the section of each kind of engine, by the value of `kind`."""
+
+
+def sections(kinds: Kinds) -> dict[str, tuple[type[AttrsInstance], ...]]:
+    """Return the classes of the sections with names, by the table in which these are."""
+    return {"model": (ModelSection,), "engine": (*kinds.values(),), "node": (NodeSection,), "pool": (PoolSection,)}
 
 
 @frozen(kw_only=True)

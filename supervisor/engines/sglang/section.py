@@ -8,11 +8,12 @@ from typing import Annotated, ClassVar, Literal
 import attrs
 from attrs import Factory, frozen
 
-from actors.engines.sglang import setting_rules
+from actors.engines.sglang import arguments, setting_rules
 from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK
 from actors.engines.sglang.spec import Setting
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
+from supervisor.config import other_words
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection, EventsSection
 from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
@@ -29,6 +30,17 @@ CHECKER_PREFIX = "grammars-"  # before the name of an engine: the child that che
 TOKENS_MIN = 8  # one of a prompt, one of an answer, and six that SGLang keeps
 RESERVE = "num_reserved_decode_tokens"
 RESERVED_TOKENS = 512  # SGLang's default of that setting: what a decode keeps free for answers when it takes a prompt
+
+WEIGHTS: Mapping[Setting, tuple[str, ...]] = {
+    "auto": ("*.safetensors", "*.bin", "*.pt"),
+    "safetensors": ("*.safetensors",),
+    "fastsafetensors": ("*.safetensors",),
+    "instanttensor": ("*.safetensors",),
+    "mistral": ("consolidated*.safetensors",),
+    "pt": ("*.pt",),
+    "npcache": ("*.bin",),
+}
+"""The files of weights by `load_format`; other formats, `dummy` among them, need none or look for them elsewhere."""
 
 NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics")
 
@@ -79,6 +91,16 @@ class SglangSection(EngineSection):
         """Whether a name is reserved for a zygote or a grammar checker, the children beside the engines."""
         return name == SHARED_ZYGOTE or name.startswith((OWN_ZYGOTE_PREFIX, CHECKER_PREFIX))
 
+    @classmethod
+    def explain_key(cls, key: str) -> str | None:
+        """Return where one of SGLang's own arguments belongs."""
+        if key not in arguments.TYPES:
+            return None
+        refused = setting_rules.REFUSED.get(key)
+        if refused is None:
+            return "it is an argument of SGLang: write it in [engine.NAME.settings]"
+        return f"what SGLang has by this name {refused}"
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that run it, in the order of their ranks."""
@@ -93,6 +115,11 @@ class SglangSection(EngineSection):
         reserve = self.settings.get(RESERVE, RESERVED_TOKENS) if self.leg == "decode" else 0
         tokens = max(3 * self.page_size, TOKENS_MIN) + (reserve if isinstance(reserve, int) else 0)
         return -(-tokens // self.page_size)
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The patterns of its files of weights, by its format; none if SGLang looks for them elsewhere."""
+        return WEIGHTS.get(self.settings.get("load_format", "auto"), ())
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -149,7 +176,10 @@ class SglangSection(EngineSection):
             if ":" in endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")
         for key, value in self.settings.items():
-            if (why := setting_rules.setting_mistake(key, value)) is not None:
+            why = setting_rules.setting_mistake(key, value)
+            if why is not None:
+                if key not in arguments.TYPES and (meaning := other_words.meant(key, "engine.NAME.settings")):
+                    why = f"is no argument of SGLang; {meaning}"
                 yield Mistake(join(f"{path}.settings", segment(key)), why)
         for name in self.environment:
             if not name or "=" in name:
