@@ -85,7 +85,8 @@ def main() -> int:
         if arguments.check:
             signals.accept_hang_up()
             return _print(check_report(arguments.file, arguments.join, arguments.node))
-        loaded = load_cluster(arguments.file, arguments.join, partial(file_checks.mistakes, environment=os.environ))
+        examine = partial(file_checks.mistakes, environment=os.environ, node=arguments.node)
+        loaded = load_cluster(arguments.file, arguments.join, examine)
         names = placement.select_nodes(loaded.cluster, arguments.node)
         preflight.check_can_start(loaded.cluster, *names)
     except ActorError as error:
@@ -142,7 +143,7 @@ def check_report(file: Path, joined: Sequence[str], node_name: str | None) -> st
     """Return the output of `--check`: each node, then warnings; raises `StartFailed` for mistakes."""
 
     def examine(cluster: Cluster) -> Iterator[Mistake]:
-        yield from file_checks.mistakes(cluster, os.environ)
+        yield from file_checks.mistakes(cluster, os.environ, node_name)
         yield from file_checks.expired(cluster, time.time())
 
     loaded = load_cluster(file, joined, examine)

@@ -52,14 +52,19 @@ def read(path: Path, bytes_max: int) -> bytes:
 
     Opening a pipe would wait for a writer, and reading a device might never end.
     """
+    data = beginning(path, bytes_max + 1)
+    if len(data) > bytes_max:
+        raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
+    return data
+
+
+def beginning(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of a regular file, fewer if it ends before; raises `OSError`."""
     record_path(path)
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with os.fdopen(opened, "rb") as file:
         _require_regular(os.fstat(opened), path)
-        data = file.read(bytes_max + 1)
-    if len(data) > bytes_max:
-        raise OSError(errno.EFBIG, f"it is longer than {bytes_max} bytes", str(path))
-    return data
+        return file.read(size)
 
 
 def template(path: Path) -> str:

@@ -96,7 +96,7 @@ def assemble(
 ) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
     has_gateway = node in cluster.gateway_nodes
-    texts = load_text_models(cluster, node, runtime.strftime, has_gateway=has_gateway)
+    texts = load_text_models(cluster, node, runtime.strftime)
     identities = ModelIdentities({name: text.digest for name, text in texts.items()}, hand_off_refusal)
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=identities)
     context = NodeContext(cluster, node, runtime, directory)

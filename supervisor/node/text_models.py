@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attrs import evolve
 
@@ -16,28 +16,32 @@ from supervisor.config.schema import Cluster
 from supervisor.files import reading
 
 
-def load_text_models(
-    cluster: Cluster, node: str, strftime: Callable[[str], str], *, has_gateway: bool
-) -> dict[str, TextModel]:
-    """Return the text models that a node needs, by name: all of them at the gateway, else those its engines read.
+def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]) -> dict[str, TextModel]:
+    """Return the text models that a node needs, by name.
 
     With a model comes its vision layout, which encoders need, too. Raises `Misconfigured` with all of them whose files
     cannot be used.
     """
-    engines = cluster.engines_on(node).values()
-    read = {engine.model for engine in engines if engine.reads_text or engine.leg == "encode"}
     models: dict[str, TextModel] = {}
     errors: list[Misconfigured] = []
-    for name in cluster.model:
-        if has_gateway or name in read:
-            try:
-                models[name] = _load(cluster, name, strftime)
-            except Misconfigured as error:
-                errors.append(error)
+    for name in names(cluster, (node,)):
+        try:
+            models[name] = _load(cluster, name, strftime)
+        except Misconfigured as error:
+            errors.append(error)
     if errors:
         first, *others = errors
         raise Misconfigured(first.path, str(first), others) from first
     return models
+
+
+def names(cluster: Cluster, nodes: Collection[str]) -> tuple[str, ...]:
+    """Return the models whose text side nodes read: all of them at a gateway, else those that their engines read."""
+    if not {*nodes}.isdisjoint(cluster.gateway_nodes):
+        return tuple(cluster.model)
+    engines = [engine for node in nodes for engine in cluster.engines_on(node).values()]
+    read = {engine.model for engine in engines if engine.reads_text or engine.leg == "encode"}
+    return tuple(name for name in cluster.model if name in read)
 
 
 def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:

@@ -13,22 +13,31 @@ from functools import partial
 from pathlib import Path
 
 from actors.text.chat_template import compile_template
+from actors.text.model import NEEDED
 from protocol.errors import StartFailed
+from protocol.model_folder import FILES
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.cluster import link_credentials
+from supervisor.config import gateway_nodes, placement
 from supervisor.config.certificate import expires_at
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
-from supervisor.files import permissions, reading
+from supervisor.files import model_folder, permissions, reading
 from supervisor.gateway.keys import client_keys
+from supervisor.node import text_models
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
+NEEDED_BY_ENGINES = ("config.json",)
+READ_BY_ENGINES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
 PEM_BYTES_MAX = 1024 * 1024
 
 
-def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mistake]:
-    """Yield every mistake in what the file names, all of them in one pass."""
+def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None = None) -> Iterator[Mistake]:
+    """Yield every mistake in what the file names, all of them in one pass.
+
+    Folders of models are those of this host: of `node`, else of all nodes that the file places here.
+    """
     checks: list[tuple[str, Callable[[], object]]] = [
         ("cluster.secret", partial(link_credentials.cluster_secret, cluster, environment)),
         ("cluster.tls_certificate", partial(link_credentials.link_tls, cluster)),
@@ -57,6 +66,32 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str]) -> Iterator[Mista
             yield Mistake(error.path, str(error))
         except StartFailed as error:
             yield Mistake(path, str(error))
+    yield from _folder_mistakes(cluster, node)
+
+
+def _folder_mistakes(cluster: Cluster, node: str | None) -> Iterator[Mistake]:
+    """Yield the mistakes in the folders of models that nodes of this host read, each in what is read of it."""
+    expanded = gateway_nodes.expand(cluster)
+    try:
+        nodes = placement.select_nodes(expanded, node)
+    except StartFailed:  # none is placed here
+        return
+    engines_here = [engine for engine in cluster.engine.values() if not {*nodes}.isdisjoint(engine.nodes)]
+    read_as_text = text_models.names(expanded, nodes)
+    for name in cluster.model:
+        engines = [each for each in engines_here if each.model == name]
+        if not engines and name not in read_as_text:
+            continue
+        weights = next((engine.weights for engine in engines if engine.weights), ())
+        with suppress(OSError, RuntimeError):  # other checks report a path that leads nowhere
+            if (folder := cluster.model_path(name)).is_dir():
+                for sentence in model_folder.mistakes(
+                    folder,
+                    needed=NEEDED if name in read_as_text else NEEDED_BY_ENGINES,
+                    read=READ_BY_ENGINES if weights else FILES,
+                    weights=weights,
+                ):
+                    yield Mistake(join(join("model", segment(name)), "path"), sentence)
 
 
 def expired(cluster: Cluster, now: float) -> Iterator[Mistake]:

@@ -161,7 +161,7 @@ class Reloader:
 
     def _read(self) -> _FileContents:
         """Read the file and all that it names; raises `StartFailed` if this node could not start with it."""
-        examine = partial(file_checks.mistakes, environment=self.environment)
+        examine = partial(file_checks.mistakes, environment=self.environment, node=self.name)
         new = self.loaded.again(examine).cluster
         if self.name not in new.node:
             raise _NotInFile(f"there is no node {self.name} in {self.loaded.file} any more; drain it if it is to go")

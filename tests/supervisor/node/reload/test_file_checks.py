@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -243,7 +244,8 @@ def test_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_
     assert [row.partition(": ")[2].partition(":")[0] for row in rows] == ["cluster.secret", "gateway.keys"]
 
 
-NO_MODEL = "the model's folder has no tokenizer.json and no config.json"
+NO_MODEL = "has no tokenizer.json and no config.json: it is no folder of a model"
+NO_WEIGHTS = "(*.safetensors, *.bin, *.pt): copy or download the whole folder of the model"
 
 
 def test_every_folder_without_a_model_is_a_mistake(written: Written, tmp_path: Path) -> None:
@@ -254,10 +256,39 @@ def test_every_folder_without_a_model_is_a_mistake(written: Written, tmp_path: P
     with pytest.raises(StartFailed) as caught:
         command_line.check_report(file, (), None)
     assert str(caught.value).splitlines() == [
-        f"{file} has 2 mistakes:",
-        f"  line 3: model.tiny.path: model tiny in {tmp_path / 'one'}: {NO_MODEL}",
-        f"  line 11: model.other.path: model other in {tmp_path / 'two'}: {NO_MODEL}",
+        f"{file} has 4 mistakes:",
+        f"  line 3: model.tiny.path: {tmp_path / 'one'} {NO_MODEL}",
+        f"  line 3: model.tiny.path: there are no weights in {tmp_path / 'one'} {NO_WEIGHTS}",
+        f"  line 11: model.other.path: {tmp_path / 'two'} {NO_MODEL}",
+        f"  line 11: model.other.path: there are no weights in {tmp_path / 'two'} {NO_WEIGHTS}",
     ]
+
+
+REMOTE = '[node.main]\nhost = "192.0.2.1"\nlisten = "192.0.2.1:7401"\n[node.front]\n[gateway]\nnode = "front"\n'
+
+
+@pytest.mark.parametrize(
+    ("change", "reports"),
+    [
+        (lambda text: text, True),
+        (lambda text: text.replace("[engine", "[node.main]\n[engine"), True),
+        (lambda text: f"{text}settings.load_format = 'dummy'\n", False),
+        (lambda text: text.replace('device = "cpu"', 'kind = "simulated"'), False),
+        (lambda text: f'{text}node = "main"\n{REMOTE}', False),
+    ],
+    ids=["the only node", "a node here", "dummy weights", "a simulated engine", "an engine elsewhere"],
+)
+def test_weights_are_looked_for_where_an_engine_of_this_host_reads_them(
+    written: Written, tmp_path: Path, change: Callable[[str], str], reports: bool
+) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "copy"))
+    (folder / "model.safetensors").unlink()
+    file = written(change(GOOD.replace(str(TINY), str(folder))))
+    environment = {"ESPALIER_CLUSTER_SECRET": "a-secret-that-nobody-guesses"}
+    if reports:
+        assert "model.tiny.path: there are no weights in" in refused(file, environment)
+    else:
+        read_cluster(file, (), partial(file_checks.mistakes, environment=environment))
 
 
 def test_a_template_that_refuses_every_conversation_is_a_mistake_at_its_own_line(

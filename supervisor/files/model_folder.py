@@ -1,0 +1,132 @@
+"""Mistakes in the files of a model's folder, found before anything loads them: most are of an incomplete copy.
+
+The weights may be hundreds of GB, so only the header of each file of weights is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from supervisor.files import reading
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+POINTER_BYTES_MAX = 1024
+LISTED_MAX = 3  # names of files in a sentence
+SAFETENSORS = ".safetensors"
+INDEX = "model.safetensors.index.json"
+INDEX_BYTES_MAX = 256 * 1024 * 1024
+LENGTH_BYTES = 8  # of the length of a header, before the header itself
+HEADER_BYTES_MAX = 100_000_000  # the format's own limit
+END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)')
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
+
+
+def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weights: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each thing that keeps a folder from being used.
+
+    `needed` are the names of the small files that must be there, `read` the patterns of all that are read. `weights`
+    are the patterns of the files of weights, of which the first that matches is taken; none if no weights are read.
+    """
+    if absent := [name for name in needed if not (folder / name).is_file()]:
+        yield f"{folder} has no {' and no '.join(absent)}{_advice(folder, absent)}"
+    loaded = _matching(folder, weights)
+    small = {path for pattern in read for path in folder.glob(pattern)}
+    pointers = sorted(path.name for path in {*small, *loaded} if _is_pointer(path))
+    if pointers:
+        yield (
+            f"{_listed(pointers)} in {folder} {'is a pointer' if len(pointers) == 1 else 'are pointers'} of git-lfs in"
+            " place of the contents: run `git lfs pull` there"
+        )
+    if not weights:
+        return
+    if not loaded:
+        yield _no_weights(folder, weights)
+        return
+    if missing := _missing(folder, loaded):
+        yield (
+            f"{_listed(missing)} of the model's weights {'is' if len(missing) == 1 else 'are'} not in {folder}:"
+            " the copy or download of the folder is incomplete"
+        )
+    for path in loaded:
+        if path.suffix == SAFETENSORS and path.name not in pointers and (why := _damage(path)) is not None:
+            yield f"{path.name} in {folder} {why}: copy or download it again"
+
+
+def _advice(folder: Path, absent: Sequence[str]) -> str:
+    """Return what to do about missing files."""
+    reading.record_path(folder)
+    snapshots = sorted(folder.glob("snapshots/*/config.json"))
+    if snapshots:
+        return f": it is a cache of downloads, which has the model in {snapshots[-1].parent}"
+    return ": copy or download the whole folder of the model" if len(absent) == 1 else ": it is no folder of a model"
+
+
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """Return the files of the first pattern that matches any."""
+    reading.record_path(folder)
+    return next((found for pattern in patterns if (found := sorted(folder.glob(pattern)))), [])
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether git-lfs has left a pointer in place of a file; not if it cannot be read, which is reported elsewhere."""
+    reading.record_path(path)
+    try:
+        return path.stat().st_size <= POINTER_BYTES_MAX and reading.beginning(path, len(POINTER)) == POINTER
+    except OSError:
+        return False
+
+
+def _no_weights(folder: Path, weights: Sequence[str]) -> str:
+    if ggufs := sorted(path.name for path in folder.glob("*.gguf")):
+        return (
+            f"{folder} has the weights only as GGUF ({_listed(ggufs)}), which no engine here loads:"
+            " take the folder of the same model with weights as safetensors"
+        )
+    return f"there are no weights in {folder} ({', '.join(weights)}): copy or download the whole folder of the model"
+
+
+def _missing(folder: Path, loaded: Collection[Path]) -> list[str]:
+    """Return the names of missing files of weights: by the index of the folder, else by their numbers."""
+    here = {path.name for path in loaded if path.exists()}  # a link may lead nowhere
+    gone = {path.name for path in loaded} - here
+    if any(name.endswith(SAFETENSORS) for name in here | gone):
+        try:
+            index = json.loads(reading.read(folder / INDEX, INDEX_BYTES_MAX))
+            named = {str(name) for name in index["weight_map"].values()}
+        except FileNotFoundError:
+            named = {
+                f"{match[1]}-{number:05}-of-{match[2]}{SAFETENSORS}"
+                for name in here
+                if (match := SHARD.fullmatch(name)) is not None
+                for number in range(1, int(match[2]) + 1)
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return sorted({*gone, INDEX})
+        return sorted({*gone, *(named - here)})
+    return sorted(gone)
+
+
+def _damage(path: Path) -> str | None:
+    """Return why a file of safetensors cannot be loaded, None if it looks whole."""
+    try:
+        size = path.stat().st_size
+        begin = reading.beginning(path, LENGTH_BYTES)
+        header_bytes = int.from_bytes(begin, "little")
+        if len(begin) < LENGTH_BYTES or (header_bytes <= HEADER_BYTES_MAX and LENGTH_BYTES + header_bytes > size):
+            return f"ends within its header, after {size} bytes"
+        if header_bytes > HEADER_BYTES_MAX:
+            return "is no file of safetensors"
+        header = reading.beginning(path, LENGTH_BYTES + header_bytes)[LENGTH_BYTES:]
+    except OSError as error:
+        return None if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
+    whole = LENGTH_BYTES + header_bytes + max((int(end[1]) for end in END_OF_TENSOR.finditer(header)), default=0)
+    return None if whole <= size else f"has {size} bytes, and its header describes {whole}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED_MAX} more" if len(names) > LISTED_MAX else ""
+    shown = names[:LISTED_MAX]
+    return f"{', '.join(shown)}{more}" if more else " and ".join([", ".join(shown[:-1]), shown[-1]][not shown[1:] :])
