@@ -209,6 +209,7 @@ async def prepare(
 async def _tokenize(
     request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, run: RunWork
 ) -> Tokenized:
+    field = "messages" if request.turns else "prompt"
     try:
         if request.turns:
             ids = await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering)
@@ -217,9 +218,11 @@ async def _tokenize(
         if len(ids) > tokens_max:
             raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as for a part of the text
     except TooManyTokens as error:
-        field = "messages" if request.turns else "prompt"
         sentence = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
         raise ContextTooLong(sentence, param=field) from None
+    except BadRequest as error:
+        error.param = error.param or field
+        raise
     return Tokenized(ids, limits.total_max)
 
 

@@ -8,7 +8,7 @@ the sandbox, or an iteration over the conversation or a range.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
@@ -18,6 +18,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.runtime
 import jinja2.sandbox
+from attrs import define
 
 from protocol.errors import StartFailed
 
@@ -31,6 +32,10 @@ STEPS_MAX = 1_000_000
 RENDERED_CHARACTERS_MAX = 32 * 1024 * 1024
 
 
+class LimitReached(jinja2.TemplateError):
+    """A rendering exceeds a limit; the message has the limit."""
+
+
 class _Steps:
     """The steps of one rendering."""
 
@@ -40,7 +45,7 @@ class _Steps:
     def take(self, steps: int) -> None:
         self._taken += steps
         if self._taken > STEPS_MAX:
-            raise jinja2.TemplateRuntimeError(f"it takes more than {STEPS_MAX} steps")
+            raise LimitReached(f"it takes more than {STEPS_MAX} steps")
 
 
 # The steps of the rendering in this thread or task.
@@ -69,6 +74,43 @@ class _Counted(list[T]):
         if isinstance(index, slice):
             return _Counted(super().__getitem__(index))
         return super().__getitem__(index)
+
+
+@define(eq=False)
+class LastRead:
+    """The index of the message that a template has read last."""
+
+    place: int | None = None
+
+
+class _Watched(dict[str, object]):
+    """A message that notes when a template reads it."""
+
+    def __init__(self, message: Mapping[str, object], place: int, last: LastRead) -> None:
+        super().__init__(message)
+        self._place = place
+        self._last = last
+
+    def __getitem__(self, key: str) -> object:
+        self._last.place = self._place
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: object = None) -> object:
+        """Return a value of the message."""
+        self._last.place = self._place
+        return super().get(key, default)
+
+
+def watched(messages: Sequence[Mapping[str, object]]) -> tuple[list[Mapping[str, object]], LastRead]:
+    """Return the same messages, and what knows which of them a template has read last."""
+    last = LastRead()
+    return [_Watched(message, place, last) for place, message in enumerate(messages)], last
+
+
+# Clients read the errors of Jinja and Python, and these name the class of an object.
+for _class, _name in ((_Counted, "list"), (_Watched, "dict")):
+    _class.__name__ = _class.__qualname__ = _name
+    _class.__module__ = "builtins"
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -101,7 +143,7 @@ def _within_bounds(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         characters += len(piece)
         if characters > RENDERED_CHARACTERS_MAX:
-            raise jinja2.TemplateError(f"it makes more than {RENDERED_CHARACTERS_MAX} characters")
+            raise LimitReached(f"it makes more than {RENDERED_CHARACTERS_MAX} characters")
         yield piece
 
 
@@ -119,20 +161,22 @@ class _Generation(jinja2.ext.Extension):
 def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
     """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = strftime
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = tojson
     try:
         return environment.from_string(source)
     except jinja2.TemplateError as error:
         raise StartFailed(f"the chat template cannot be read: {error}") from error
 
 
-def _refuse(sentence: str) -> NoReturn:
+# Named as templates know them, since errors about their arguments have their names.
+def raise_exception(sentence: str) -> NoReturn:
+    """Refuse a conversation with a sentence of the template's own."""
     raise jinja2.TemplateError(sentence)
 
 
-def _to_json(
+def tojson(
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,

@@ -1,47 +1,146 @@
-"""The prompt of a conversation, as the chat template of its model renders it."""
+"""The prompt of a conversation, as the chat template of its model renders it.
+
+Every text of a conversation reaches the prompt, or the conversation is refused by the field that has the text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Self
 
 import jinja2
 from attrs import Factory, frozen
 
-from actors.text.chat_template import render_conversation
-from protocol.errors import BadRequest
-from protocol.messages.text import Rendering, Role, Turn
+from actors.text.chat_template import LimitReached, render_conversation, watched
+from actors.text.kept_texts import KeptTexts
+from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
+from protocol.errors import BadRequest, StartFailed
+from protocol.messages.media import Media
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
+
+INSTRUCTIONS = frozenset({Role.SYSTEM, Role.DEVELOPER})
+PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
+SYSTEMS_JOIN = "\n\n"
 
 
 @frozen
 class ConversationTemplate:
-    """A chat template, and what it is given besides a conversation."""
+    """A chat template, what it is given besides a conversation, and what it does with texts."""
 
     template: jinja2.Template
     specials: Mapping[str, str] = Factory(dict)  # `bos_token` and the like
+    facts: TemplateFacts = TemplateFacts()
+    kept: KeptTexts = Factory(KeptTexts)
 
-    def render(self, turns: Sequence[Turn], rendering: Rendering) -> str:
-        """Return the prompt of a conversation; raises `BadRequest` if the template fails."""
-        messages = [{"role": _role(turn.role), "content": _content(turn)} for turn in turns]
-        variables = {"add_generation_prompt": rendering.begins_answer, "tools": None, **self.specials}
+    @classmethod
+    def learned(cls, template: jinja2.Template, specials: Mapping[str, str]) -> Self:
+        """Return a template with the facts about it; raises `StartFailed` if it does not render a user's message."""
+        unknown = cls(template, specials)
+        facts = learn(lambda messages: unknown.rendered(messages, DEFAULT_RENDERING))
+        learned = cls(template, specials, facts)
+        if not facts.renders_text:
+            # A template that fails on this fails on everything.
+            try:
+                learned.rendered([learned._message(Turn(Role.USER, "Hello"))], DEFAULT_RENDERING)
+            except Exception as error:
+                raise StartFailed(f"the model's chat template refuses this conversation: {error}") from error
+            raise StartFailed("this is no chat template: the text of a user's message is not in what it renders")
+        return learned
+
+    def render(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
+        """Return the prompt of a conversation; raises `BadRequest` if the template refuses it, or leaves a text out."""
+        merged = self._merged(turns)
+        messages = [self._message(turn) for turn in merged]
         try:
-            return render_conversation(self.template, messages, variables)
+            prompt = self.rendered(messages, rendering)
         except Exception as error:
             # A template may raise anything to refuse a conversation.
-            raise BadRequest(f"the model's chat template refuses this conversation: {error}") from error
+            param = self._refused_field(merged, messages, rendering, error)
+            raise BadRequest(f"the model's chat template refuses this conversation: {error}", param=param) from error
+        lost = self.kept.first_lost(
+            messages,
+            prompt,
+            lambda probes: self.rendered(probes, rendering),
+            "" if rendering is DEFAULT_RENDERING else repr(rendering),
+        )
+        if lost is not None:
+            raise _left_out(merged, lost)
+        return prompt
+
+    def rendered(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str:
+        """Return what the template makes of messages; raises its own error."""
+        variables = {"add_generation_prompt": rendering.begins_answer, "tools": None, **self.specials}
+        return render_conversation(self.template, messages, variables)
+
+    def _merged(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Return a conversation with its leading instructions as the template takes them: each, or all in one."""
+        if self.facts.several_systems or len(turns) < 2 or turns[1].role not in INSTRUCTIONS:
+            return turns
+        leading = list(takewhile(lambda turn: turn.role in INSTRUCTIONS, turns))
+        if len(leading) < 2:
+            return turns
+        texts = [text for turn in leading if (text := _joined(turn))]
+        name = next((turn.name for turn in leading if turn.name), "")
+        return [Turn(Role.SYSTEM, SYSTEMS_JOIN.join(texts), name, leading[0].param), *turns[len(leading) :]]
+
+    def _message(self, turn: Turn) -> TemplateMessage:
+        """Return a turn as templates read it."""
+        role = self.facts.instructions if turn.role in INSTRUCTIONS else turn.role.value
+        content: object = turn.content
+        takes = self.facts.takes.get(role, Takes.TEXT)
+        if not isinstance(content, str) or takes is Takes.PARTS:
+            content = _content(turn, takes)
+        if turn.name:
+            return {"role": role, "content": content, "name": turn.name}
+        return {"role": role, "content": content}
+
+    def _refused_field(
+        self, turns: Sequence[Turn], messages: Sequence[TemplateMessage], rendering: Rendering, error: Exception
+    ) -> str | None:
+        """Return the client's name of the message that a template refuses, None if that is none alone."""
+        copies, last = watched(messages)
+        if isinstance(error, LimitReached) or self._refusal(copies, rendering) != str(error) or last.place is None:
+            return None
+        read = last.place
+        for others in (messages[:read], [*messages[:read], *messages[read + 1 :]]):
+            if others and self._refusal(others, rendering) != str(error):
+                return turns[read].param or None
+        return turns[read].param or None if len(turns) == 1 else None
+
+    def _refusal(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str | None:
+        try:
+            self.rendered(messages, rendering)
+        except Exception as error:  # noqa: BLE001  # a template may raise anything to refuse a conversation
+            return str(error)
+        return None
 
 
-def _role(role: Role) -> str:
-    # Templates have no developer role; OpenAI's is their system.
-    return "system" if role is Role.DEVELOPER else role.value
+def _left_out(turns: Sequence[Turn], lost: int) -> BadRequest:
+    """Return the refusal of a conversation of which the template leaves out a message."""
+    role, named = turns[lost].role, lost
+    if role in INSTRUCTIONS:
+        # One that comes later takes the place of the one that is lost.
+        later = (index for index, turn in enumerate(turns) if index > lost and turn.role in INSTRUCTIONS)
+        named = next(later, lost)
+    text = f"the text of {turns[lost].param}" if turns[lost].param else f"a text of the {role}"
+    sentence = f"the model's chat template leaves {text} out of the prompt of this conversation"
+    if named != lost:
+        sentence += f", since {turns[named].param or role} has instructions, too; send all of them at the beginning"
+    elif role in INSTRUCTIONS and lost:
+        sentence += "; send instructions at the beginning of the conversation"
+    return BadRequest(sentence, param=turns[named].param or None)
 
 
-def _content(turn: Turn) -> str | list[dict[str, str]]:
-    """Return the content of a message as templates read it: a text, or a list of texts, images and videos."""
-    if isinstance(turn.content, str):
-        return turn.content
-    if not turn.media:
-        return turn.text
-    return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.modality.value}
-        for part in turn.content
-    ]
+def _content(turn: Turn, takes: Takes) -> str | list[dict[str, str]]:
+    """Return the content of a message: a text, or a list of texts, images and videos."""
+    parts = (turn.content,) if isinstance(turn.content, str) else turn.content
+    if takes is Takes.TEXT and not any(isinstance(part, Media) for part in parts):
+        return _joined(turn)
+    return [part_of(part) if isinstance(part, str) else {"type": part.modality.value} for part in parts]
+
+
+def _joined(turn: Turn) -> str:
+    """Return the texts of a turn as one, for a template that takes no lists."""
+    content = turn.content
+    return content if isinstance(content, str) else PARTS_JOIN.join([part for part in content if isinstance(part, str)])

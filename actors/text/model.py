@@ -17,7 +17,7 @@ from actors.text.logprobs import TokenData, token_data
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
-from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.model_folder import FILES, Digest, digest
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
@@ -103,9 +103,9 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (text := _as_text(tokenizing.get(name))) is not None
     }
-    model = TextModel(
+    return TextModel(
         tokenizer=tokenizer,
-        template=ConversationTemplate(compile_template(source, strftime), specials),
+        template=ConversationTemplate.learned(compile_template(source, strftime), specials),
         eos_token_ids=eos_ids,
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
@@ -114,11 +114,6 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),
     )
-    try:
-        model.prompt([Turn(Role.USER, "Hello")])  # a template that fails on this fails on everything
-    except BadRequest as error:
-        raise StartFailed(str(error)) from error
-    return model
 
 
 def _object(name: str, files: Mapping[str, bytes]) -> dict[str, Json]:

@@ -51,6 +51,9 @@ async def encode_prompts(
                 prompt = Prompt(expand(tokens, (), model.vision, param))
         except TooManyTokens as error:
             raise limits.too_long(request, str(error), name) from None
+        except BadRequest as error:
+            error.param = error.param or param
+            raise
         except UnknownToken as error:
             raise BadRequest(f"{name} has a token id outside {error}", param=param) from None
         if not prompt.tokens:

@@ -148,10 +148,8 @@ class ChatMessage:
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
-        content = self.content or ""
-        if not isinstance(content, str):
-            return Turn(self.role, content_of(content, f"messages[{index}].content"))
-        return Turn(self.role, content)
+        content, path = self.content or "", f"messages[{index}]"
+        return Turn(self.role, content_of(content, f"{path}.content"), param=path)
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""

@@ -51,12 +51,10 @@ def video(url: str, param: str) -> Media:
 
 
 def content_of(parts: str | Sequence[Part], path: str) -> str | tuple[str | Media, ...]:
-    """Return the content of a turn; texts alone are joined with nothing in between. `path` is the field's name."""
+    """Return the content of a turn, with its parts as they are. `path` is the field's name."""
     if isinstance(parts, str):
         return parts
-    pieces = tuple(part.piece(f"{path}[{index}]") for index, part in enumerate(parts))
-    texts = [piece for piece in pieces if isinstance(piece, str)]
-    return "".join(texts) if len(texts) == len(pieces) else pieces
+    return tuple([part.piece(f"{path}[{index}]") for index, part in enumerate(parts)])
 
 
 def media_count(parts: str | Sequence[Part] | None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeAlias
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from protocol.messages.generation import FinishReason, Grammar, Usage
 from protocol.messages.kind import Kind, Message
@@ -32,6 +32,7 @@ class Turn:
     role: Role
     content: str | tuple[str | Media, ...]
     name: str = ""  # of the participant; empty: none is given
+    param: str = field(default="", eq=False)  # the client's name of the message
 
     @property
     def text(self) -> str:

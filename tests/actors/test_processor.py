@@ -199,7 +199,7 @@ async def test_a_template_can_refuse_but_do_nothing_else(
     worker = Worker()
     with pytest.raises(StartFailed, match="chat template refuses"):
         load_with_fixed_clock(CONTENTS, template)  # not even a greeting gets through
-    template = "{% if messages[0]['content'] != 'Hello' %}" + template + "{% endif %}"
+    template = f"{{% if '=' in messages[0]['content'] %}}{template}{{% endif %}}{{{{ messages[0]['content'] }}}}"
     async with running(worker, load_with_fixed_clock(CONTENTS, template)) as address:
         for _ in range(8):  # more than there may be bugs
             with pytest.raises(BadRequest, match="chat template refuses"):
@@ -213,19 +213,12 @@ async def test_a_template_can_refuse_but_do_nothing_else(
     [
         ("{{ strftime_now('%Y') }}", "1970"),
         ("{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=true) }}", None),
-        ("{% generation %}{{ messages[0]['content'] }}{% endgeneration %}", "n=4"),
+        ("{% generation %}{{ messages[0]['role'] }}{% endgeneration %}", "user"),
     ],
 )
 def test_a_template_has_what_transformers_gives_it(template: str, text: str | None) -> None:
-    prompt = load_with_fixed_clock(CONTENTS, template).prompt(respond("n=4").turns)
-    assert prompt == (text if text is not None else '{"a":1,"b":"\\u00e9"}')
-
-
-def test_of_several_templates_the_default_one_counts() -> None:
-    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
-    files = {name: data for name, data in CONTENTS.items() if name != "chat_template.jinja"}
-    files["tokenizer_config.json"] = json.dumps({"chat_template": named}).encode()
-    assert load_with_fixed_clock(files).prompt(respond().turns) == "yes"
+    prompt = load_with_fixed_clock(CONTENTS, template + "{{ messages[0]['content'] }}").prompt(respond("n=4").turns)
+    assert prompt == (text if text is not None else '{"a":1,"b":"\\u00e9"}') + "n=4"
 
 
 @pytest.mark.parametrize(

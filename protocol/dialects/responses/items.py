@@ -101,9 +101,8 @@ class InputMessage:
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
-        if not isinstance(self.content, str):
-            return Turn(self.role, content_of(self.content, f"input[{index}].content"))
-        return Turn(self.role, self.content)
+        path = f"input[{index}]"
+        return Turn(self.role, content_of(self.content, f"{path}.content"), param=path)
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
@@ -113,9 +112,9 @@ class InputMessage:
 def continued(turn: Turn) -> Turn:
     """Return a turn as a part of a conversation that a later request continues; errors name that request's field."""
     if isinstance(turn.content, str):
-        return turn
+        return evolve(turn, param=CONTINUES)
     content = [part if isinstance(part, str) else evolve(part, param=CONTINUES) for part in turn.content]
-    return evolve(turn, content=tuple(content))
+    return evolve(turn, content=tuple(content), param=CONTINUES)
 
 
 def _missing(name: str, url: str | None) -> Iterator[Mistake]:

@@ -112,7 +112,7 @@ class ResponseRequest(Options):
     def turns(self) -> tuple[Turn, ...]:
         """Return the turns of this request without its instructions, which later requests do not inherit."""
         if isinstance(self.input, str):
-            return (Turn(Role.USER, self.input),)
+            return (Turn(Role.USER, self.input, param="input"),)
         return tuple(item.turn(index) for index, item in enumerate(self.input))
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
@@ -235,7 +235,9 @@ def to_respond(
     Requests of one `session` share a beginning; a `prompt_cache_key` takes its place. Raises `BadRequest` if there are
     too many images and videos in all.
     """
-    instructions = () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions),)
+    instructions = (
+        () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions, param="instructions"),)
+    )
     turns = instructions + history + create.turns()
     if history and (mistakes := tuple(excess(sum(len(turn.media) for turn in turns), "previous_response_id"))):
         raise as_request_error(mistakes)

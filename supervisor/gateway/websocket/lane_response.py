@@ -116,7 +116,7 @@ class LaneAnswers:
                 record.sent_bytes += self.send(*last)
         turns = [*map(responses.continued, request.turns())]
         if not request.warm_up:
-            turns.append(Turn(Role.ASSISTANT, events.text))
+            turns.append(responses.continued(Turn(Role.ASSISTANT, events.text)))
         self.history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: LaneResponse) -> Callable[[RenderedReply], None]:

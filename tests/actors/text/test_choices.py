@@ -242,6 +242,7 @@ async def test_a_grammar_that_the_engine_does_not_know_is_refused_by_name(autoju
 
 ALTERNATING = """
 {%- set rest = messages[1:] if messages[0]['role'] == 'system' else messages %}
+{{- messages[0]['content'] if messages[0]['role'] == 'system' }}
 {%- for message in rest %}
     {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
         {{- raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}

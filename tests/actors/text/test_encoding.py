@@ -174,7 +174,8 @@ QUADRATIC = {
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
 async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
-    model = load_with_fixed_clock(CONTENTS, "{% if messages|length > 1 %}" + source + "{% else %}x{% endif %}")
+    source = f"{{% if messages|length > 3 %}}{source}{{% endif %}}{{{{ messages[-1].content }}}}"
+    model = load_with_fixed_clock(CONTENTS, source)
     with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
         await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, "").run)
 

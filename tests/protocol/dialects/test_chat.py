@@ -54,7 +54,7 @@ def test_the_shortest_request() -> None:
     ],
 )  # fmt: skip
 def test_bodies_of_stock_clients_are_accepted(body: dict[str, Any]) -> None:
-    assert request(**body).messages[0].turn(0) == Turn(Role.USER, "Hi")
+    assert request(**body).messages[0].turn(0).text == "Hi"
 
 
 def test_messages_of_every_role() -> None:
@@ -69,7 +69,7 @@ def test_messages_of_every_role() -> None:
     assert to_respond(request(messages=messages), request_id=ID).turns == (
         Turn(Role.SYSTEM, "s"),
         Turn(Role.DEVELOPER, "d"),
-        Turn(Role.USER, "ab"),
+        Turn(Role.USER, ("a", "b")),
         Turn(Role.ASSISTANT, "x"),
         Turn(Role.USER, ""),
     )

@@ -28,8 +28,8 @@ class Picture(MediaPart):
         return image("https://a.example/", f"{path}.url")
 
 
-def test_texts_alone_are_one_string() -> None:
-    assert content_of((Words("a"), Words(""), Words("b")), "content") == "ab"
+def test_texts_stay_apart() -> None:
+    assert content_of((Words("a"), Words(""), Words("b")), "content") == ("a", "", "b")
     assert content_of("ab", "content") == "ab"
 
 

@@ -48,7 +48,7 @@ def test_the_documented_request() -> None:
         "temperature":0.0,"stream_id":"main","generate":true}"""
     request = parse_event(text)
     assert isinstance(request, Create)
-    assert request.turns() == (Turn(Role.USER, "Hi"),)
+    assert request.turns() == (Turn(Role.USER, ("Hi",)),)
     assert (request.model, request.max_output_tokens, request.temperature) == ("m", 128, 0.0)
     assert request.stream_id == "main"
 
@@ -74,7 +74,7 @@ def test_an_item_of_an_earlier_response_is_accepted() -> None:
                     {"type": "output_text", "text": "llo"}],
     }  # fmt: skip
     assert create(input=[item, {"role": "user", "content": "and?"}]).turns() == (
-        Turn(Role.ASSISTANT, "Hello"),
+        Turn(Role.ASSISTANT, ("He", "llo")),
         Turn(Role.USER, "and?"),
     )
 

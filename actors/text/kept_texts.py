@@ -1,0 +1,152 @@
+"""The first text of a conversation that its rendered prompt leaves out.
+
+A long text that is found in the prompt behind those before it is there. A short one may be found anywhere, and one that
+the template has changed is not found at all. Then the conversation is rendered with sentinels in place of its texts:
+that finds what the template leaves out whatever the texts are. If that is nothing, it is rendered with sentinels around
+the texts: that finds what it leaves out because of them. So a conversation is rendered four times at most, and nearly
+always once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import cast
+
+from attrs import define, field
+
+from actors.text.template_facts import SENTINEL, Render, TemplateMessage
+
+CERTAIN_CHARACTERS_MIN = 24  # a text of so many is in a prompt only if it was put there
+MOVED_MAX = 16  # texts that are looked for in the whole prompt: a template may move some to its beginning
+SHAPES_MAX = 1_024
+SHAPE_CHARACTERS_MAX = 256  # of a shape that is kept
+
+_SENTINELS = re.compile(SENTINEL.replace("{:06}", r"(\d{6})"))
+# An alternation of any length is treated as a short one.
+_ALTERNATION = re.compile(r"(s?)(?:ua)*?((?:ua){0,3}u?)")
+
+
+@define(eq=False)
+class KeptTexts:
+    """The law that every text reaches the prompt, and what is known already about one template."""
+
+    _lost: dict[tuple[str, str], int | None] = field(factory=dict)  # by shape: its first message that is left out
+
+    def first_lost(self, messages: Sequence[TemplateMessage], prompt: str, render: Render, options: str) -> int | None:
+        """Return the index of the first message with a text that is not in the prompt, None if all are there.
+
+        `render` renders messages as the prompt was rendered; `options` names what else the prompt depends on.
+        """
+        missing, certain = _find(messages, prompt)
+        if certain:
+            return None
+        try:
+            lost = self._lost_by_shape(messages, render, options)
+            if lost is None and missing is not None:
+                lost = _lost_by_content(messages, render)
+        except Exception:  # noqa: BLE001  # a template may raise anything to refuse a sentinel
+            return missing
+        return lost
+
+    def _lost_by_shape(self, messages: Sequence[TemplateMessage], render: Render, options: str) -> int | None:
+        key = (_shape(messages), options)
+        if key in self._lost:
+            return self._lost[key]
+        seen = _seen(render(_marked(messages, lambda mark, _: mark)))
+        numbers = count()
+        lost = None
+        for index, message in enumerate(messages):
+            if any(next(numbers) not in seen for _ in _texts(message)):
+                lost = index
+                break
+        if len(key[0]) + len(options) <= SHAPE_CHARACTERS_MAX:
+            if len(self._lost) >= SHAPES_MAX:
+                self._lost.clear()
+            self._lost[key] = lost
+        return lost
+
+
+def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None, bool]:
+    """Return the index of the first message with a text that was not found, and whether all certainly are there."""
+    place, moved, certain = 0, 0, True
+    for index, message in enumerate(messages):
+        content = message["content"]
+        for whole in (content,) if isinstance(content, str) else _texts(message):
+            text = whole.strip()
+            found = prompt.find(text, place)
+            if found >= 0:
+                place = found + len(text)
+                certain = certain and (len(text) >= CERTAIN_CHARACTERS_MIN or not text)
+            elif moved < MOVED_MAX and text in prompt:
+                moved, certain = moved + 1, False
+            else:
+                return index, False
+    return None, certain
+
+
+def _lost_by_content(messages: Sequence[TemplateMessage], render: Render) -> int | None:
+    """Return the index of the first message of which the template leaves out a text because of what the text is."""
+    begins = _seen(render(_marked(messages, lambda mark, text: mark + text)))
+    ends = _seen(render(_marked(messages, lambda mark, text: text + mark)))
+    numbers = count()
+    for index, message in enumerate(messages):
+        for _ in _texts(message):
+            number = next(numbers)
+            # Of an earlier answer many templates leave out the reasoning, which is its beginning.
+            enough = any if message["role"] == "assistant" else all
+            if not enough((number in begins, number in ends)):
+                return index
+    return None
+
+
+def _marked(messages: Sequence[TemplateMessage], change: Callable[[str, str], str]) -> list[TemplateMessage]:
+    """Return messages with a change of each text by a sentinel of its own."""
+    numbers = count()
+    return [_changed(message, lambda text: change(SENTINEL.format(next(numbers)), text)) for message in messages]
+
+
+def _seen(prompt: str) -> set[int]:
+    return set(map(int, _SENTINELS.findall(prompt)))
+
+
+def _texts(message: TemplateMessage) -> Iterator[str]:
+    """Yield the texts of a message that are not blank."""
+    content = message["content"]
+    if isinstance(content, str):
+        if content.strip():
+            yield content
+        return
+    for piece in cast("list[dict[str, str]]", content):
+        if "text" in piece and piece["text"].strip():
+            yield piece["text"]
+
+
+def _changed(message: TemplateMessage, change: Callable[[str], str]) -> TemplateMessage:
+    """Return a message with another text in place of each that is not blank."""
+
+    def of(text: str) -> str:
+        return change(text) if text.strip() else text
+
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": of(content)}
+    pieces = cast("list[dict[str, str]]", content)
+    return {**message, "content": [{**one, "text": of(one["text"])} if "text" in one else one for one in pieces]}
+
+
+def _shape(messages: Sequence[TemplateMessage]) -> str:
+    """Return what a template knows of a conversation without its texts."""
+    shape = "".join([_letters(message) for message in messages])
+    alternation = _ALTERNATION.fullmatch(shape)
+    return shape if alternation is None else alternation[1] + alternation[2]
+
+
+def _letters(message: TemplateMessage) -> str:
+    content, role = message["content"], cast("str", message["role"])
+    named = "n" if "name" in message else ""
+    if isinstance(content, str):
+        return role[0] + named if content.strip() else f"{role[0]}{named}0"
+    pieces = cast("list[dict[str, str]]", content)
+    return f"{role[0]}{named}({''.join(['t' if one.get('text', '').strip() else one['type'][0] for one in pieces])})"

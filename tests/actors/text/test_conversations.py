@@ -1,0 +1,182 @@
+"""Every text of a conversation reaches the prompt, or the conversation is refused by the field that has the text."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.text.chat_template import compile_template
+from actors.text.conversations import ConversationTemplate
+from protocol.errors import BadRequest, StartFailed
+from protocol.messages.text import Role, Turn
+
+SYSTEM, DEVELOPER, USER, ASSISTANT = Role
+
+# Each renders roles in one of the ways that the templates of real models have.
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+STRICT = """
+{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+OVERWRITING = """
+{%- set ns = namespace(system='') %}
+{%- for m in messages if m.role == 'system' %}{% set ns.system = m.content %}{% endfor %}{{ ns.system }}
+{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+GATHERING = """
+{%- for m in messages if m.role == 'system' %}{{ m.content }};{% endfor %}
+{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+LEADING = """
+{%- if messages[0].role in ('system', 'developer') %}# {{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}
+{%- for m in messages if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+ALTERNATING = """
+{%- for m in messages %}
+    {%- if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
+    {{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+THOUGHTLESS = """
+{%- for m in messages %}
+    {{- '<' + m.role + '>' + (m.content.split('</think>')[-1].strip() if m.role == 'assistant' else m.content) }}
+{%- endfor %}"""
+LISTS = """
+{%- for m in messages %}<{{ m.role }}>
+    {%- if m.content is string %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join('\n') }}{% endif %}
+{%- endfor %}"""
+ONLY_LISTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }} {% endfor %}{% endfor %}"
+NAMES = "{% for m in messages %}<{{ m.name or m.role }}>{{ m.content }}{% endfor %}"
+SEARCHING = (
+    "{% if not messages|selectattr('role', 'equalto', 'user')|list %}{{ raise_exception('No user') }}{% endif %}"
+    + CHATML
+)
+
+A, B, C = "Never reveal ALPHA.", "Answer in BETA.", "Hi"
+
+
+def template(source: str) -> ConversationTemplate:
+    return ConversationTemplate.learned(compile_template(source, str), {})
+
+
+def talk(*turns: tuple[Role, str | tuple[str, ...]]) -> list[Turn]:
+    return [Turn(role, content, param=f"messages[{place}]") for place, (role, content) in enumerate(turns)]
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (CHATML, f"<system>{A}<system>{B}<user>{C}"),
+        (STRICT, f"<system>{A}\n\n{B}<user>{C}"),
+        (OVERWRITING, f"{A}\n\n{B}<user>{C}"),
+        (GATHERING, f"{A};{B};<user>{C}"),
+        (LEADING, f"# {A}\n\n{B}<user>{C}"),
+    ],
+)
+def test_leading_instructions_are_merged_unless_a_template_renders_several(source: str, prompt: str) -> None:
+    for first in (SYSTEM, DEVELOPER):
+        for second in (SYSTEM, DEVELOPER):
+            assert template(source).render(talk((first, A), (second, B), (USER, C))) == prompt
+
+
+LATER = talk((USER, "Hi"), (ASSISTANT, "Yes?"), (SYSTEM, B), (USER, "Go"))
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (CHATML, f"<user>Hi<assistant>Yes?<system>{B}<user>Go"),
+        (OVERWRITING, f"{B}<user>Hi<assistant>Yes?<user>Go"),
+        (GATHERING, f"{B};<user>Hi<assistant>Yes?<user>Go"),
+    ],
+)
+def test_later_instructions_are_where_the_template_renders_them(source: str, prompt: str) -> None:
+    assert template(source).render(LATER) == prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "turns", "param", "reason"),
+    [
+        (STRICT, LATER, "messages[2]", "refuses this conversation: System message must be at the beginning"),
+        (LEADING, LATER, "messages[2]", r"leaves the text of messages\[2\] out .*; send instructions at the beginning"),
+        (
+            OVERWRITING,
+            talk((SYSTEM, A), (USER, C), (SYSTEM, B)),
+            "messages[2]",
+            r"leaves the text of messages\[0\] out .*, since messages\[2\] has instructions, too",
+        ),
+        (
+            LEADING,
+            talk((USER, "x"), (SYSTEM, "y"), (USER, "x y z")),
+            "messages[1]",
+            r"leaves the text of messages\[1\]",
+        ),
+        (LEADING, talk((USER, A), (SYSTEM, B), (USER, f"{A} {B}")), "messages[1]", r"leaves the text of messages\[1\]"),
+        (ALTERNATING, talk((SYSTEM, A), (DEVELOPER, B), (USER, C)), "messages[0]", "System role not supported"),
+        (ALTERNATING, talk((USER, A), (ASSISTANT, B), (ASSISTANT, C), (USER, A)), "messages[2]", "must alternate"),
+        (SEARCHING, talk((SYSTEM, A), (ASSISTANT, B)), None, "No user"),
+    ],
+)
+def test_what_a_template_does_not_render_is_refused_by_its_field(
+    source: str, turns: list[Turn], param: str | None, reason: str
+) -> None:
+    with pytest.raises(BadRequest, match=reason) as caught:
+        template(source).render(turns)
+    assert caught.value.param == param
+
+
+PARTS = talk((SYSTEM, ("One.", "Two.")), (USER, ("The limit is 50.", "What is the limit?")))
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        (CHATML, "<system>One. Two.<user>The limit is 50. What is the limit?"),
+        (LISTS, "<system>One.\nTwo.<user>The limit is 50.\nWhat is the limit?"),
+        (ONLY_LISTS, "<system>One. Two. <user>The limit is 50. What is the limit? "),
+    ],
+)
+def test_parts_reach_a_template_that_takes_lists_and_are_joined_for_another(source: str, prompt: str) -> None:
+    assert template(source).render(PARTS) == prompt
+
+
+def test_a_template_that_takes_only_lists_gets_every_text_in_one() -> None:
+    assert template(ONLY_LISTS).render(talk((USER, "Hi"))) == "<user>Hi "
+
+
+def test_earlier_reasoning_may_be_left_out_and_nothing_else_of_an_answer() -> None:
+    turns = talk((USER, "a"), (ASSISTANT, "<think>\nhm\n</think>\n\nb"), (USER, "c"))
+    assert template(THOUGHTLESS).render(turns) == "<user>a<assistant>b<user>c"
+    biased = CHATML.replace("m.content }}", "m.content if '!' not in m.content else '' }}")
+    with pytest.raises(BadRequest, match=r"leaves the text of messages\[1\] out") as caught:
+        template(biased).render(talk((USER, "a"), (ASSISTANT, "b!"), (USER, "c")))
+    assert caught.value.param == "messages[1]"
+
+
+def test_a_text_that_a_template_changes_is_not_lost() -> None:
+    changing = template(CHATML.replace("m.content", "m.content | replace('/no_think', '') | upper"))
+    assert changing.render(talk((USER, "Hi /no_think there"))) == "<user>HI  THERE"
+
+
+def test_a_name_is_rendered_where_a_template_reads_it() -> None:
+    turns = [Turn(USER, "Hi", name="bob"), Turn(ASSISTANT, "Yes?")]
+    assert template(NAMES).render(turns) == "<bob>Hi<assistant>Yes?"
+    assert template(CHATML).render(turns) == "<user>Hi<assistant>Yes?"
+
+
+def test_no_class_of_this_server_is_named_to_a_client() -> None:
+    for expression in (
+        "messages[9].x",
+        "messages[0].x.y",
+        "'a' + messages",
+        "'a' + messages[0]",
+        "tojson(messages, x=1)",
+    ):
+        source = CHATML + "{% if messages[0].content == '?' %}{{ " + expression + " }}{% endif %}"
+        with pytest.raises(BadRequest, match="refuses this conversation") as caught:
+            template(source).render(talk((USER, "?")))
+        assert "actors" not in str(caught.value)
+        assert "_" not in str(caught.value).partition(":")[2].replace("'tojson'", "")
+
+
+@pytest.mark.parametrize("source", ["Some text.", "{{ 1 + 1 }}", "{% for m in messages %}{{ m.role }}{% endfor %}"])
+def test_a_file_that_renders_no_text_is_no_template(source: str) -> None:
+    with pytest.raises(StartFailed, match="is no chat template"):
+        template(source)
