@@ -83,16 +83,14 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
-    try:
-        config, generation, tokenizing = (
-            _object(name, files) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
-        )
-        tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-        tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
-        tokenizer.no_padding()
-        own = files["chat_template.jinja"].decode() if "chat_template.jinja" in files else None
-    except Exception as error:  # tokenizers raises bare Exceptions
-        raise StartFailed(f"the model's files cannot be read: {error}") from error
+    read = _read_each(files)
+    config, generation, tokenizing = (
+        cast("dict[str, Json]", read.get(name, {}))
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+    )
+    tokenizer, own = cast("Tokenizer", read["tokenizer.json"]), cast("str | None", read.get("chat_template.jinja"))
+    tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
+    tokenizer.no_padding()
     source = template or own or _default_template(tokenizing.get("chat_template"))
     if source is None:
         raise StartFailed("the model has no chat template: name one with the model's `template`")
@@ -116,10 +114,30 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
     )
 
 
-def _object(name: str, files: Mapping[str, bytes]) -> dict[str, Json]:
-    value = json.loads(files.get(name, b"{}"))
+def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
+    """Return the contents of the files, by name; raises `StartFailed` with the names of all that cannot be read."""
+    parsers: dict[str, Callable[[str], object]] = {
+        "tokenizer.json": Tokenizer.from_str,
+        "config.json": _object,
+        "generation_config.json": _object,
+        "tokenizer_config.json": _object,
+        "chat_template.jinja": str,
+    }
+    read, wrong = dict[str, object](), list[str]()
+    for name in parsers.keys() & files.keys():
+        try:
+            read[name] = parsers[name](files[name].decode())
+        except Exception as error:  # noqa: BLE001  # tokenizers raises bare Exceptions
+            wrong.append(f"{name} cannot be read: {error}")
+    if wrong:
+        raise StartFailed("; ".join(sorted(wrong)))
+    return read
+
+
+def _object(text: str) -> dict[str, Json]:
+    value = json.loads(text)
     if not isinstance(value, dict):
-        raise TypeError(f"{name} is no JSON object")
+        raise TypeError("it is no JSON object")
     return cast("dict[str, Json]", value)
 
 

@@ -12,6 +12,10 @@ from pathlib import Path
 
 from supervisor.files import reading
 
+TOKENIZER = "tokenizer.json"
+TIKTOKEN = "tiktoken.model"
+OTHER_TOKENIZERS = (TIKTOKEN, "tekken.json", "tokenizer.model", "spiece.model", "vocab.json")
+CONVERSION = """python -c 'from transformers import AutoTokenizer as T; T.from_pretrained(".").save_pretrained(".")\'"""
 POINTER = b"version https://git-lfs.github.com/spec/"
 POINTER_BYTES_MAX = 1024
 LISTED_MAX = 3  # names of files in a sentence
@@ -58,10 +62,15 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
 def _advice(folder: Path, absent: Sequence[str]) -> str:
     """Return what to do about missing files."""
     reading.record_path(folder)
-    snapshots = sorted(folder.glob("snapshots/*/config.json"))
-    if snapshots:
+    if snapshots := sorted(folder.glob("snapshots/*/config.json")):
         return f": it is a cache of downloads, which has the model in {snapshots[-1].parent}"
-    return ": copy or download the whole folder of the model" if len(absent) == 1 else ": it is no folder of a model"
+    if len(absent) > 1:
+        return ": it is no folder of a model"
+    own = next((name for name in OTHER_TOKENIZERS if (folder / name).is_file()), None)
+    if absent != [TOKENIZER] or own is None:
+        return ": copy or download the whole folder of the model"
+    pattern = " (docs/first-steps.md has the lines that keep the model's own pattern)" if own == TIKTOKEN else ""
+    return f", and its {own} is not read: make the file there, by `{CONVERSION}`{pattern}"
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:

@@ -225,13 +225,13 @@ def test_a_template_has_what_transformers_gives_it(template: str, text: str | No
     ("contents", "template", "reason"),
     [
         ({}, None, "no tokenizer.json and no config.json"),
-        (CONTENTS | {"config.json": b"{"}, None, "cannot be read"),
+        (CONTENTS | {"generation_config.json": b"[]"}, None, "^generation_config.json cannot be read: it is no JSON"),
+        (CONTENTS | {"tokenizer_config.json": b"\xff"}, None, "^tokenizer_config.json cannot be read: 'utf-8' codec"),
         (
-            CONTENTS | {"generation_config.json": b"[]"},
+            CONTENTS | {"config.json": b"{", "tokenizer.json": b"<html>"},
             None,
-            "cannot be read: generation_config.json is no JSON object",
+            "^config.json cannot be read: .*; tokenizer.json cannot be read: expected value at line 1 column 1$",
         ),
-        (CONTENTS | {"tokenizer.json": b"{}"}, None, "cannot be read"),
         ({name: CONTENTS[name] for name in ("tokenizer.json", "config.json")}, None, "no chat template"),
         (CONTENTS, "{% if %}", "the chat template cannot be read"),
     ],

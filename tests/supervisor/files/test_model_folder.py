@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.files.model_folder import mistakes
+from supervisor.files.model_folder import CONVERSION, mistakes
 from tests.rig.cluster_files import TINY
 
+OWN = " (docs/first-steps.md has the lines that keep the model's own pattern)"
 NEEDED = ("tokenizer.json", "config.json")
 SMALL = ("*.json", "*.jinja", "*.model")
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -94,6 +95,14 @@ def cut(size: int) -> Callable[[Path], object]:
         (
             lambda folder: (folder / "tokenizer.json").unlink(),
             "{} has no tokenizer.json: copy or download the whole folder of the model",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").rename(folder / "tekken.json"),
+            f"{{}} has no tokenizer.json, and its tekken.json is not read: make the file there, by `{CONVERSION}`",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").rename(folder / "tiktoken.model"),
+            f"{{}} has no tokenizer.json, and its tiktoken.model is not read: make the file there, by `{CONVERSION}`{OWN}",
         ),
         (cut(5), "model.safetensors in {} ends within its header, after 5 bytes: copy or download it again"),
         (cut(100), "model.safetensors in {} ends within its header, after 100 bytes: copy or download it again"),
