@@ -18,6 +18,7 @@ FILES = (
     "generation_config.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "chat_template.json",
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
@@ -25,6 +26,7 @@ FILES = (
 """The files of a model besides its weights; each may be missing."""
 
 WEIGHTS = "weights"
+NOT_EVERYWHERE = (WEIGHTS, "chat_template.json")  # compared only where both ends have it: older versions read no JSON
 DIGEST_BYTES = 8
 ENTRIES_MAX = 16
 WORD_MAX = 64  # characters a name or a digest
@@ -41,8 +43,7 @@ def mismatch(own: Digest, other: Digest) -> str | None:
         return None
     ours, theirs = dict(own), dict(other)
     names = {name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name)}
-    if WEIGHTS not in ours or WEIGHTS not in theirs:
-        names.discard(WEIGHTS)
+    names -= {name for name in NOT_EVERYWHERE if name not in ours or name not in theirs}
     return f"its model is another one: it differs in {', '.join(sorted(names))}" if names else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import cast
 
 from attrs import frozen
 from tokenizers import Tokenizer
@@ -14,13 +14,12 @@ from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.logprobs import TokenData, token_data
+from actors.text.template_files import BadTemplate, Json, own_template, template_of
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.model_folder import FILES, Digest, digest
-
-Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
 NEEDED = ("tokenizer.json", "config.json")
 
@@ -75,11 +74,19 @@ class TextModel:
         return text
 
 
-def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: Callable[[str], str]) -> TextModel:
-    """Build the text side of a model from the contents of `FILES`; `template` overrides the model's own.
+def load(
+    files: Mapping[str, bytes],
+    template: str | None = None,
+    template_name: str | None = None,
+    *,
+    strftime: Callable[[str], str],
+) -> TextModel:
+    """Build the text side of a model from the contents of `FILES`.
 
-    `strftime` formats the current time, for templates that name today's date. Raises `StartFailed` with a
-    sentence if a file is missing or cannot be read, or if there is no chat template or it cannot render a conversation.
+    `template` is the text of a file that overrides the model's own template; of several in one file,
+    `template_name` chooses one. `strftime` formats the current time, for templates that name today's date. Raises
+    `StartFailed` with a sentence if a file is missing or cannot be read, and its kind `BadTemplate` if there is no chat
+    template or it cannot render a conversation.
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
@@ -88,12 +95,10 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         cast("dict[str, Json]", read.get(name, {}))
         for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
-    tokenizer, own = cast("Tokenizer", read["tokenizer.json"]), cast("str | None", read.get("chat_template.jinja"))
+    tokenizer = cast("Tokenizer", read["tokenizer.json"])
     tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
     tokenizer.no_padding()
-    source = template or own or _default_template(tokenizing.get("chat_template"))
-    if source is None:
-        raise StartFailed("the model has no chat template: name one with the model's `template`")
+    source = own_template(files, template_name) if template is None else template_of(template, template_name)
     description = json.loads(tokenizer.to_str())
     eos_ids = _eos(tokenizer, config, generation, tokenizing)
     specials = {
@@ -101,9 +106,13 @@ def load(files: Mapping[str, bytes], template: str | None = None, *, strftime: C
         for name in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (text := _as_text(tokenizing.get(name))) is not None
     }
+    try:
+        learned = ConversationTemplate.learned(compile_template(source, strftime), specials)
+    except StartFailed as error:
+        raise BadTemplate(str(error), "folder" if template is None else "file") from error
     return TextModel(
         tokenizer=tokenizer,
-        template=ConversationTemplate.learned(compile_template(source, strftime), specials),
+        template=learned,
         eos_token_ids=eos_ids,
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
@@ -122,6 +131,8 @@ def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
         "generation_config.json": _object,
         "tokenizer_config.json": _object,
         "chat_template.jinja": str,
+        "chat_template.json": _object,
+        "processor_config.json": _object,
     }
     read, wrong = dict[str, object](), list[str]()
     for name in parsers.keys() & files.keys():
@@ -139,14 +150,6 @@ def _object(text: str) -> dict[str, Json]:
     if not isinstance(value, dict):
         raise TypeError("it is no JSON object")
     return cast("dict[str, Json]", value)
-
-
-def _default_template(value: Json) -> str | None:
-    """Return the template of tokenizer_config.json; where there are several, the one named `default`."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return _as_text(value)
 
 
 def _eos(
@@ -179,7 +182,7 @@ def _defaults(generation: Mapping[str, Json]) -> Defaults:
 
 
 def _as_text(value: Json) -> str | None:
-    """Return a token or template that is given as text or, in older files, as an object with a `content`."""
+    """Return a token that is given as text or, in older files, as an object with a `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

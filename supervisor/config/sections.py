@@ -166,6 +166,7 @@ class ModelSection:
 
     path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
     template: str | TemplateSection = TemplateSection()
+    template_name: str | None = None  # the chat template to use where a file has several; by default `default`
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
     # choice of a worker: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
     # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and
@@ -185,12 +186,18 @@ class ModelSection:
     @property
     def chat_template(self) -> TemplateSection:
         """The section of its chat template, whose file may stand in place of the whole section."""
-        return TemplateSection(file=self.template) if isinstance(self.template, str) else self.template
+        section = TemplateSection(file=self.template) if isinstance(self.template, str) else self.template
+        return section if self.template_name is None else evolve(section, name=self.template_name)
 
     @property
     def template_file_key(self) -> str:
         """The path of the key that names the file of its chat template."""
         return "template" if isinstance(self.template, str) else "template.file"
+
+    @property
+    def template_name_key(self) -> str:
+        """The path of the key that chooses one of several chat templates."""
+        return "template_name" if isinstance(self.template, str) or self.template.name is None else "template.name"
 
     @property
     def follows_blocks(self) -> bool:

@@ -8,6 +8,7 @@ from attrs import evolve
 
 from actors.engines import model_files
 from actors.text.model import TextModel, load
+from actors.text.template_files import BadTemplate
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
 from protocol.strict.mistakes import join, segment
@@ -50,8 +51,9 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
         contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
         file = section.chat_template.file
         template = None if file is None else reading.template(cluster.folder / file)
-        return evolve(load(contents, template, strftime=strftime), digest=model_files.model_digest(folder))
+        model = load(contents, template, section.chat_template.name, strftime=strftime)
+        return evolve(model, digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
-        named = section.chat_template.file is not None and "chat template" in str(error)
-        key = section.template_file_key if named else "path"
+        keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}
+        key = keys[error.at] if isinstance(error, BadTemplate) else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error

@@ -67,6 +67,8 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
         if spellings[name.replace("/", ":")] > 1:
             yield Mistake(path, "differs from another model's name by nothing but / and :")
         yield from _missing_folder(cluster, name, path)
+        if model.template_name is not None and not isinstance(model.template, str) and model.template.name is not None:
+            yield Mistake(f"{path}.template_name", "cannot stand beside template.name, which means the same")
         if (file := model.chat_template.file) is not None:
             yield from _missing_file(cluster, file, f"{path}.{model.template_file_key}")
     yield from _node_mistakes(cluster)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from actors.text.chat_template import compile_template
 from actors.text.model import NEEDED
+from actors.text.template_files import BadTemplate, template_of
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
 from protocol.strict.mistakes import Mistake, join, segment
@@ -58,7 +59,7 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None 
     for name, model in cluster.model.items():
         if (file := model.chat_template.file) is not None:
             path = join(join("model", segment(name)), model.template_file_key)
-            checks.append((path, partial(_check_template, cluster.folder / file)))
+            checks.append((path, partial(_check_template, cluster.folder / file, model.chat_template.name)))
     for path, check in checks:
         try:
             check()
@@ -134,10 +135,14 @@ def _days(seconds: float) -> str:
     return f"{days} day{'s' * (days != 1)}" if days else "less than a day"
 
 
-def _check_template(file: Path) -> None:
-    """Raise `StartFailed` if a chat template cannot be read or compiled."""
+def _check_template(file: Path, name: str | None) -> None:
+    """Raise `StartFailed` if a chat template cannot be read or compiled; its name is checked when it is loaded."""
     try:
         source = reading.template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"{file} cannot be read: {error}") from error
-    compile_template(source, str)
+    try:
+        compile_template(template_of(source, name), str)
+    except BadTemplate as error:
+        if error.at != "name":
+            raise

@@ -291,15 +291,41 @@ def test_weights_are_looked_for_where_an_engine_of_this_host_reads_them(
         read_cluster(file, (), partial(file_checks.mistakes, environment=environment))
 
 
-def test_a_template_that_refuses_every_conversation_is_a_mistake_at_its_own_line(
-    written: Written, tmp_path: Path
+NAMED = '{"chat_template": [{"name": "rag", "template": "{{ messages[0].content }}"}]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "mistake"),
+    [
+        ("{{ raise_exception('no user turn') }}", 'template = "FILE"', "template: .* this conversation: no user turn"),
+        ("{% if %}", 'template = "FILE"', "template: the chat template cannot be read: "),
+        ("Read me.", 'template = "FILE"', "template: .* this is no chat template: "),
+        ("Read me.", 'template.file = "FILE"', r"template\.file: .* this is no chat template: "),
+        ('{"sep_style": "CHATML"}', 'template = "FILE"', "template: the file is JSON without `chat_template`"),
+        (NAMED, 'template = "FILE"', "template_name: .* choose one by name: 'rag' in the file"),
+        (NAMED, 'template = "FILE"\ntemplate_name = "x"', "template_name: .* no chat template is named 'x'"),
+        (NAMED, 'template = {file = "FILE", name = "x"}', r"template\.name: .* no chat template is named 'x'"),
+        (
+            NAMED,
+            'template = {file = "FILE", name = "rag"}\ntemplate_name = "rag"',
+            "template_name: cannot stand beside",
+        ),
+        ("", 'template_name = "x"', "template_name: .* no chat template is named 'x'; there are 'default' in chat_"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_a_mistake_at_its_own_key(
+    content: str, keys: str, mistake: str, written: Written, tmp_path: Path
 ) -> None:
-    (tmp_path / "refuses.jinja").write_text("{{ raise_exception('no user turn') }}")
-    file = written(GOOD.replace("[engine", 'template = "refuses.jinja"\n\n[engine', 1))
-    with pytest.raises(
-        StartFailed, match=r", line 5: model\.tiny\.template: .* refuses this conversation: no user turn"
-    ):
+    (tmp_path / "FILE").write_text(content)
+    file = written(GOOD.replace("[engine", f"{keys}\n\n[engine", 1))
+    with pytest.raises(StartFailed, match=rf"line \d: model\.tiny\.{mistake}"):
         command_line.check_report(file, (), None)
+
+
+def test_one_of_several_templates_is_chosen_by_name(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text(NAMED)
+    file = written(GOOD.replace("[engine", 'template = "FILE"\ntemplate_name = "rag"\n\n[engine', 1))
+    assert command_line.check_report(file, (), None)
 
 
 # Commands --------------------------------------------------------------------------------
