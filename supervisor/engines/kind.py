@@ -8,12 +8,13 @@ of a running engine in the engine port.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
 from actors.kit.hand_off import KindHandOff
+from protocol.strict.mistakes import Mistake
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.work import LocalEncoder, LocalEngine
@@ -83,12 +84,20 @@ class KindChildren:
 
 MakeChildren: TypeAlias = Callable[[NodeContext], KindChildren]
 CheckHost: TypeAlias = Callable[[str, EngineSection], None]
+FindMistakes: TypeAlias = Callable[[Cluster, EngineSection, str, Mapping[str, str]], Iterable[Mistake]]
+"""Yields what keeps an engine on this host from starting, by keys below a path; the last is the environment."""
+
 RemoveLeftovers: TypeAlias = Callable[[str, int], None]
 """Removes what an engine's process has left elsewhere, by the name of its folder in an open folder; idempotent."""
 
 
 def _accept_host(name: str, section: EngineSection) -> None:
     """Accept every host."""
+
+
+def _find_none(_: Cluster, __: EngineSection, ___: str, ____: Mapping[str, str]) -> Iterable[Mistake]:
+    """Find no mistake on any host."""
+    return ()
 
 
 def _leave_nothing(_: str, __: int) -> None:
@@ -102,6 +111,7 @@ class EngineKind:
     section: type[EngineSection]  # its `[engine.NAME]`
     children: MakeChildren
     check_host: CheckHost = _accept_host  # raises `StartFailed` if this host lacks what an engine needs
+    mistakes_here: FindMistakes = _find_none  # what the section asks for and this host has not
     remove_leftovers: RemoveLeftovers = _leave_nothing
     metrics_prefix: str = ""  # the prefix of its engines' own metrics; empty: they keep none
     hand_off: KindHandOff | None = None  # None: it has no engines that compute one leg

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from actors.engines import leftover_memory
@@ -12,10 +12,12 @@ from actors.engines.simulated import hand_off as simulated_hand_off
 from actors.kit.hand_off import KindHandOff
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config import load
 from supervisor.config.load import Examine, Loaded
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineKind
+from supervisor.engines.sglang import host_checks
 from supervisor.engines.sglang.children import sglang_children
 from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.engines.sglang.section import SglangSection
@@ -27,6 +29,7 @@ KINDS: Mapping[str, EngineKind] = {
         section=SglangSection,
         children=sglang_children,
         check_host=check_libraries,
+        mistakes_here=host_checks.mistakes,
         metrics_prefix=METRICS_PREFIX,
         hand_off=sglang_hand_off.HAND_OFF,
         remove_leftovers=leftover_memory.remove,
@@ -77,6 +80,14 @@ def check_host(cluster: Cluster, *nodes: str) -> None:
     for name, section in cluster.engine.items():
         if not set(nodes).isdisjoint(section.nodes):
             KINDS[section.kind].check_host(name, section)
+
+
+def mistakes_here(cluster: Cluster, nodes: Collection[str], environment: Mapping[str, str]) -> Iterator[Mistake]:
+    """Yield what the engines of these nodes of this host ask for and this host has not."""
+    for name, section in cluster.engine.items():
+        if section.model in cluster.model and not {*nodes}.isdisjoint(section.nodes):
+            path = join("engine", segment(name))
+            yield from KINDS[section.kind].mistakes_here(cluster, section, path, environment)
 
 
 def remove_leftovers(folder: str, within: int) -> None:

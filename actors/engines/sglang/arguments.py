@@ -60,13 +60,27 @@ _BY_TYPE = {
         weight_loader_prefetch_checkpoints
     """,
     "choice": """
-        boundary_reduction cuda_graph_backend_decode cuda_graph_backend_prefill decoupled_spec_role
+        attention_backend bf16_gemm_backend boundary_reduction cp_strategy cuda_graph_backend_decode
+        cuda_graph_backend_prefill dcp_comm_backend decode_attention_backend decoupled_spec_role
         deepep_dispatcher_output_dtype deepep_mode deepep_v2_mode disaggregation_decode_allocation_policy
-        disaggregation_mode ep_dispatch_algorithm ep_join_mode expert_balancedness_report_mode
+        disaggregation_decode_retraction_backup disaggregation_mode disaggregation_transfer_backend dsa_decode_backend
+        dsa_paged_mqa_logits_backend dsa_prefill_backend dsa_topk_backend dsv4_attn_backend dsv4_prefill_backend dtype
+        encoder_transfer_backend ep_dispatch_algorithm ep_join_mode expert_balancedness_report_mode
         expert_distribution_recorder_mode flashinfer_a2a_dispatch_type flashinfer_allreduce_fusion_backend
-        flashinfer_mxfp4_moe_precision image_processor_backend mm_feature_transport moe_a2a_backend
-        remote_instance_weight_loader_backend speculative_boundary_reduction speculative_ngram_match_type
-        startup_weight_load_mode
+        flashinfer_mxfp4_moe_precision fp4_gemm_runner_backend fp8_gemm_runner_backend grammar_backend
+        hicache_host_memory_mode hicache_io_backend hicache_mem_layout hicache_storage_backend
+        hicache_storage_prefetch_policy hicache_write_policy image_processor_backend kv_cache_dtype kv_canary
+        kv_canary_real_data linear_attn_backend linear_attn_decode_backend linear_attn_prefill_backend
+        linear_attn_verify_backend load_balance_method load_format log_requests_format lora_backend lora_eviction_policy
+        mamba_backend mamba_radix_cache_strategy mamba_ssm_dtype mm_attention_backend mm_feature_transport
+        mm_global_cache_backend moe_a2a_backend moe_runner_backend ple_offload_backend prefill_attention_backend
+        prefill_kv_cache_dequant_dtype qsa_indexer_dtype quantization radix_eviction_policy reasoning_parser
+        remote_instance_weight_loader_backend retraction_policy return_hidden_states_mode rl_on_policy_target
+        sampling_backend sampling_defaults schedule_policy speculative_attention_mode speculative_boundary_reduction
+        speculative_draft_kv_cache_dtype speculative_draft_load_format speculative_draft_model_quantization
+        speculative_dsa_topk_backend speculative_moe_a2a_backend speculative_moe_runner_backend
+        speculative_ngram_match_type startup_weight_load_mode tokenizer_backend tokenizer_mode tool_call_parser
+        unified_cache_external_linker_backend weight_cache_mode
     """,
     "integer": """
         asr_max_buffer_seconds asr_max_concurrent_sessions attn_cp_size attn_dp_size base_gpu_id batch_notify_size
@@ -118,50 +132,68 @@ _BY_TYPE = {
         tbo_token_distribution_threshold watchdog_timeout watermark_max_probability watermark_mixing_probability
     """,
     "string": """
-        admin_api_key api_key attention_backend aux_hidden_state_capture bf16_gemm_backend chat_template
-        completion_template constrained_json_whitespace_pattern cp_strategy crash_dump_folder dcp_comm_backend
-        debug_tensor_dump_input_file debug_tensor_dump_output_folder decode_attention_backend
-        decoupled_spec_bind_endpoint decrypted_config_file decrypted_draft_config_file deepep_config device
-        disaggregation_decode_retraction_backup disaggregation_ib_device disaggregation_transfer_backend dist_init_addr
-        dllm_algorithm dllm_algorithm_config download_dir dsa_decode_backend dsa_paged_mqa_logits_backend
-        dsa_prefill_backend dsa_topk_backend dsv4_attn_backend dsv4_prefill_backend dtype encoder_transfer_backend
+        admin_api_key api_key aux_hidden_state_capture chat_template completion_template
+        constrained_json_whitespace_pattern crash_dump_folder debug_tensor_dump_input_file
+        debug_tensor_dump_output_folder decoupled_spec_bind_endpoint decrypted_config_file decrypted_draft_config_file
+        deepep_config device disaggregation_ib_device dist_init_addr dllm_algorithm dllm_algorithm_config download_dir
         eplb_algorithm export_metrics_to_file_dir fastapi_root_path file_storage_path flexkv_config_file
-        forward_pass_metrics_ipc_name forward_pass_metrics_worker_id fp4_gemm_runner_backend fp8_gemm_runner_backend
-        grammar_backend hf_chat_template_name hicache_host_memory_mode hicache_io_backend hicache_mem_layout
-        hicache_storage_backend hicache_storage_backend_extra_config hicache_storage_prefetch_policy
-        hicache_write_policy hisparse_config host init_expert_location json_model_override_args kt_method kt_weight_path
-        kv_cache_dtype kv_canary kv_canary_real_data kv_events_config linear_attn_backend linear_attn_decode_backend
-        linear_attn_prefill_backend linear_attn_verify_backend lmcache_config_file load_balance_method load_format
-        load_publish_endpoint log_level log_level_http log_requests_format lora_backend lora_eviction_policy
-        mamba_backend mamba_radix_cache_strategy mamba_ssm_dtype mm_attention_backend mm_global_cache_backend
+        forward_pass_metrics_ipc_name forward_pass_metrics_worker_id hf_chat_template_name
+        hicache_storage_backend_extra_config hisparse_config host init_expert_location json_model_override_args
+        kt_method kt_weight_path kv_events_config lmcache_config_file load_publish_endpoint log_level log_level_http
         model_checksum model_config_parser model_impl model_loader_extra_config model_path modelexpress_config
-        modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path moe_runner_backend
-        mooncake_ib_device msprobe_dump_config offload_mode otlp_service_name otlp_traces_endpoint pdmux_config_path
-        ple_offload_backend ple_offload_dir preferred_sampling_params prefill_attention_backend
-        prefill_kv_cache_dequant_dtype qsa_indexer_dtype quantization quantization_param_path radix_cache_backend
-        radix_eviction_policy reasoning_parser remote_instance_weight_loader_seed_instance_ip retraction_policy
-        return_hidden_states_mode revision rl_on_policy_target rl_quant_profile sampling_backend sampling_defaults
-        schedule_policy served_model_name sidecar spec_trace_dir speculative_adaptive_config speculative_algorithm
-        speculative_attention_mode speculative_draft_attention_backend speculative_draft_kv_cache_dtype
-        speculative_draft_load_format speculative_draft_model_path speculative_draft_model_quantization
-        speculative_draft_model_revision speculative_dsa_topk_backend speculative_dspark_confidence_sts_path
-        speculative_dspark_sps_table_path speculative_moe_a2a_backend speculative_moe_runner_backend
-        speculative_ngram_external_corpus_path speculative_token_map ssl_ca_certs ssl_certfile ssl_keyfile
-        ssl_keyfile_password tokenizer_backend tokenizer_metrics_custom_labels_header tokenizer_mode tokenizer_path
-        tool_call_parser tool_server trace_modules unified_cache_external_linker_backend uno_lora_path warmups
-        watermark_config watermark_key watermark_key_b weight_cache_mode weight_cache_socket weight_version
+        modelopt_checkpoint_restore_path modelopt_checkpoint_save_path modelopt_export_path mooncake_ib_device
+        msprobe_dump_config offload_mode otlp_service_name otlp_traces_endpoint pdmux_config_path ple_offload_dir
+        preferred_sampling_params quantization_param_path radix_cache_backend
+        remote_instance_weight_loader_seed_instance_ip revision rl_quant_profile served_model_name sidecar
+        spec_trace_dir speculative_adaptive_config speculative_algorithm speculative_draft_attention_backend
+        speculative_draft_model_path speculative_draft_model_revision speculative_dspark_confidence_sts_path
+        speculative_dspark_sps_table_path speculative_ngram_external_corpus_path speculative_token_map ssl_ca_certs
+        ssl_certfile ssl_keyfile ssl_keyfile_password tokenizer_metrics_custom_labels_header tokenizer_path tool_server
+        trace_modules uno_lora_path warmups watermark_config watermark_key watermark_key_b weight_cache_socket
+        weight_version
     """,
 }
 _CHOICES = {
+    "attention_backend": """
+        triton torch_native flex_attention dsa nsa qsa dsv4 compressed fa3 fa4 flashinfer llada2_cfg_flashinfer flashmla
+        trtllm_mla cutedsl_mla tokenspeed_mla trtllm_mha hpc_ops minicpm_flashattn minicpm_flashinfer aiter wave
+        intel_amx ascend intel_xpu
+    """,
+    "bf16_gemm_backend": "auto cutedsl gemv torch",
     "boundary_reduction": "auto ar rs rsv rs+rsv",
+    "cp_strategy": "zigzag interleave",
     "cuda_graph_backend_decode": "full breakable disabled",
     "cuda_graph_backend_prefill": "full breakable disabled",
+    "dcp_comm_backend": "ag_rs a2a fi_a2a",
+    "decode_attention_backend": """
+        triton torch_native flex_attention dsa nsa qsa dsv4 compressed fa3 fa4 flashinfer llada2_cfg_flashinfer flashmla
+        trtllm_mla cutedsl_mla tokenspeed_mla trtllm_mha hpc_ops minicpm_flashattn minicpm_flashinfer aiter wave
+        intel_amx ascend intel_xpu
+    """,
     "decoupled_spec_role": "null verifier drafter",
     "deepep_dispatcher_output_dtype": "auto bf16 fp8 int8 nvfp4",
     "deepep_mode": "auto normal low_latency",
     "deepep_v2_mode": "direct hybrid",
     "disaggregation_decode_allocation_policy": "early prefill_complete",
+    "disaggregation_decode_retraction_backup": "cpu_tensor host_pool none",
     "disaggregation_mode": "null prefill decode",
+    "disaggregation_transfer_backend": "mooncake nixl ascend fake mori mooncake_tcp",
+    "dsa_decode_backend": """
+        flashmla_sparse flashmla_sparse_q8 flashmla_kv flashmla_auto flashinfer_sparse_mla fa3 tilelang triton aiter
+        trtllm intel_xpu
+    """,
+    "dsa_paged_mqa_logits_backend": "auto deepgemm cutedsl aiter",
+    "dsa_prefill_backend": """
+        flashmla_sparse flashmla_sparse_q8 flashmla_kv flashmla_auto flashinfer_sparse_mla triton_sparse_mla fa3
+        tilelang triton aiter trtllm intel_xpu
+    """,
+    "dsa_topk_backend": "sgl-kernel torch flashinfer",
+    "dsa_triton_union": "0 2 4",
+    "dsv4_attn_backend": "auto flashmla flashmla_mega trtllm",
+    "dsv4_prefill_backend": "auto flashmla_sparse flashmla_sparse_q8",
+    "dtype": "auto half float16 bfloat16 float float32",
+    "elastic_ep_backend": "none mooncake nixl",
+    "encoder_transfer_backend": "auto zmq_to_scheduler zmq_to_tokenizer mooncake",
     "ep_dispatch_algorithm": "static dynamic fake lp",
     "ep_join_mode": "scale recover",
     "expert_balancedness_report_mode": "off server_log prometheus both",
@@ -169,19 +201,122 @@ _CHOICES = {
     "flashinfer_a2a_dispatch_type": "auto bf16 nvfp4 mxfp8",
     "flashinfer_allreduce_fusion_backend": "auto trtllm mnnvl cutedsl",
     "flashinfer_mxfp4_moe_precision": "default bf16 fp8",
+    "fp4_gemm_runner_backend": """
+        auto flashinfer_cudnn flashinfer_cutedsl flashinfer_cutlass flashinfer_trtllm marlin
+    """,
+    "fp8_gemm_runner_backend": """
+        auto deep_gemm flashinfer_trtllm flashinfer_cutlass flashinfer_deepgemm flashinfer_cutedsl cutlass triton aiter
+    """,
+    "fuseep_mode": "1 2",
+    "grammar_backend": "xgrammar outlines llguidance none",
+    "hicache_host_memory_mode": "cache buffer_only",
+    "hicache_io_backend": "direct kernel kernel_ascend",
+    "hicache_mem_layout": "layer_first page_first page_first_direct page_first_kv_split page_head",
+    "hicache_storage_backend": """
+        file sim mooncake npu_memcache hf3fs nixl aibrix dynamic eic simm mori shm tensorcast seaweedfs
+    """,
+    "hicache_storage_prefetch_policy": "best_effort wait_complete timeout",
+    "hicache_write_policy": "write_back write_through write_through_selective",
     "image_processor_backend": "auto torchvision pil",
+    "kv_cache_dtype": "auto fp8_e5m2 fp8_e4m3 mxfp8 bf16 bfloat16 nvfp4 fp4_mx_block16",
+    "kv_canary": "none log raise",
+    "kv_canary_real_data": "none partial all",
+    "linear_attn_backend": "triton cutedsl flashinfer flashkda nvidia_kda ptx_kda helion intel_xpu",
+    "linear_attn_decode_backend": "triton cutedsl flashinfer flashkda nvidia_kda ptx_kda helion intel_xpu",
+    "linear_attn_prefill_backend": "triton cutedsl flashinfer flashkda nvidia_kda ptx_kda helion intel_xpu",
+    "linear_attn_verify_backend": """
+        triton cutedsl flashinfer flashkda nvidia_kda ptx_kda helion intel_xpu nv_cutedsl
+    """,
+    "load_balance_method": "auto round_robin follow_bootstrap_room total_requests total_tokens",
+    "load_format": """
+        auto pt safetensors instanttensor npcache dummy sharded_state presharded gguf expert_pack bitsandbytes mistral
+        layered flash_rl remote remote_instance fastsafetensors private runai_streamer
+    """,
+    "log_requests_format": "text json",
+    "log_requests_level": "0 1 2 3",
+    "lora_backend": "triton csgmv ascend torch_native triton_v2",
+    "lora_eviction_policy": "lru fifo",
+    "mamba_backend": "triton flashinfer",
+    "mamba_radix_cache_strategy": "auto no_buffer extra_buffer extra_buffer_lazy",
+    "mamba_ssm_dtype": "float32 bfloat16 float16",
+    "max_lora_chunk_size": "16 32 64 128",
+    "mm_attention_backend": """
+        sdpa fa3 fa4 triton_attn ascend_attn aiter_attn flashinfer_cudnn amx_attn xpu_attn
+    """,
     "mm_feature_transport": "cpu cuda_ipc cuda_vmm",
+    "mm_global_cache_backend": "mooncake",
     "moe_a2a_backend": """
-        none deepep mooncake nixl mori ascend_fuseep flashinfer megamoe deepep_v2 ascend_tp pplx flashinfer_megamoe
+        none deepep mooncake nixl mori ascend_fuseep flashinfer megamoe deepep_v2 pplx ascend_tp flashinfer_megamoe
+    """,
+    "moe_runner_backend": """
+        auto deep_gemm triton triton_kernel flashinfer_trtllm experimental_sgl_trtllm flashinfer_trtllm_routed
+        flashinfer_cutlass flashinfer_mxfp4 flashinfer_cutedsl flashinfer_megamoe cutlass aiter marlin humming
+        experimental_sgl_marlin lora_cutedsl lora_triton lora_marlin hpc_ops megamoe intel_xpu
+    """,
+    "ple_offload_backend": "pinned file",
+    "prefill_attention_backend": """
+        triton torch_native flex_attention dsa nsa qsa dsv4 compressed fa3 fa4 flashinfer llada2_cfg_flashinfer flashmla
+        trtllm_mla cutedsl_mla tokenspeed_mla trtllm_mha hpc_ops minicpm_flashattn minicpm_flashinfer aiter wave
+        intel_amx ascend intel_xpu
+    """,
+    "prefill_kv_cache_dequant_dtype": "auto nvfp4 fp8_e4m3",
+    "qsa_indexer_dtype": "auto bfloat16 fp8_e4m3",
+    "quantization": """
+        awq fp8 mxfp8 gptq gptq_marlin awq_marlin bitsandbytes gguf modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
+        modelopt_mixed petit_nvfp4 w8a8_int8 w8a8_fp8 moe_wna16 w4afp8 mxfp4 auto-round auto-round-int8
+        compressed-tensors modelslim mxfp_w4a8 quark quark_int4fp8_moe quark_mxfp4 mlx_q4 mlx_q8 unquant humming
+    """,
+    "radix_eviction_policy": "lru lfu slru priority tlru",
+    "reasoning_parser": """
+        auto apertus2509 beam deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots glm45 ling3 hunyuan gpt-oss
+        k2_horizon kimi kimi_k2 kimi_k3 mimo muse poolside_v1 qwen3 qwen3-thinking minimax minimax-append-think
+        minimax-m3 nanbeige step3 step3p5 mistral nemotron_3 granite_thinking_parser interns1 gemma4 inkling iquest_q1
+        cohere_command4 gigachat35 response_template
     """,
     "remote_instance_weight_loader_backend": "transfer_engine nccl modelexpress",
+    "retraction_policy": "length priority",
+    "return_hidden_states_mode": "last full",
+    "rl_on_policy_target": "fsdp",
+    "sampling_backend": "intel_xpu pytorch ascend flashinfer",
+    "sampling_defaults": "openai model",
+    "schedule_policy": "lpm random fcfs dfs-weight lof priority routing-key hrrn shortest-prefill-first",
+    "speculative_attention_mode": "prefill decode",
     "speculative_boundary_reduction": "ar rs rsv rs+rsv",
+    "speculative_draft_kv_cache_dtype": "auto fp8_e5m2 fp8_e4m3 bf16 bfloat16",
+    "speculative_draft_load_format": """
+        auto pt safetensors instanttensor npcache dummy sharded_state presharded gguf expert_pack bitsandbytes mistral
+        layered flash_rl remote remote_instance fastsafetensors private runai_streamer
+    """,
+    "speculative_draft_model_quantization": """
+        awq fp8 mxfp8 gptq gptq_marlin awq_marlin bitsandbytes gguf modelopt modelopt_fp8 modelopt_fp4 nvfp4_online
+        modelopt_mixed petit_nvfp4 w8a8_int8 w8a8_fp8 moe_wna16 w4afp8 mxfp4 auto-round auto-round-int8
+        compressed-tensors modelslim mxfp_w4a8 quark quark_int4fp8_moe quark_mxfp4 mlx_q4 mlx_q8 unquant humming
+    """,
+    "speculative_dsa_topk_backend": "sgl-kernel torch flashinfer",
+    "speculative_moe_a2a_backend": """
+        none deepep mooncake nixl mori ascend_fuseep flashinfer megamoe deepep_v2 pplx ascend_tp
+    """,
+    "speculative_moe_runner_backend": """
+        auto deep_gemm triton triton_kernel flashinfer_trtllm experimental_sgl_trtllm flashinfer_trtllm_routed
+        flashinfer_cutlass flashinfer_mxfp4 flashinfer_cutedsl flashinfer_megamoe cutlass aiter marlin humming
+        experimental_sgl_marlin lora_cutedsl lora_triton lora_marlin hpc_ops megamoe intel_xpu
+    """,
     "speculative_ngram_match_type": "BFS PROB",
     "startup_weight_load_mode": "serial overlap",
+    "tokenizer_backend": "huggingface fastokens",
+    "tokenizer_mode": "auto slow",
+    "tool_call_parser": """
+        auto apertus2509 beam cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45
+        glm47 gpt-oss k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3 mimo minicpm5 mistral muse poolside_v1 pythonic qwen
+        qwen25 qwen3_coder spark25 step3 step3p5 minimax-m2 minimax-m3 nanbeige trinity interns1 hermes hunyuan
+        gigachat3 gigachat35 gemma4 inkling iquest_q1 response_template
+    """,
+    "unified_cache_external_linker_backend": "mooncake mori dynamic",
+    "weight_cache_mode": "off daemon client",
 }
 
 TYPES: dict[str, str] = {name: kind for kind, names in _BY_TYPE.items() for name in names.split()}
 """The types of arguments, by name: `any` where no word of these describes it."""
 
 CHOICES: dict[str, tuple[str, ...]] = {name: tuple(words.split()) for name, words in _CHOICES.items()}
-"""The only words that some arguments may be."""
+"""The only words, or numbers, that some arguments may be."""

@@ -87,6 +87,7 @@ REFUSED: dict[str, str] = {
 
 _GRAMMAR_BACKENDS = ("xgrammar", "none")  # backends whose grammars can be checked ahead; `none` has no grammars
 _KINDS: dict[str, tuple[type, ...]] = {
+    "choice": (str,),
     "boolean": (bool,),
     "integer": (int,),
     "number": (int, float),
@@ -108,10 +109,11 @@ def setting_mistake(name: str, value: object) -> str | None:
             f"must be {' or '.join(_GRAMMAR_BACKENDS)}: no limit on the cost of a grammar would hold for what"
             f" {value!r:.60} compiles"
         )
-    if kind == "choice":
-        return None if value in CHOICES[name] else f"must be one of {', '.join(CHOICES[name])}"
     kinds = _KINDS.get(kind)
     # To Python a boolean is an integer.
-    if kinds is None or (isinstance(value, kinds) and isinstance(value, bool) is (kind == "boolean")):
-        return None
-    return f"must be {'an' if kind == 'integer' else 'a'} {kind}, got {value!r:.60}"
+    fits = kinds is None or (isinstance(value, kinds) and isinstance(value, bool) is (kind == "boolean"))
+    if name in CHOICES and not (fits and str(value) in CHOICES[name]):
+        near = get_close_matches(str(value), CHOICES[name], n=1, cutoff=0.8)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        return f"must be one of {', '.join(CHOICES[name])}, got {value!r:.60}{advice}"
+    return None if fits else f"must be {'an' if kind == 'integer' else 'a'} {kind}, got {value!r:.60}"

@@ -7,7 +7,7 @@ may be slow, as disks are, so a running node calls it in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from supervisor.config import gateway_nodes, placement
 from supervisor.config.certificate import expires_at
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
+from supervisor.engines import kinds
 from supervisor.files import model_folder, permissions, reading
 from supervisor.gateway.keys import client_keys
 from supervisor.node import text_models
@@ -37,7 +38,7 @@ PEM_BYTES_MAX = 1024 * 1024
 def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None = None) -> Iterator[Mistake]:
     """Yield every mistake in what the file names, all of them in one pass.
 
-    Folders of models are those of this host: of `node`, else of all nodes that the file places here.
+    Folders of models and devices are those of this host: for `node`, else for all nodes that the file places here.
     """
     checks: list[tuple[str, Callable[[], object]]] = [
         ("cluster.secret", partial(link_credentials.cluster_secret, cluster, environment)),
@@ -67,18 +68,16 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None 
             yield Mistake(error.path, str(error))
         except StartFailed as error:
             yield Mistake(path, str(error))
-    yield from _folder_mistakes(cluster, node)
+    with suppress(StartFailed):  # no node is placed here
+        nodes = placement.select_nodes(gateway_nodes.expand(cluster), node)
+        yield from _folder_mistakes(cluster, nodes)
+        yield from kinds.mistakes_here(cluster, nodes, environment)
 
 
-def _folder_mistakes(cluster: Cluster, node: str | None) -> Iterator[Mistake]:
+def _folder_mistakes(cluster: Cluster, nodes: Collection[str]) -> Iterator[Mistake]:
     """Yield the mistakes in the folders of models that nodes of this host read, each in what is read of it."""
-    expanded = gateway_nodes.expand(cluster)
-    try:
-        nodes = placement.select_nodes(expanded, node)
-    except StartFailed:  # none is placed here
-        return
     engines_here = [engine for engine in cluster.engine.values() if not {*nodes}.isdisjoint(engine.nodes)]
-    read_as_text = text_models.names(expanded, nodes)
+    read_as_text = text_models.names(gateway_nodes.expand(cluster), nodes)
     for name in cluster.model:
         engines = [each for each in engines_here if each.model == name]
         if not engines and name not in read_as_text:

@@ -63,10 +63,15 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ("disable_cuda_grap = true", "settings.disable_cuda_grap: is no argument of SGLang 0.5.23; the nearest is dis"),
         ("disable_cuda_graph = 1", "settings.disable_cuda_graph: must be a boolean, got 1"),
         ("pp_size = true", "settings.pp_size: must be an integer, got True"),
-        ("dtype = 16", "settings.dtype: must be a string, got 16"),
+        ("dtype = 16", "settings.dtype: must be one of auto, half, float16, bfloat16, float, float32, got 16"),
+        ('dtype = "fp16"', "settings.dtype: must be one of auto, half, float16, bfloat16, float, float32, got 'fp16'"),
+        ("revision = 16", "settings.revision: is given by the model's path"),
+        ("max_lora_chunk_size = 17", "settings.max_lora_chunk_size: must be one of 16, 32, 64, 128, got 17"),
+        ("model_checksum = 16", "settings.model_checksum: must be a string, got 16"),
         ('schedule_conservativeness = "high"', "settings.schedule_conservativeness: must be a number, got 'high'"),
         ("cuda_graph_bs_decode = 8", "settings.cuda_graph_bs_decode: must be a list, got 8"),
         ('grammar_backend = "outlines"', "settings.grammar_backend: must be xgrammar or none: no limit on"),
+        ('load_format = "saftensors"', "settings.load_format: must be one of auto, pt, safetensors, instanttensor, np"),
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )
@@ -92,12 +97,14 @@ def test_settings_that_change_how_sglang_computes_are_taken(read: Callable[..., 
         "enable_trace = true",
     )
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
+    lines += ("max_lora_chunk_size = 16", 'kv_cache_dtype = "fp8_e5m2"')
     assert len(read(*lines).engines_of(SglangSection)["tiny-0"].settings) == len(lines)
 
 
 def test_every_rule_is_about_an_argument_that_there_is() -> None:
     assert setting_rules.REFUSED.keys() <= TYPES.keys()
-    assert CHOICES.keys() == {name for name, kind in TYPES.items() if kind == "choice"}
+    assert CHOICES.keys() <= TYPES.keys()
+    assert CHOICES.keys() >= {name for name, kind in TYPES.items() if kind == "choice"}
 
 
 def arguments(device: str, leg: Leg) -> dict[str, Any]:
