@@ -114,6 +114,8 @@ class GatewaySection:
     # longest time from a request's arrival to its first token, all waits included; then `deadline_exceeded`
     first_token_s: Seconds = 120.0
     total_s: Seconds = 900.0  # longest time from a request's arrival to the end of its answer; then `deadline_exceeded`
+    # silence of a stream over HTTP after which a comment keeps its connection open; 0 turns comments and pings off
+    keepalive_s: Annotated[float, Within(at_least=0, at_most=1_000_000)] = 15.0
     # most prompt tokens of a request, for every model; longer prompts are refused
     prompt_tokens_max: Count = 262_144
     limits: ClientLimits = ClientLimits()

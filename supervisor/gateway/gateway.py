@@ -33,6 +33,7 @@ from supervisor.gateway.keys.keys import ClientKey, Headers, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
 from supervisor.gateway.memory import GatewayMemory
+from supervisor.gateway.open_streams import KEEPALIVE_S, OpenStreams
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.ports import Administration, GatewayRuntime, Probes
@@ -76,14 +77,17 @@ class Gateway:
     probes: Probes
     administration: Administration
     grammars: frozenset[str] = KINDS  # kinds that requests may use whose key names none of its own
+    keepalive_s: float = KEEPALIVE_S  # without anything sent, then a stream sends a comment; 0: none does
     draining: bool = False  # connections get no further request
     connections: Connections = field(init=False)
     memory: GatewayMemory = field(init=False)
+    streams: OpenStreams = field(init=False)
     turns: LoopTurns = field(factory=LoopTurns)
 
     def __attrs_post_init__(self) -> None:
         self.connections = Connections(lambda: self.limits, self.runner.metrics)
         self.memory = GatewayMemory.within(lambda: self.limits)
+        self.streams = OpenStreams(lambda: self.keepalive_s)
 
     # Who may call ------------------------------------------------------------------------
 

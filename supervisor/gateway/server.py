@@ -63,6 +63,7 @@ async def serve(
     async with trio.open_nursery() as connections:
         connections.start_soon(gateway.runner.access.run)
         connections.start_soon(refusals.run)
+        connections.start_soon(gateway.streams.run)
         serve_one = partial(serve_stream, gateway, routes, refusing, refusals)
         listen = partial(_listen, gateway, serve_one, sockets, connections)
         if gateway.port.leaving or (gateway.port.shared and gateway.gate.unready() is not None):

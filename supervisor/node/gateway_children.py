@@ -47,6 +47,7 @@ def make_gateway(
         keys=credentials.keys,
         origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
+        keepalive_s=section.keepalive_s,
         port=GatewayPort(
             shared=len(cluster.port_sharers(directory.name)) > 1,
             certificate=credentials.certificate,
@@ -85,6 +86,7 @@ def gateway_child(cluster: Cluster, gateway: Gateway) -> Child:
             ("admit s", section.admit_s),
             ("first token s", section.first_token_s),
             ("total s", section.total_s),
+            ("keepalive s", section.keepalive_s),
             *((key.replace("_", " "), value) for key, value in asdict(section.limits).items()),
         ),
     )

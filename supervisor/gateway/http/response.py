@@ -166,6 +166,12 @@ class HttpResponse:
             # HTTP/1.0 has no chunks.
             self.chunked = CHUNKED in head
 
+    def begin_stream(self) -> None:
+        """Write the head of a stream whose first event is still to come; from then on an error is an event, too."""
+        head = self._head(200, EVENTS)
+        self.outbox.put(head)
+        self.chunked = CHUNKED in head
+
     def finish(self, events: bytes) -> None:
         """Write the last server-sent events of a response, and its end."""
         head = b"" if self.begun else self._head(200, EVENTS)

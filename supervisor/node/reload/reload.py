@@ -257,8 +257,9 @@ def _apply_to_gateway(
     """Apply the keys of a gateway that need no restart; return its section with those in force now."""
     new = read.cluster.gateway
     assert read.keys is not None
-    names = ["allowed_hosts", "allowed_origins"]
+    names = ["allowed_hosts", "allowed_origins", "keepalive_s"]
     gateway.origins = Origins(frozenset(new.allowed_hosts), frozenset(new.allowed_origins))
+    gateway.keepalive_s = new.keepalive_s
     if read.keys.wanted or not gateway.keys.wanted:  # without keys, it would serve nobody
         gateway.keys.sources = read.keys.sources
         names.append("keys")

@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from protocol.errors import ERRORS_BY_CODE, InternalError
+from supervisor.gateway.open_streams import COMMENT
 
 LISTS = {b"connection"}  # RFC 9110, 5.3: what is a list may stand on several lines
 STATUSES = {100, 101, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 426, 429, 431, 501, 503, 505}
@@ -178,6 +179,8 @@ def check_events(answer: Answer) -> None:
     if rest:
         raise Wrong(f"half an event: {rest[:200]!r}")
     for event in events:
+        if event == COMMENT.rstrip():
+            continue
         lines = event.split(b"\n")
         if not lines[-1].startswith(b"data: ") or not all(line.startswith(b"event: ") for line in lines[:-1]):
             raise Wrong(f"no event: {event[:200]!r}")

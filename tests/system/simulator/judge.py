@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from attrs import Factory, define, field
 
 from protocol.errors import ERRORS_BY_CODE
+from supervisor.gateway.open_streams import COMMENT
 from tests.system.simulator.model import BROKEN, Choice, PlannedRequest, whole
 
 May = Callable[[str], bool]
@@ -19,6 +20,7 @@ May = Callable[[str], bool]
 """
 
 PICTURES = "pictures: "
+KEEP_ALIVE = COMMENT.decode().rstrip()
 """Before a code: whether a request with pictures may get it, where one without may not."""
 
 OF_LINK = "the asker's time is up"  # the detail of an error whose deadline has crossed a link
@@ -139,6 +141,7 @@ class _Stream:
 
     def judge(self, *, stayed: bool) -> str:
         *events, rest = bytes(self.received.body).decode(errors="ignore").split("\n\n")
+        events = [event for event in events if event != KEEP_ALIVE]
         done = bool(events) and events[-1] == "data: [DONE]"
         assert not (stayed and done) or self.received.whole
         for event in events[:-1] if done else events:

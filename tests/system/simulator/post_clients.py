@@ -49,6 +49,8 @@ class PostClient(HttpClient):
             *events, rest = bytes(received.body).decode(errors="ignore").split("\n\n")
             assert not (stayed and rest), "half an event"
             for lines in events:
+                if lines == judge.KEEP_ALIVE:
+                    continue
                 kind, data = lines.split("\n")
                 event = json.loads(data.removeprefix("data: "))
                 assert kind == f"event: {event['type']}"

@@ -1,7 +1,8 @@
 """Responses with a model's text, for several APIs: in one piece, or as server-sent events.
 
 An event is written in the turn in which its text comes, and no task runs for it. Echoed prompts are the exception: they
-are long from the start, and are written at the pace at which the client reads.
+are long from the start, and are written at the pace at which the client reads. A stream without anything to send is
+looked after by `open_streams`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ async def reply_whole(exchange: Exchange, record: RequestRecord, respond: Respon
 
 async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:
     """Write the response as its text comes; raises the `RequestError` by which it failed before it began."""
+    streams = exchange.gateway.streams
+    stream = streams.add(exchange.response, record)
     try:
         if respond.echo:
             await _stream_as_read(exchange, record, respond, chunks)
@@ -44,6 +47,8 @@ async def reply_streamed(exchange: Exchange, record: RequestRecord, respond: Res
         if not exchange.response.begun:
             raise
         exchange.response.abort_stream(chunks.failed(error), error)
+    finally:
+        streams.remove(stream)
 
 
 async def _stream_at_once(exchange: Exchange, record: RequestRecord, respond: Respond, chunks: ChoiceChunks) -> None:

@@ -40,12 +40,14 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
     events = responses.Events(request, request_id=response_id, created_at=int(gateway.runtime.now()), sse=True)
     record = exchange.start_record(request.model, API)
     ended: ChoiceEnded | None = None
+    accepted = False
 
     def on_reply(reply: RenderedReply) -> None:
-        nonlocal ended
+        nonlocal ended, accepted
         if isinstance(reply, ChoiceEnded):
             ended = reply
         else:
+            accepted = True
             exchange.response.stream(_encode(events, reply))
 
     def finish(answered: Answered) -> bytes:
@@ -53,13 +55,15 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         assert ended is not None
         return b"".join(events.finish(ended, answered.usage))
 
+    stream = gateway.streams.add(exchange.response, record)
     try:
         respond = responses.to_respond(request, request_id=response_id)
         last = await gateway.answer(respond, gateway.runner.find(request.model), record, on_reply, finish)
     except RequestError as error:
         if not exchange.response.begun:
             raise
-        failed = events.failed(error, record.usage)
+        # Clients expect `response.created` first, also where only the head had left.
+        failed = b"".join(() if accepted else events.begin()) + events.failed(error, record.usage)
         if isinstance(error, SlowClient):
             exchange.response.abort_stream(failed, error)
         else:
@@ -69,6 +73,8 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         # The last events repeat the text several times.
         await exchange.response.outbox.wait_room(len(last))
         exchange.response.finish(last)
+    finally:
+        gateway.streams.remove(stream)
 
 
 def _encode(events: responses.Events, reply: Accepted | Started | Text) -> bytes:

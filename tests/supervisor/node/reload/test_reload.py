@@ -141,17 +141,19 @@ async def test_allowed_hosts_origins_and_the_time_of_a_drain_change_at_once(
     front: Front, autojump_clock: MockClock
 ) -> None:
     node = front()
-    hosts = 'allowed_hosts = ["Here"]\nallowed_origins = ["https://app.example"]\n'
+    hosts = 'allowed_hosts = ["Here"]\nallowed_origins = ["https://app.example"]\nkeepalive_s = 3\n'
     reloaded = await node.reload(
         ("requests_max = 8\n", f"requests_max = 8\n{hosts}"), ("drain_s = 30", "drain_s = 12.5")
     )
     assert node.gateway.origins == Origins(frozenset({"here"}), frozenset({"https://app.example"}))
+    assert node.gateway.keepalive_s == 3
     assert node.reloader.drain_s == 12.5
     assert reloaded == Reloaded(
         (
             "node.front.drain_s is 12.5 now",
             "gateway.allowed_hosts is here now",
             "gateway.allowed_origins is https://app.example now",
+            "gateway.keepalive_s is 3.0 now",
         )
     )
 
