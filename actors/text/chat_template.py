@@ -8,7 +8,7 @@ the sandbox, or an iteration over the conversation or a range.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextvars import ContextVar
 from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
@@ -76,6 +76,21 @@ class _Counted(list[T]):
         return super().__getitem__(index)
 
 
+class _CountedKeys(dict[str, object]):
+    """An object whose iterations count as steps."""
+
+    def __iter__(self) -> Iterator[str]:
+        _take(len(self))
+        return super().__iter__()
+
+
+def counted(value: object) -> object:
+    """Return a value of JSON as a template gets it: iterations over its lists and objects count as steps."""
+    if isinstance(value, Mapping):
+        return _CountedKeys({key: counted(inner) for key, inner in value.items()})
+    return _Counted(map(counted, value)) if isinstance(value, list) else value
+
+
 @define(eq=False)
 class LastRead:
     """The index of the message that a template has read last."""
@@ -108,9 +123,12 @@ def watched(messages: Sequence[Mapping[str, object]]) -> tuple[list[Mapping[str,
 
 
 # Clients read the errors of Jinja and Python, and these name the class of an object.
-for _class, _name in ((_Counted, "list"), (_Watched, "dict")):
+for _class, _name in ((_Counted, "list"), (_CountedKeys, "dict"), (_Watched, "dict")):
     _class.__name__ = _class.__qualname__ = _name
     _class.__module__ = "builtins"
+
+
+_LONG = (range, KeysView, ValuesView, ItemsView)  # what a template may iterate over once it has called for it
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -126,7 +144,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> object:
         result = super().call(context, obj, *args, **kwargs)
-        _take(1 + (len(result) if isinstance(result, range) else 0))
+        _take(1 + (len(result) if isinstance(result, _LONG) else 0))
         return result
 
 

@@ -10,11 +10,13 @@ from itertools import takewhile
 from typing import Self
 
 import jinja2
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
-from actors.text.chat_template import LimitReached, render_conversation, watched
+from actors.text.chat_template import LimitReached, counted, render_conversation, watched
+from actors.text.continuation import rendered_up_to_last_text
 from actors.text.kept_texts import KeptTexts
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
+from actors.text.template_variables import TemplateVariables, Variables
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.media import Media
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
@@ -32,17 +34,30 @@ class ConversationTemplate:
     specials: Mapping[str, str] = Factory(dict)  # `bos_token` and the like
     facts: TemplateFacts = TemplateFacts()
     kept: KeptTexts = Factory(KeptTexts)
+    variables: TemplateVariables = TemplateVariables()
 
     @classmethod
-    def learned(cls, template: jinja2.Template, specials: Mapping[str, str]) -> Self:
-        """Return a template with the facts about it; raises `StartFailed` if it does not render a user's message."""
-        unknown = cls(template, specials)
+    def learned(
+        cls, template: jinja2.Template, source: str, specials: Mapping[str, str], variables: Variables | None = None
+    ) -> Self:
+        """Return a template with the facts about it; raises `StartFailed` if it does not render a user's message.
+
+        `variables` are the operator's values of its variables.
+        """
+        bare = cls(template, specials)
+        defaults = variables or {}
+        unknown = evolve(bare, variables=TemplateVariables(defaults=defaults))
         facts = learn(lambda messages: unknown.rendered(messages, DEFAULT_RENDERING))
-        learned = cls(template, specials, facts)
+        role = Role.USER.value
+        hello = [{"role": role, "content": _content(Turn(Role.USER, "Hello"), facts.takes[role])}]
+        read = TemplateVariables.read(
+            template.environment, source, defaults, lambda given: bare._rendered(hello, given, begins_answer=True)
+        )
+        learned = evolve(bare, facts=facts, variables=read)
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:
-                learned.rendered([learned._message(Turn(Role.USER, "Hello"))], DEFAULT_RENDERING)
+                learned.rendered(hello, DEFAULT_RENDERING)
             except Exception as error:
                 raise StartFailed(f"the model's chat template refuses this conversation: {error}") from error
             raise StartFailed("this is no chat template: the text of a user's message is not in what it renders")
@@ -54,6 +69,8 @@ class ConversationTemplate:
         messages = [self._message(turn) for turn in merged]
         try:
             prompt = self.rendered(messages, rendering)
+        except BadRequest:
+            raise
         except Exception as error:
             # A template may raise anything to refuse a conversation.
             param = self._refused_field(merged, messages, rendering, error)
@@ -70,8 +87,17 @@ class ConversationTemplate:
 
     def rendered(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str:
         """Return what the template makes of messages; raises its own error."""
-        variables = {"add_generation_prompt": rendering.begins_answer, "tools": None, **self.specials}
-        return render_conversation(self.template, messages, variables)
+        variables = self.variables.values(rendering)
+
+        def render(messages: Sequence[TemplateMessage]) -> str:
+            return self._rendered(messages, variables, begins_answer=rendering.begins_answer)
+
+        return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
+
+    def _rendered(self, messages: Sequence[TemplateMessage], variables: Variables, *, begins_answer: bool) -> str:
+        given = {name: counted(value) for name, value in variables.items()}
+        given |= {"add_generation_prompt": begins_answer, "tools": None, **self.specials}
+        return render_conversation(self.template, messages, given)
 
     def _merged(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Return a conversation with its leading instructions as the template takes them: each, or all in one."""
@@ -91,9 +117,12 @@ class ConversationTemplate:
         takes = self.facts.takes.get(role, Takes.TEXT)
         if not isinstance(content, str) or takes is Takes.PARTS:
             content = _content(turn, takes)
+        message = {"role": role, "content": content}
         if turn.name:
-            return {"role": role, "content": content, "name": turn.name}
-        return {"role": role, "content": content}
+            message["name"] = turn.name
+        if turn.reasoning and self.variables.reasoning_key is not None:
+            message[self.variables.reasoning_key] = turn.reasoning
+        return message
 
     def _refused_field(
         self, turns: Sequence[Turn], messages: Sequence[TemplateMessage], rendering: Rendering, error: Exception

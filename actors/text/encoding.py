@@ -56,6 +56,8 @@ async def tokenize_conversation(
 ) -> list[int]:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
     characters = sum([len(turn.text) for turn in turns]) + TURN_CHARACTERS * len(turns)
+    if rendering.variables:
+        characters += len(repr(rendering.variables))
     prompt = await run(characters, partial(model.prompt, turns, rendering))
     return await tokenize_text(prompt, model, tokens_max, run, special=False)
 

@@ -15,6 +15,7 @@ from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_files import BadTemplate, Json, own_template, template_of
+from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
@@ -78,15 +79,16 @@ def load(
     files: Mapping[str, bytes],
     template: str | None = None,
     template_name: str | None = None,
+    variables: Variables | None = None,
     *,
     strftime: Callable[[str], str],
 ) -> TextModel:
     """Build the text side of a model from the contents of `FILES`.
 
     `template` is the text of a file that overrides the model's own template; of several in one file,
-    `template_name` chooses one. `strftime` formats the current time, for templates that name today's date. Raises
-    `StartFailed` with a sentence if a file is missing or cannot be read, and its kind `BadTemplate` if there is no chat
-    template or it cannot render a conversation.
+    `template_name` chooses one, and `variables` are the operator's values of its variables. `strftime` formats the
+    current time, for templates that name today's date. Raises `StartFailed` with a sentence if a file is missing or
+    cannot be read, and its kind `BadTemplate` if there is no chat template or it cannot render a conversation.
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
@@ -107,7 +109,7 @@ def load(
         if (text := _as_text(tokenizing.get(name))) is not None
     }
     try:
-        learned = ConversationTemplate.learned(compile_template(source, strftime), specials)
+        learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables)
     except StartFailed as error:
         raise BadTemplate(str(error), "folder" if template is None else "file") from error
     return TextModel(

@@ -17,6 +17,8 @@ from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.other_servers import CHAT_KEYS, GENERATION_KEYS
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
 from protocol.strict.checks import Holds
@@ -29,13 +31,14 @@ class ChatRequest(ChoiceOptions):
     """The body of `POST /v1/chat/completions`."""
 
     harmless: ClassVar[Harmless] = {
+        **GENERATION_KEYS,
+        **CHAT_KEYS,
         "best_of": (1,),
         "tools": ([],),
         "tool_choice": ("auto", "none"),
         "parallel_tool_calls": (bool,),
         "functions": ([],),
         "function_call": ("auto", "none"),
-        "reasoning_effort": (),
         "verbosity": ("medium",),
         "modalities": (["text"],),
         "audio": (),
@@ -48,13 +51,8 @@ class ChatRequest(ChoiceOptions):
         "safety_identifier": (str,),
         "metadata": (dict,),
         "prompt_cache_retention": ("in_memory",),
-        "prompt_cache_options": ({},),
-        "chat_template_kwargs": ({},),
+        "prompt_cache_options": ({}, {"mode": "implicit"}),
         "echo": (False,),
-        "use_beam_search": (False,),
-        "length_penalty": (1, 1.0),
-        "skip_special_tokens": (True,),
-        "return_cached_tokens_details": (False,),
     }
 
     model: Name
@@ -63,6 +61,10 @@ class ChatRequest(ChoiceOptions):
     max_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def tokens_max(self) -> int | None:
@@ -77,7 +79,13 @@ class ChatRequest(ChoiceOptions):
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_media, self._check_tokens_max, self._check_logprobs, *super().checks())
+        return (
+            self._check_media,
+            self._check_tokens_max,
+            self._check_logprobs,
+            self._check_continuation,
+            *super().checks(),
+        )
 
     def _check_media(self) -> Iterator[Mistake]:
         yield from excess(sum(media_count(message.content) for message in self.messages), "messages")
@@ -89,6 +97,9 @@ class ChatRequest(ChoiceOptions):
     def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and not self.logprobs:
             yield Mistake("top_logprobs", "needs logprobs to be true")
+
+    def _check_continuation(self) -> Iterator[Mistake]:
+        yield from continuation_mistakes(self, self.messages[-1].role)
 
 
 def parse(body: bytes) -> ChatRequest:
@@ -102,6 +113,7 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
         request,
         request_id=request_id,
         turns=tuple(message.turn(index) for index, message in enumerate(request.messages)),
+        rendering=rendering(request, request.reasoning_effort, "reasoning_effort"),
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,

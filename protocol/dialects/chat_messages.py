@@ -22,6 +22,7 @@ from protocol.dialects.media_parts import (
     video,
 )
 from protocol.dialects.media_urls import EmbeddingsFile
+from protocol.dialects.message_parts import CACHE_HINTS, RefusalPart, misplaced_refusals
 from protocol.messages.media import Media
 from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
@@ -29,14 +30,16 @@ from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import FieldCheck, Harmless
 from protocol.strict.tagged import tag
 
-_HINTS: Harmless = {"prompt_cache_breakpoint": (), "uuid": ()}  # names of a part in caches that are not here
+NAME_CHARACTERS_MAX = 256
+
+_HINTS: Harmless = {**CACHE_HINTS, "uuid": ()}  # `uuid` names a part in caches that are not here
 
 
 @frozen
 class TextPart:
     """A piece of text."""
 
-    harmless: ClassVar[Harmless] = {"prompt_cache_breakpoint": ()}
+    harmless: ClassVar[Harmless] = CACHE_HINTS
 
     type: Literal["text"] = attrs.field(metadata=tag())
     text: str
@@ -124,7 +127,7 @@ class EmbeddingsPart(MediaPart):
         return image(self.image_embeds.url, f"{path}.image_embeds")
 
 
-ChatPart: TypeAlias = TextPart | ImagePart | VideoPart | EmbeddingsPart
+ChatPart: TypeAlias = TextPart | RefusalPart | ImagePart | VideoPart | EmbeddingsPart
 
 
 @frozen
@@ -132,28 +135,36 @@ class ChatMessage:
     """A message of the conversation; messages of tools are not supported."""
 
     harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
-        "name": ("",),
-        "refusal": ("",),
-        "annotations": ([],),
+        **CACHE_HINTS,
+        "annotations": (list,),
         "audio": (),
         "function_call": (),
         "tool_calls": ([],),
         "tool_call_id": (),
-        "reasoning_content": ("",),
-        "reasoning": ("",),
+        "phase": (str,),
+        "prefix": (False,),
     }
 
     role: Role = attrs.field(metadata=tag())
     content: str | Annotated[tuple[ChatPart, ...], Holds(1)] | None = None
+    name: Annotated[str, Holds(0, NAME_CHARACTERS_MAX)] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
-        content, path = self.content or "", f"messages[{index}]"
-        return Turn(self.role, content_of(content, f"{path}.content"), param=path)
+        path = f"messages[{index}]"
+        content = content_of(self.content or "", f"{path}.content")
+        if self.refusal:
+            pieces = (content,) if isinstance(content, str) else content
+            content = (*pieces, self.refusal) if content else self.refusal
+        reasoning = self.reasoning_content or self.reasoning or ""
+        return Turn(self.role, content, name=self.name or "", reasoning=reasoning, param=path)
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_content,)
+        return (self._check_content, self._check_answer)
 
     def _check_content(self) -> Iterator[Mistake]:
         # Clients send an answer back as they got it, and one without text has null.
@@ -161,3 +172,12 @@ class ChatMessage:
             yield Mistake("content", "is missing")
         else:
             yield from misplaced(self.role, self.content, "content")
+            yield from misplaced_refusals(self.role, self.content, "content")
+
+    def _check_answer(self) -> Iterator[Mistake]:
+        if self.role is not Role.ASSISTANT:
+            for name in ("refusal", "reasoning_content", "reasoning"):
+                if getattr(self, name):
+                    yield Mistake(name, f"only messages of the assistant can have one, not one of {self.role}")
+        elif self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
+            yield Mistake("reasoning", "differs from reasoning_content, which is another name of it; send one")

@@ -15,6 +15,7 @@ from protocol.dialects.answer_builder import ChoiceParts, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.other_servers import GENERATION_KEYS
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
@@ -30,15 +31,13 @@ class CompletionRequest(ChoiceOptions):
     """The body of `POST /v1/completions`."""
 
     harmless: ClassVar[Harmless] = {
+        **GENERATION_KEYS,
         "user": (str,),
         "metadata": (dict,),
         "service_tier": ("auto", "default"),
         "store": (False,),
-        "use_beam_search": (False,),
-        "length_penalty": (1, 1.0),
-        "skip_special_tokens": (True,),
         "add_special_tokens": (True,),
-        "return_cached_tokens_details": (False,),
+        "json_schema": (),
     }
 
     model: Name

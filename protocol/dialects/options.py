@@ -12,7 +12,7 @@ from attrs import frozen
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.dialects.targets import TargetMs
 from protocol.messages.generation import Grammar, GrammarKind
-from protocol.messages.text import Respond, Turn
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import FieldCheck, Harmless
@@ -91,6 +91,11 @@ class Options:
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None
     prompt_cache_key: str | None = None  # names a session, whose requests go to one worker rather than to others
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop or ()
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return the name of the dialect's own field for formats and the grammar that it requires, None without one."""
@@ -182,6 +187,7 @@ def respond(
     tokens_max: int | None,
     params: Mapping[str, str],
     turns: tuple[Turn, ...] = (),
+    rendering: Rendering = DEFAULT_RENDERING,
     texts: tuple[str, ...] = (),
     token_lists: tuple[tuple[int, ...], ...] = (),
     n: int = 1,
@@ -193,7 +199,6 @@ def respond(
     session: str = "",
 ) -> Respond:
     """Return the request for a processor; `params` has the client's names of fields that differ from `Respond`'s."""
-    stop = options.stop or ()
     names = {"tokens_min": "min_tokens", **params}
     grammar: Grammar | None = None
     if grammars := options.grammars():  # one at most
@@ -201,6 +206,7 @@ def respond(
     return Respond(
         id=request_id,
         turns=turns,
+        rendering=rendering,
         texts=texts,
         token_lists=token_lists,
         n=n,
@@ -214,7 +220,7 @@ def respond(
         frequency_penalty=options.frequency_penalty or 0.0,
         presence_penalty=options.presence_penalty or 0.0,
         repetition_penalty=options.repetition_penalty,
-        stop=(stop,) if isinstance(stop, str) else stop,
+        stop=options.stops,
         stop_included=options.include_stop_str_in_output or False,
         stop_token_ids=options.stop_token_ids or (),
         ignore_eos=options.ignore_eos or False,

@@ -13,6 +13,7 @@ from protocol.dialects.chat_messages import ChatMessage
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.checks import Holds
@@ -33,11 +34,7 @@ class TokenizeRequest:
     harmless: ClassVar[Harmless] = {
         "tools": ([],),
         "tool_choice": ("auto", "none"),
-        "reasoning_effort": (),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
         "chat_template": (),
-        "chat_template_kwargs": ({},),
         "return_token_strs": (False,),
     }
 
@@ -45,10 +42,21 @@ class TokenizeRequest:
     prompt: str | None = None
     messages: Annotated[tuple[ChatMessage, ...], Holds(1)] | None = None
     add_special_tokens: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_kind, self._check_special_tokens, self._check_media)
+        return (
+            self._check_kind,
+            self._check_special_tokens,
+            self._check_media,
+            self._check_continuation,
+            self._check_effort,
+            self._check_variables,
+        )
 
     def _check_kind(self) -> Iterator[Mistake]:
         if self.prompt is None and self.messages is None:
@@ -60,6 +68,20 @@ class TokenizeRequest:
         if self.messages is not None and self.add_special_tokens:
             text = "is for a prompt; the chat template puts around messages what they need"
             yield Mistake("add_special_tokens", text, unsupported=True)
+
+    def _check_continuation(self) -> Iterator[Mistake]:
+        if self.messages is not None:
+            yield from continuation_mistakes(self, self.messages[-1].role)
+        elif self.continue_final_message:
+            yield Mistake("continue_final_message", "is for messages")
+
+    def _check_effort(self) -> Iterator[Mistake]:
+        if self.messages is None and self.reasoning_effort is not None:
+            yield Mistake("reasoning_effort", "is for messages")
+
+    def _check_variables(self) -> Iterator[Mistake]:
+        if self.messages is None and self.chat_template_kwargs is not None and self.chat_template_kwargs.values:
+            yield Mistake("chat_template_kwargs", "is for messages")
 
     def _check_media(self) -> Iterator[Mistake]:
         messages = self.messages or ()
@@ -86,7 +108,8 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
 def to_tokenize(request: TokenizeRequest) -> Tokenize:
     """Return the request for a processor."""
     if request.messages is not None:
-        return Tokenize(turns=tuple(message.turn(index) for index, message in enumerate(request.messages)))
+        turns = tuple(message.turn(index) for index, message in enumerate(request.messages))
+        return Tokenize(turns=turns, rendering=rendering(request, request.reasoning_effort, "reasoning_effort"))
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 
 

@@ -33,6 +33,7 @@ class Turn:
     content: str | tuple[str | Media, ...]
     name: str = ""  # of the participant; empty: none is given
     param: str = field(default="", eq=False)  # the client's name of the message
+    reasoning: str = ""  # of an earlier answer, for templates that read it
 
     @property
     def text(self) -> str:
@@ -56,6 +57,7 @@ class Rendering:
 
     variables: dict[str, object] = Factory(dict)  # of the template
     effort: str | None = None  # of reasoning; None: the template's default
+    effort_field: str = "reasoning_effort"  # the client's name of `effort`
     continues: bool = False
     begins_answer: bool = True  # the prompt ends with the beginning of the answer
 

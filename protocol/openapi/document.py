@@ -149,17 +149,31 @@ def _property(schema: Schema, name: str) -> Schema:
 
 
 def _message(schema: Schema) -> Schema:
+    """Return the schema of a message; only an answer may lack its content, and only an answer has reasoning."""
     content = without_null(_property(schema, "content"))
-    return _item({**_changed(schema, content=content), "required": ["role", "content"]})
+    of_answer = {name: {"enum": [None, ""]} for name in ("refusal", "reasoning_content", "reasoning")}
+    needed = {"required": ["content"], "properties": {"content": content, **of_answer}}
+    return {**_item(schema), "anyOf": [_IS_ANSWER, needed]}
 
 
-_TYPES_OF_TEXT = {"properties": {"type": {"enum": ["text", "input_text", "output_text"]}}}
-_OF_TEXT = {"properties": {"content": {"items": _TYPES_OF_TEXT}}}
+_IS_ANSWER = {"properties": {"role": {"const": Role.ASSISTANT.value}}}
+
+
+def _parts(types: Schema) -> Schema:
+    """Return the schema of a message with parts of these types alone."""
+    return {"properties": {"content": {"items": {"properties": {"type": types}}}}}
+
+
+_TYPES_OF_TEXT = ["text", "input_text", "output_text"]
+_OF_TEXT = _parts({"enum": [*_TYPES_OF_TEXT, "refusal"]})
 """A message without images and videos."""
 
 
 def _item(schema: Schema) -> Schema:
-    return {**schema, "if": {"properties": {"role": {"const": Role.USER.value}}}, "else": _OF_TEXT}
+    """Return the schema of a message, in which only a user has images and videos, and only an answer refusals."""
+    is_user = {"properties": {"role": {"const": Role.USER.value}}}
+    others = {"if": _IS_ANSWER, "then": _OF_TEXT, "else": _parts({"enum": _TYPES_OF_TEXT})}
+    return {**schema, "if": is_user, "then": _parts({"not": {"const": "refusal"}}), "else": others}
 
 
 def _with_url(schema: Schema, name: str) -> Schema:
@@ -175,7 +189,13 @@ def _format(needed: tuple[str, ...], others: tuple[str, ...]) -> Schema:
 
 
 def _tokenize(schema: Schema) -> Schema:
-    prompt = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": NULL}}
+    for_messages = {
+        "messages": NULL,
+        "reasoning_effort": NULL,
+        "chat_template_kwargs": {"maxProperties": 0},
+        "continue_final_message": {"enum": [False, None]},
+    }
+    prompt = {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, **for_messages}}
     special = {"enum": [False, None]}
     messages = {"messages": {"type": "array", "items": _OF_TEXT}, "prompt": NULL, "add_special_tokens": special}
     return {**schema, "oneOf": [prompt, {"required": ["messages"], "properties": messages}]}
@@ -194,8 +214,11 @@ def _completion(schema: Schema) -> Schema:
 
 
 def _response_request(schema: Schema) -> Schema:
-    include = {"type": "array", "items": {"enum": [responses.LOGPROBS]}, "maxItems": responses.INCLUDED_MAX}
-    then = {"required": ["include"], "properties": {"include": {"type": "array", "minItems": 1}}}
+    include = {"type": "array", "items": {"enum": [*responses.INCLUDABLE]}, "maxItems": responses.INCLUDED_MAX}
+    then = {
+        "required": ["include"],
+        "properties": {"include": {"type": "array", "contains": {"const": responses.LOGPROBS}}},
+    }
     return {**_changed(schema, include={"anyOf": [include, NULL]}), "if": _HAS_TOP_LOGPROBS, "then": then}
 
 

@@ -17,6 +17,7 @@ from protocol.dialects.formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObjec
 from protocol.dialects.media_urls import URL_CHARACTERS_MAX, EmbeddingsFile, LocatesMedia
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
+from protocol.dialects.rendering import ChatTemplateKwargs
 from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.hooks import ITEMS_MAX
@@ -43,6 +44,7 @@ _SEVERAL: Schema = {"minItems": 1, "maxItems": CHOICES_MAX}
 _OWN: dict[object, Schema] = {
     JsonObject: _OBJECT,
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
+    ChatTemplateKwargs: {**_OBJECT, "description": "Variables of the model's chat template, by name."},
     ToolChoice: {"type": "string", "enum": [*TOOL_CHOICES]},
     TokenIds: {**_IDS, "maxItems": IDS_MAX},
     EmbeddingsFile: {"type": "string", "contentEncoding": "base64", "minLength": 1},

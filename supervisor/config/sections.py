@@ -151,7 +151,7 @@ class TemplateSection:
 
 
 def _not_json(value: object, path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each value that is a date or a time, which no request could send."""
+    """Yield a mistake for each date and each time: no request could send one."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _not_json(inner, join(path, segment(key)))

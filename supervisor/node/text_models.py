@@ -31,8 +31,9 @@ def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]
         except Misconfigured as error:
             errors.append(error)
     if errors:
-        first, *others = errors
-        raise Misconfigured(first.path, str(first), others) from first
+        mistakes = [mistake for error in errors for mistake in error.mistakes]
+        first, *others = [Misconfigured(mistake.path, mistake.message) for mistake in mistakes]
+        raise Misconfigured(first.path, str(first), others) from errors[0]
     return models
 
 
@@ -51,9 +52,17 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
         contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
         file = section.chat_template.file
         template = None if file is None else reading.template(cluster.folder / file)
-        model = load(contents, template, section.chat_template.name, strftime=strftime)
-        return evolve(model, digest=model_files.model_digest(folder))
+        chosen = section.chat_template
+        model = load(contents, template, chosen.name, chosen.variables, strftime=strftime)
+        model = evolve(model, digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}
         key = keys[error.at] if isinstance(error, BadTemplate) else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error
+    if unread := model.template.variables.unread():
+        place = join(join("model", segment(name)), "template")
+        first, *others = [
+            Misconfigured(join(place, segment(each)), model.template.variables.mistake(each)) for each in unread
+        ]
+        raise Misconfigured(first.path, str(first), others)
+    return model

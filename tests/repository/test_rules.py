@@ -65,6 +65,8 @@ MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", 
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
     Path("actors/text/model.py"): {"tokenizers"},
     Path("actors/text/conversations.py"): {"jinja2"},
+    Path("actors/text/template_names.py"): {"jinja2"},
+    Path("actors/text/template_variables.py"): {"jinja2"},
     Path("actors/text/chat_template.py"): {"jinja2"},
     Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},

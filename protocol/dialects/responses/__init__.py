@@ -7,6 +7,7 @@ from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
 from protocol.dialects.responses.items import continued
 from protocol.dialects.responses.objects import response_id
 from protocol.dialects.responses.requests import (
+    INCLUDABLE,
     INCLUDED_MAX,
     LOGPROBS,
     CancelResponse,
@@ -20,6 +21,7 @@ from protocol.dialects.responses.requests import (
 
 __all__ = [
     "FINAL_EVENTS",
+    "INCLUDABLE",
     "INCLUDED_MAX",
     "LOGPROBS",
     "CancelResponse",

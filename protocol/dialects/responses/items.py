@@ -21,6 +21,7 @@ from protocol.dialects.media_parts import (
     misplaced,
     video,
 )
+from protocol.dialects.message_parts import CACHE_HINTS, RefusalPart, misplaced_refusals
 from protocol.messages.media import Media
 from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
@@ -38,7 +39,7 @@ class InputText:
     harmless: ClassVar[Harmless] = {
         "annotations": (list,),  # of an earlier answer
         "logprobs": (list,),
-        "prompt_cache_breakpoint": (),
+        **CACHE_HINTS,
     }
 
     type: Literal["input_text", "output_text"] = attrs.field(metadata=tag())
@@ -53,7 +54,7 @@ class InputText:
 class InputImage(MediaPart):
     """An image: a data URL, or a URL from which this server may fetch; files are not uploaded here."""
 
-    harmless: ClassVar[Harmless] = {"file_id": (), "prompt_cache_breakpoint": ()}
+    harmless: ClassVar[Harmless] = {**CACHE_HINTS, "file_id": ()}
 
     type: Literal["input_image"] = attrs.field(metadata=tag())
     image_url: MediaUrl | None = None  # null beside a `file_id`, which is refused by its name
@@ -72,7 +73,7 @@ class InputImage(MediaPart):
 class InputVideo(MediaPart):
     """A video: a data URL, or a URL from which this server may fetch; files are not uploaded here."""
 
-    harmless: ClassVar[Harmless] = {"file_id": (), "fps": ()}
+    harmless: ClassVar[Harmless] = {**CACHE_HINTS, "file_id": (), "fps": ()}
 
     type: Literal["input_video"] = attrs.field(metadata=tag())
     video_url: MediaUrl | None = None
@@ -86,14 +87,14 @@ class InputVideo(MediaPart):
         return (lambda: _missing("video_url", self.video_url),)
 
 
-InputPart: TypeAlias = InputText | InputImage | InputVideo
+InputPart: TypeAlias = InputText | RefusalPart | InputImage | InputVideo
 
 
 @frozen
 class InputMessage:
     """A message of the conversation."""
 
-    harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,)}
+    harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "phase": (str,), **CACHE_HINTS}
 
     role: Role
     content: str | Annotated[tuple[InputPart, ...], Holds(1)]
@@ -106,7 +107,10 @@ class InputMessage:
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (lambda: misplaced(self.role, self.content, "content"),)
+        return (
+            lambda: misplaced(self.role, self.content, "content"),
+            lambda: misplaced_refusals(self.role, self.content, "content"),
+        )
 
 
 def continued(turn: Turn) -> Turn:

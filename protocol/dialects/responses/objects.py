@@ -48,7 +48,7 @@ def response_object(
         "output": output,
         "parallel_tool_calls": create.parallel_tool_calls is not False,
         "previous_response_id": create.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": create.effort, "summary": None},
         "safety_identifier": create.safety_identifier,
         "service_tier": "default",
         "store": False,

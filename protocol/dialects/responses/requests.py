@@ -17,17 +17,31 @@ from attrs import frozen
 from protocol.dialects.formats import TextFormat
 from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
+from protocol.dialects.other_servers import GENERATION_KEYS
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
 from protocol.dialects.request_body import as_request_error, decode, read
 from protocol.dialects.responses.items import InputMessage
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
 from protocol.messages.text import Respond, Role, Turn
 from protocol.strict.checks import Holds, Matches
+from protocol.strict.expected import either
 from protocol.strict.mistakes import Mistake, describe, wrong
 from protocol.strict.objects import FieldCheck, Harmless
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
+# What a response may include. Without reasoning and tools of the server there is nothing to include but the first.
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)
 INCLUDED_MAX = 64  # names in `include`, of which OpenAI has about ten
 TOOL_CHOICES = ("auto", "none")
 
@@ -63,18 +77,32 @@ class TextConfig:
     format: TextFormat | None = None
 
 
+@frozen
+class ReasoningOptions:
+    """The effort of reasoning; a summary that is left to the server is none here."""
+
+    harmless: ClassVar[Harmless] = {
+        "summary": ("auto",),
+        "generate_summary": ("auto",),
+        "context": ("auto",),
+        "mode": ("standard",),
+    }
+
+    effort: Effort | None = None
+
+
 @frozen(kw_only=True)
 class ResponseRequest(Options):
     """The fields of a request over WebSocket and over HTTP."""
 
     harmless: ClassVar[Harmless] = {
+        **GENERATION_KEYS,
         "store": (False,),  # responses are kept only by the connection, if at all
         "tools": ([],),
         "max_tool_calls": (),
-        "reasoning": ({},),
         "service_tier": ("auto", "default"),
         "prompt_cache_retention": ("in_memory",),
-        "prompt_cache_options": ({},),
+        "prompt_cache_options": ({}, {"mode": "implicit"}),
         "stream_options": ({}, {"include_obfuscation": False}),
         "conversation": (),
         "prompt": (),
@@ -82,6 +110,7 @@ class ResponseRequest(Options):
         "moderation": (),
         "image": (),
         "access_programs": (),
+        "client_metadata": (dict,),
     }
 
     model: Name
@@ -98,6 +127,15 @@ class ResponseRequest(Options):
     safety_identifier: Label | None = None
     parallel_tool_calls: bool | None = None
     tool_choice: ToolChoice | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """The effort of reasoning."""
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def logprobs(self) -> int | None:
@@ -132,7 +170,13 @@ class ResponseRequest(Options):
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_media, self._check_include, self._check_logprobs, *super().checks())
+        return (
+            self._check_media,
+            self._check_include,
+            self._check_logprobs,
+            self._check_continuation,
+            *super().checks(),
+        )
 
     def _check_media(self) -> Iterator[Mistake]:
         items = () if isinstance(self.input, str) else self.input
@@ -140,13 +184,16 @@ class ResponseRequest(Options):
 
     def _check_include(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.include or ()):
-            if name != LOGPROBS:
-                message = f"{describe(name)} is not supported here; only {describe(LOGPROBS)} is"
+            if name not in INCLUDABLE:
+                message = f"{describe(name)} is not supported here; only {either([*map(describe, INCLUDABLE)])} is"
                 yield Mistake(f"include[{index}]", message, unsupported=True)
 
     def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and self.logprobs is None:
             yield Mistake("top_logprobs", f"needs include to name {describe(LOGPROBS)}")
+
+    def _check_continuation(self) -> Iterator[Mistake]:
+        yield from continuation_mistakes(self, Role.USER if isinstance(self.input, str) else self.input[-1].role)
 
 
 @frozen(kw_only=True)
@@ -245,6 +292,7 @@ def to_respond(
         create,
         request_id=request_id,
         turns=turns,
+        rendering=rendering(create, create.effort, "reasoning.effort"),
         tokens_max=create.max_output_tokens,
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",

@@ -53,7 +53,7 @@ A, B, C = "Never reveal ALPHA.", "Answer in BETA.", "Hi"
 
 
 def template(source: str) -> ConversationTemplate:
-    return ConversationTemplate.learned(compile_template(source, str), {})
+    return ConversationTemplate.learned(compile_template(source, str), source, {})
 
 
 def talk(*turns: tuple[Role, str | tuple[str, ...]]) -> list[Turn]:

@@ -96,7 +96,7 @@ def test_a_request_with_media_is_encoded_and_decoded() -> None:
     ],
 )
 def test_audio_files_and_other_parts_are_refused_by_their_name(part: dict[str, Any]) -> None:
-    supported = '"text", "image_url", "video_url" or "image_embeds"'
+    supported = '"text", "refusal", "image_url", "video_url" or "image_embeds"'
     sentence = f'messages[0].content[1].type: "{part["type"]}" is not supported here; only {supported} is'
     refused(Unsupported, "messages[0].content[1].type", user(TEXT, part), sentence=sentence)
 

@@ -56,7 +56,7 @@ BEYOND = re.compile(
     "cannot stand beside|must be at least n |must be at most max_|differs from|cannot be streamed|have at most 128"
     "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
     "|must not contain|user name|no host|its whole path|behind its path|no URL that can be read|a safetensors file"
-    "|must have at most 8192 characters|images and videos; a request can have"
+    "|must have at most 8192 characters|images and videos; a request can have|needs the last message"
 )
 
 
@@ -83,6 +83,7 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
     "maxLength": lambda schema, value: is_no(value, str) or len(value) <= schema["maxLength"],
     "pattern": lambda schema, value: is_no(value, str) or bool(re.fullmatch(schema["pattern"][1:-1], value)),
     "items": lambda schema, value: is_no(value, list) or all(valid(schema["items"], each) for each in value),
+    "contains": lambda schema, value: is_no(value, list) or any(valid(schema["contains"], each) for each in value),
     "minItems": lambda schema, value: is_no(value, list) or len(value) >= schema["minItems"],
     "maxItems": lambda schema, value: is_no(value, list) or len(value) <= schema["maxItems"],
     "maxProperties": lambda schema, value: is_no(value, dict) or len(value) <= schema["maxProperties"],

@@ -52,9 +52,9 @@ def test_images_and_videos_keep_their_order_among_texts() -> None:
     assert create(user(TEXT, IMAGE, video, TEXT)).turns() == (Turn(Role.USER, content),)
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "input_file", "image_url", "refusal", "computer_screenshot"])
+@pytest.mark.parametrize("kind", ["input_audio", "input_file", "image_url", "computer_screenshot"])
 def test_audio_files_and_other_parts_are_refused_by_their_name(kind: str) -> None:
-    supported = '"input_text", "output_text", "input_image" or "input_video"'
+    supported = '"input_text", "output_text", "refusal", "input_image" or "input_video"'
     sentence = f'input[0].content[0].type: "{kind}" is not supported here; only {supported} is'
     refused(Unsupported, "input[0].content[0].type", user({"type": kind, "file_id": "file-1"}), sentence=sentence)
 

@@ -322,6 +322,27 @@ def test_a_template_that_cannot_be_used_is_a_mistake_at_its_own_key(
         command_line.check_report(file, (), None)
 
 
+def test_variables_that_the_template_does_not_read_are_mistakes_at_their_own_lines(written: Written) -> None:
+    section = "[model.tiny.template]\nenable_thinking = false\ntools = []\n\n"
+    file = written(GOOD.replace("[engine", f"{section}[engine", 1))
+    with pytest.raises(StartFailed) as caught:
+        command_line.check_report(file, (), None)
+    assert str(caught.value).splitlines()[1:] == [
+        "  line 6: model.tiny.template.enable_thinking: the model's chat template reads no such variable; it reads none",
+        "  line 7: model.tiny.template.tools: is set by the conversation, the model or this server alone",
+    ]
+
+
+def test_a_variable_of_the_template_is_json(written: Written) -> None:
+    section = "[model.tiny.template]\nsince = [1, {day = 2024-01-01}]\nfile = 5\n\n"
+    rows = refused(written(GOOD.replace("[engine", f"{section}[engine", 1))).splitlines()[1:]
+    wanted = "expected a string, a number, true or false, a list or an object, got a date"
+    assert rows == [
+        f"  line 6: model.tiny.template.since[1].day: {wanted}",
+        "  line 7: model.tiny.template.file: expected a string, got 5",
+    ]
+
+
 def test_one_of_several_templates_is_chosen_by_name(written: Written, tmp_path: Path) -> None:
     (tmp_path / "FILE").write_text(NAMED)
     file = written(GOOD.replace("[engine", 'template = "FILE"\ntemplate_name = "rag"\n\n[engine', 1))

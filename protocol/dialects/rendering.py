@@ -1,0 +1,67 @@
+"""The fields of requests about how a chat template renders a conversation: its variables, its effort, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal, Protocol, Self, TypeAlias
+
+from attrs import frozen
+
+from protocol.dialects.formats import JsonObject
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role
+from protocol.strict.mistakes import Mistake
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+@frozen
+class ChatTemplateKwargs:
+    """Variables of a chat template, an extension of SGLang's and vLLM's servers; the template decides about them."""
+
+    value_types: ClassVar[tuple[type, ...]] = (dict,)
+
+    values: dict[str, object]
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Return variables by name; raises `Mistakes` if they are too large or too deep."""
+        JsonObject.from_value(value)
+        assert isinstance(value, dict)
+        return cls(value)
+
+
+class RenderingFields(Protocol):
+    """A request with a conversation."""
+
+    @property
+    def chat_template_kwargs(self) -> ChatTemplateKwargs | None:
+        """The variables of the template."""
+
+    @property
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the prompt ends with the beginning of the answer, by default unless it continues a message."""
+
+    @property
+    def continue_final_message(self) -> bool | None:
+        """Whether the answer goes on with the last message."""
+
+
+def rendering(request: RenderingFields, effort: str | None, effort_field: str) -> Rendering:
+    """Return the choices of a client; `effort_field` is its name of the field that has `effort`."""
+    variables = {} if request.chat_template_kwargs is None else request.chat_template_kwargs.values
+    continues = request.continue_final_message or False
+    begins_answer = not continues and request.add_generation_prompt is not False
+    if not variables and effort is None and begins_answer:
+        return DEFAULT_RENDERING
+    return Rendering(variables, effort, effort_field, continues, begins_answer)
+
+
+def continuation_mistakes(request: RenderingFields, last: Role) -> Iterator[Mistake]:
+    """Yield the mistakes of a request to go on with the last message; `last` is its role."""
+    if not request.continue_final_message:
+        return
+    if request.add_generation_prompt:
+        message = "cannot stand beside add_generation_prompt: an answer goes on with a message, or begins a new one"
+        yield Mistake("continue_final_message", message)
+    if last is not Role.ASSISTANT:
+        yield Mistake("continue_final_message", f"needs the last message to be the assistant's, not one of {last}")
