@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from protocol.errors import BadRequest
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 from protocol.messages.media import Encode
@@ -27,6 +28,18 @@ LOGPROB_BYTES = 80
 
 ANSWER_TOKENS_MAX = 4096
 """The most tokens of an answer that count, as in SGLang's own estimate: longer answers mostly end long before."""
+
+SCORES_MAX = 2**20
+"""The most log probabilities of one prompt: those of its tokens, and those of the likeliest ones in their places.
+
+An engine makes an object of each, and sends all in one step.
+"""
+
+TOKENS_AROUND_MAX = 16
+"""The most tokens that a tokenizer puts around a text."""
+
+BYTES_A_CHARACTER_MAX = 4
+"""The most bytes of a character in UTF-8; no token has less than a byte."""
 
 ESCAPES = 2
 """The factor by which a text may grow as the inside of a JSON string in UTF-8; only control characters, which are rare,
@@ -58,12 +71,32 @@ def cost(request: Respond, *, gathered: bool) -> Cost:
         return Cost(generations, tokens, 0)
     logprobs = int(ranked) if request.logprobs is None else 1 + request.logprobs
     kept_bytes = tokens * (TOKEN_BYTES + LOGPROB_BYTES * logprobs)
-    return Cost(generations, tokens, kept_bytes + (_echoed_bytes(request) if request.echo else 0))
+    return Cost(generations, tokens, kept_bytes + (_echoed_bytes(request, total_max) if request.echo else 0))
 
 
-def _echoed_bytes(request: Respond) -> int:
+def _echoed_bytes(request: Respond, total_max: int) -> int:
+    """Return the memory of the echoed prompts, with the log probabilities of their tokens if these are wanted."""
     texts = sum(text.__sizeof__() for text in request.texts) * ESCAPES
-    return request.n * (texts + sum(map(len, request.token_lists)) * TOKEN_BYTES)
+    echoed = texts + sum(map(len, request.token_lists)) * TOKEN_BYTES
+    if request.scores_prompts:
+        tokens = sum(min(_tokens_max(text), total_max) for text in request.texts) + sum(map(len, request.token_lists))
+        echoed += tokens * LOGPROB_BYTES * (1 + (request.logprobs or 0))
+    return request.n * echoed
+
+
+def _tokens_max(text: str) -> int:
+    """Return the most tokens that a text can have, without reading it."""
+    return len(text) * (1 if text.isascii() else BYTES_A_CHARACTER_MAX) + TOKENS_AROUND_MAX
+
+
+def check_scores(tokens: int, likeliest: int, param: str) -> None:
+    """Raise `BadRequest` for a prompt with more log probabilities than are computed, with `likeliest` in each place."""
+    if (count := tokens * (1 + likeliest)) > SCORES_MAX:
+        raise BadRequest(
+            f"a prompt of {tokens} tokens, each with {likeliest} likeliest ones, has {count} log probabilities;"
+            f" at most {SCORES_MAX} are computed",
+            param=param,
+        )
 
 
 def generations_of(request: Respond) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import isfinite
 
 from actors.engines.media_check import check_media
+from protocol.cost import check_scores
 from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupported
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
@@ -24,6 +25,7 @@ def check_request(request: Generate, info: EngineInfo) -> None:
         raise BadRequest("a logit_bias is not a finite number", param="logit_bias")
     if not 0 <= (request.logprobs or 0) <= info.vocabulary_size:
         raise BadRequest(f"the model has {info.vocabulary_size} tokens", param="logprobs")
+    _check_prompt_logprobs(request, info)
     if wanted.grammar is not None and wanted.grammar.kind not in info.grammars:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
     _check_hand_off(request.hand_off, info)
@@ -58,6 +60,17 @@ def _check_hand_off(hand_off: bytes, info: EngineInfo) -> None:
         )
     if len(hand_off) > HAND_OFF_BYTES_MAX:
         raise HandOffFailed(f"a hand-off has at most {HAND_OFF_BYTES_MAX} bytes, got {len(hand_off)}")
+
+
+def _check_prompt_logprobs(request: Generate, info: EngineInfo) -> None:
+    """Raise `BadRequest` for a prompt whose log probabilities the engine cannot compute."""
+    if not request.prompt_logprobs:
+        return
+    if info.is_decode:
+        raise Unsupported("a decode computes no prompt", param="prompt_logprobs")
+    if request.logprobs is None:
+        raise BadRequest("those of a prompt come beside those of the answer only", param="prompt_logprobs")
+    check_scores(len(request.tokens), request.logprobs, "logprobs")
 
 
 def check_rank(request: Generate, ranks: int) -> None:

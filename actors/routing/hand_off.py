@@ -6,7 +6,7 @@ decode is asked later, once the prefill has returned a state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 from attrs import define, field
@@ -16,7 +16,7 @@ from actors.routing.ports import Worker
 from protocol.errors import HandOffFailed
 from protocol.messages.cluster import engine_and_rank
 from protocol.messages.engine import HandOff
-from protocol.messages.generation import Started
+from protocol.messages.generation import PromptScores, Started, Tokens
 
 
 @define(eq=False)
@@ -27,8 +27,11 @@ class PairHandOff:
     for_prefill: bytes
     is_sequential: bool
     lease: trio.CancelScope = field(factory=trio.CancelScope)  # of the state: the prefill's call lasts as long
+    scores: PromptScores | None = None  # the prompt's, once the prefill has begun to answer
     _state: bytes = b""
-    _returned: trio.Event = field(factory=trio.Event)
+    _begun: trio.Event = field(factory=trio.Event)
+    _kept: list[Started | Tokens] = field(factory=list)
+    _receive: Callable[[Started | Tokens], None] | None = None
 
     @classmethod
     def of(cls, prefill: Worker, kinds: Mapping[str, KindHandOff], number: int) -> PairHandOff:
@@ -46,16 +49,34 @@ class PairHandOff:
 
     async def state(self) -> bytes:
         """Wait for the state that a sequential prefill returns, and return it."""
-        await self._returned.wait()
+        await self._begun.wait()
         return self._state
 
+    def behind_scores(self, receive: Callable[[Started | Tokens], None]) -> Callable[[Started | Tokens], None]:
+        """Return a receiver of the decode's replies that keeps them until the prefill has begun to answer."""
+        self._receive = receive
+        return self._receive_or_keep
+
+    def _receive_or_keep(self, reply: Started | Tokens) -> None:
+        assert self._receive is not None
+        if self._begun.is_set():
+            self._receive(reply)
+        else:
+            self._kept.append(reply)
+
+    async def wait_begun(self) -> None:
+        """Wait until the prefill has begun to answer, and the kept replies have been passed on."""
+        await self._begun.wait()
+
     def begun(self, started: Started) -> None:
-        """Note that the prompt is computed, and its state; raises `HandOffFailed` if a state is missing."""
-        if self.is_sequential:
-            if not started.hand_off:
-                raise HandOffFailed(f"prefill {self.prefill.full_name} returned no state")
-            self._state = started.hand_off
-            self._returned.set()
+        """Note that the prompt is computed, its scores and its state; raises `HandOffFailed` if a state is missing."""
+        if self.is_sequential and not started.hand_off:
+            raise HandOffFailed(f"prefill {self.prefill.full_name} returned no state")
+        self._state, self.scores = started.hand_off, started.scores
+        self._begun.set()
+        kept, self._kept = self._kept, []
+        for reply in kept:
+            self._receive_or_keep(reply)
 
     def taken(self) -> None:
         """Note that the decode has the KV cache: the prefill is left, which frees the state."""

@@ -136,7 +136,9 @@ class Route:
         """Ask one of its workers, which counts the request itself from then on."""
         self._release(worker.full_name)
         if request.hints is not None:
-            cached = self.cached if worker is (self.prefill or self.decode) else 0
+            # A prompt whose log probabilities are wanted is computed whole, whatever the cache has of it.
+            finds = worker is (self.prefill or self.decode) and not request.prompt_logprobs
+            cached = self.cached if finds else 0
             request = evolve(request, hints=None, cached_tokens=cached)
         try:
             async with worker.ask(request, request.sampling.tokens_max) as replies:

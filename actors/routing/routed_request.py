@@ -151,7 +151,7 @@ class RoutedRequest:
                 legs.start_soon(self._prefill, route, evolve(request, hand_off=hand_off.for_prefill), hand_off)
                 # Where both meet, the decode is asked in this turn, so that neither waits for the other.
                 handed = await hand_off.state() if hand_off.is_sequential else hand_off.for_prefill
-                of_decode = evolve(request, media=placed(request.media), hand_off=handed)
+                of_decode = evolve(request, media=placed(request.media), hand_off=handed, prompt_logprobs=False)
                 finished = await self._decode(route, of_decode, hand_off)
                 legs.cancel_scope.cancel(reason="the decode has ended")
         except BaseExceptionGroup as group:
@@ -190,13 +190,18 @@ class RoutedRequest:
                 if self._cached is None:
                     self._cached = self._cached_tokens(reply)
                 self.routing.observer.answer_begun(route.predicted, self._cached, route.blind)
-                self.answer.put(Started(self._cached, route.taken), 0)
+                scores = reply.scores if hand_off is None else hand_off.scores
+                self.answer.put(Started(self._cached, route.taken, scores=scores), 0)
 
         def record(ids: Sequence[int], _: float) -> None:
             self._sent += ids
 
         async with self._leg(route, route.decode, request) as replies:
-            finished = await replies.relay(pass_on)
+            if hand_off is not None and self._wants_scores:
+                finished = await replies.relay(hand_off.behind_scores(pass_on))
+                await hand_off.wait_begun()
+            else:
+                finished = await replies.relay(pass_on)
         assert finished is not None  # a relay without a deadline has a result
         if is_whole and not self._moving:
             route.answered(self._sent, finished.reason)
@@ -263,7 +268,12 @@ class RoutedRequest:
 
     def _next_request(self) -> Generate:
         """Return the request of the next attempt, with an id of its own: the last worker may still hold the other."""
-        return evolve(self.remaining, id=self.routing.new_id())
+        return evolve(self.remaining, id=self.routing.new_id(), prompt_logprobs=self._wants_scores)
+
+    @property
+    def _wants_scores(self) -> bool:
+        """Whether the asker waits for the log probabilities of the prompt, which come as the answer begins."""
+        return self.request.prompt_logprobs and self._first_route is None
 
     def _complete(self) -> Finished | None:
         """Return the result if every token was sent, and only the end of the answer was lost."""

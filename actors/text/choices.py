@@ -11,19 +11,20 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 import trio
-from attrs import define
+from attrs import define, evolve, field
 
-from actors.kit.calls import Askable
+from actors.kit.calls import Answer, Askable
 from actors.kit.fast_path import FastPath, RelayedAnswer
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
 from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.echo import Echo
 from actors.text.formats.table import FORMATS
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
 from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
-from protocol.errors import EngineLost
-from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.errors import EngineLost, Unsupported
+from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
 from protocol.messages.text import ChoiceEnded, Respond, Text
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
@@ -40,6 +41,8 @@ class Choices:
     stops: StopStrings | None = None  # the stop strings of the request
     echoes: Sequence[str] = ()  # the text of each prompt, if choices begin with their prompts
     answer: RelayedAnswer | None = None  # the answer behind `emit`, if `emit` does nothing but put
+    _scores: dict[int, PromptScores] = field(factory=dict)  # of the prompts that have been computed
+    _echoing: trio.Lock | None = None  # prompts are echoed one after the other, a piece a turn
     _cached: int = 0
     _completion: int = 0
     _started: bool = False
@@ -51,7 +54,8 @@ class Choices:
         """
         # Nearly every request has one choice of one prompt, and needs no task of its own.
         if len(generations) == len(generations[0]) == 1:
-            self._echo(0, 0, self.emit)
+            if self.echoes and not self.request.scores_prompts:
+                await self._echo(generations[0][0], 0, 0, self.emit)
             await self._choice(generations[0][0], 0, self.emit, alone=True)
         else:
             async with trio.open_nursery() as nursery:
@@ -66,33 +70,44 @@ class Choices:
         async with trio.open_nursery() as nursery:
             for index, generate in enumerate(generations):
                 emit = candidates[index] if candidates else self.emit
-                if self.echoes and not candidates:
-                    # A prompt may be long, and be echoed 128 times: each echo has a turn of its own.
-                    self._echo(prompt, first + index, self.emit)
-                    await trio.lowlevel.checkpoint()
+                if self.echoes and not generate.prompt_logprobs:
+                    await self._echo(generate, prompt, first + index, emit)
                 if index == 0 and generations[1:]:
                     # The other choices find its prompt in the prefix cache, once `start` returns.
-                    await nursery.start(self._choice, generate, first, emit)
+                    await nursery.start(self._choice, generate, first, emit, prompt)
                 else:
-                    nursery.start_soon(self._choice, generate, first + index, emit, index == 0)
+                    nursery.start_soon(self._choice, generate, first + index, emit, prompt, index == 0)
         candidates.sort(key=CandidateChoice.likelihood, reverse=True)
         for index, candidate in enumerate(candidates[: self.request.n]):
             # The list must not keep a candidate that has been passed on.
             candidates[index] = CandidateChoice(self.emit)
-            self._echo(prompt, first + index, self.emit)
+            if self.echoes:
+                await self._echo(generations[index], prompt, first + index, self.emit)
             scored = self.request.logprobs is not None
             detokenizer = self._detokenizer(generations[index], first + index, scored=scored)
             await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), self.emit)
 
-    def _echo(self, prompt: int, choice: int, emit: Emit) -> None:
-        if self.echoes:
-            emit(Text(self.echoes[prompt], 0, choice))
+    async def _echo(self, generate: Generate, prompt: int, choice: int, emit: Emit) -> None:
+        """Pass on the prompt at the beginning of a choice; a candidate has no echo before it is chosen.
+
+        A prompt may be long, and be echoed 128 times: each piece of an echo has a turn of its own.
+        """
+        await trio.lowlevel.checkpoint()
+        if emit is not self.emit:
+            return
+        echo = Echo(self.model, generate.tokens, self.echoes[prompt], choice, self._scores.get(prompt))
+        self._echoing = self._echoing or trio.Lock()
+        async with self._echoing:
+            for piece in echo.pieces():
+                emit(piece)
+                await trio.lowlevel.checkpoint()
 
     async def _choice(
         self,
         generate: Generate,
         choice: int,
         emit: Emit,
+        prompt: int = 0,
         leads: bool = True,
         *,
         alone: bool = False,
@@ -115,10 +130,7 @@ class Choices:
                     _open_fast_path(self.answer if alone else None, generation, detokenizer)
                     return
             elif isinstance(reply, Started):
-                self._cached += reply.cached_tokens if leads else 0
-                if not self._started:
-                    self._started = True
-                    emit(reply)
+                self._begun(reply, emit, leads=leads)
                 task_status.started()
                 if self.request.warm_up:
                     generation.abandon()
@@ -135,9 +147,30 @@ class Choices:
                 generation.abandon()
 
         async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
+            if generate.prompt_logprobs:
+                pass_on(await self._take_scores(generation, prompt))
+                await self._echo(generate, prompt, choice, emit)
             finished = await generation.relay(pass_on)
         await self._rest(text, emit)
         self._ended(detokenizer, finished, emit)
+
+    def _begun(self, started: Started, emit: Emit, *, leads: bool) -> None:
+        """Note that the prompt of a choice is computed, and pass on the first beginning."""
+        self._cached += started.cached_tokens if leads else 0
+        if not self._started:
+            self._started = True
+            emit(started if started.scores is None else evolve(started, scores=None))
+
+    async def _take_scores(self, generation: Answer[Started | Tokens, Finished], prompt: int) -> Started:
+        """Wait for the first reply, and keep the scores of a prompt in it; the replies behind it wait meanwhile."""
+        started = await anext(generation, None)
+        if not isinstance(started, Started):
+            raise EngineLost("the answer ended before it had begun")
+        if started.scores is None:
+            sentence = "the engine of this model computes no log probabilities of a prompt"
+            raise Unsupported(sentence, param=self.request.param("echo"))
+        self._scores[prompt] = started.scores
+        return started
 
     async def _rest(self, text: StagedText, emit: Emit) -> None:
         """Pass on the rest of the text of a choice."""
@@ -183,6 +216,8 @@ class Choices:
             request.token_ids,
             model.whole_tokens,
             generate.tokens,
+            # Behind an echo an evaluation counts on an entry for each token, whatever the token is.
+            scores_end=request.scores_prompts,
         )
 
 

@@ -120,6 +120,7 @@ class IncrementalDetokenizer:
     with_ids: bool = False
     whole_tokens: Mapping[int, Text | None] | None = None  # the table of `feed_whole`, which takes nothing without it
     prompt: Sequence[int] = ()  # the ids before the answer, for a decoder that depends on them
+    scores_end: bool = False  # an end has a log probability, too
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
@@ -174,6 +175,8 @@ class IncrementalDetokenizer:
                 if self.pending_logprobs is not None and logprobs:
                     self.pending_logprobs.note(token, logprobs[index], len(new))
                 out += self._scan(new)
+            elif self.scores_end and self.pending_logprobs is not None and logprobs:
+                self.pending_logprobs.note(token, logprobs[index], 0)
         return self._text(out, last=self.matched is not None)
 
     def finish(self) -> Text | None:

@@ -9,6 +9,7 @@ from attrs import evolve
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
 from actors.text.prompts import Prompt
+from protocol.cost import check_scores
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, RoutingHints, Sampling
@@ -27,6 +28,8 @@ def make_generations(
     out: list[list[Generate]] = []
     hints = _hints(request)
     for index, prompt in enumerate(prompts):
+        if request.scores_prompts:
+            check_scores(len(prompt.tokens), request.logprobs or 0, request.param("logprobs"))
         room = limits.total_max - len(prompt.tokens)
         sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
         out.append(
@@ -36,6 +39,8 @@ def make_generations(
                     tokens=prompt.tokens,
                     sampling=sampling if choice == 0 or request.seed is None else _reseeded(sampling, choice),
                     logprobs=_logprobs(request),
+                    # All choices of a prompt have the same ones, and the others find it in the prefix cache.
+                    prompt_logprobs=request.scores_prompts and choice == 0,
                     cache_salt=request.cache_salt,
                     priority=request.priority or 0,
                     trace=request.trace,

@@ -44,6 +44,7 @@ class TextModel:
     template: ConversationTemplate
     eos_token_ids: frozenset[int]
     data: TokenData
+    first_token: int | None = None  # begins a text, and is the prompt of a request without one
     defaults: Defaults = Defaults()
     characters_per_token_max: int | None = None  # the most characters of one token; None: no bound
     digest: Digest = ()  # the digest of the model's files
@@ -116,6 +117,7 @@ def load(
         tokenizer=tokenizer,
         template=learned,
         eos_token_ids=eos_ids,
+        first_token=_first_token(tokenizer, config, tokenizing, eos_ids),
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
@@ -163,6 +165,18 @@ def _eos(
     if (text := _as_text(tokenizing.get("eos_token"))) is not None:
         ids |= {token for token in [tokenizer.token_to_id(text)] if token is not None}
     return frozenset(ids)
+
+
+def _first_token(
+    tokenizer: Tokenizer, config: Mapping[str, Json], tokenizing: Mapping[str, Json], eos_ids: frozenset[int]
+) -> int | None:
+    """Return the token that begins a text, or else one that ends it; None without either."""
+    if (text := _as_text(tokenizing.get("bos_token"))) is not None:
+        token: int | None = tokenizer.token_to_id(text)
+        if token is not None:
+            return token
+    own = config.get("bos_token_id")
+    return own if isinstance(own, int) else min(eos_ids, default=None)
 
 
 def _defaults(generation: Mapping[str, Json]) -> Defaults:

@@ -35,7 +35,7 @@ async def encode_prompts(
     """
     await trio.lowlevel.checkpoint()
     prompts: list[Prompt] = []
-    count = 1 if request.turns else len(request.texts) or len(request.token_lists)
+    count = len(request.texts) or len(request.token_lists) or 1
     param = request.param("turns")
     for index in range(count):
         name = f"prompt {index}" if count > 1 else "the prompt"
@@ -46,7 +46,7 @@ async def encode_prompts(
                 tokens = await tokenize_text(request.texts[index], model, limits.tokens_max, run)
                 prompt = Prompt(expand(tokens, (), model.vision, param))
             else:
-                ids = request.token_lists[index]
+                ids = request.token_lists[index] if request.token_lists else _first_token(request, model)
                 tokens = await check_ids(ids, limits.info.vocabulary_size, limits.tokens_max, run)
                 prompt = Prompt(expand(tokens, (), model.vision, param))
         except TooManyTokens as error:
@@ -61,6 +61,14 @@ async def encode_prompts(
         limits.check_length(request, len(prompt.tokens), name)
         prompts.append(prompt)
     return prompts
+
+
+def _first_token(request: Respond, model: TextModel) -> tuple[int, ...]:
+    """Return the prompt of a request without one; raises `BadRequest` if the model has no token for it."""
+    if model.first_token is None:
+        sentence = "the prompt is missing, and this model has no token that begins a text"
+        raise BadRequest(sentence, param=request.param("turns"))
+    return (model.first_token,)
 
 
 async def _conversation(

@@ -6,7 +6,7 @@ The chunks keep to the form that `chat` explains.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import attrs
 from attrs import define, field, frozen
@@ -14,11 +14,12 @@ from attrs import define, field, frozen
 from protocol.dialects.answer_builder import ChoiceParts, extend
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import Columns, Tabulator
-from protocol.dialects.options import CHOICES_MAX, ChoiceCount, ChoiceOptions, Name, TokenCount, TopLogprobs, respond
+from protocol.dialects.options import CHOICES_MAX, INT32_MAX, ChoiceCount, ChoiceOptions, Name, TopLogprobs, respond
 from protocol.dialects.other_servers import GENERATION_KEYS
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
+from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import FieldCheck, Harmless
 
@@ -41,12 +42,17 @@ class CompletionRequest(ChoiceOptions):
     }
 
     model: Name
-    prompt: Prompts
-    max_tokens: TokenCount | None = None
+    prompt: Prompts | None = None
+    max_tokens: Annotated[int, Within(at_least=0, at_most=INT32_MAX)] | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     best_of: ChoiceCount | None = None
     suffix: str | None = None
+
+    @property
+    def prompts(self) -> Prompts:
+        """The prompts; without any, the one that begins a text."""
+        return self.prompt or Prompts()
 
     @property
     def tokens_max(self) -> int:
@@ -61,11 +67,11 @@ class CompletionRequest(ChoiceOptions):
     @property
     def choices_total(self) -> int:
         """The number of choices of the answer."""
-        return self.prompt.count * self.choices
+        return self.prompts.count * self.choices
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_suffix, self._check_choices, self._check_echo, *super().checks())
+        return (self._check_suffix, self._check_choices, *super().checks())
 
     def _check_suffix(self) -> Iterator[Mistake]:
         if self.suffix:
@@ -80,15 +86,11 @@ class CompletionRequest(ChoiceOptions):
                 yield Mistake("best_of", f"must be at least n ({self.choices}), got {self.best_of}")
             elif self.best_of > self.choices and self.stream:
                 yield Mistake("best_of", "cannot be streamed: which choices are the best is known when all have ended")
-        if self.prompt.count * computed > CHOICES_MAX:
-            product = f"{self.prompt.count} prompts times {computed} make {self.prompt.count * computed} choices"
+        count = self.prompts.count
+        if count * computed > CHOICES_MAX:
+            product = f"{count} prompts times {computed} make {count * computed} choices"
             path = name if computed > 1 else "prompt"
             yield Mistake(path, f"{product}; a request can have at most {CHOICES_MAX}")
-
-    def _check_echo(self) -> Iterator[Mistake]:
-        if self.echo and self.logprobs is not None:
-            message = "cannot stand beside logprobs: those of a prompt are not computed here"
-            yield Mistake("echo", message, unsupported=True)
 
 
 def parse(body: bytes) -> CompletionRequest:
@@ -101,9 +103,11 @@ def to_respond(request: CompletionRequest, *, request_id: str) -> Respond:
     return respond(
         request,
         request_id=request_id,
-        texts=request.prompt.texts,
-        token_lists=request.prompt.token_lists,
-        tokens_max=request.tokens_max,
+        texts=request.prompts.texts,
+        token_lists=request.prompts.token_lists,
+        # Engines compute a token at least, with the prompt; none of it is answered.
+        tokens_max=request.tokens_max or 1,
+        warm_up=request.tokens_max == 0,
         n=request.choices,
         best_of=request.best_of,
         logprobs=request.logprobs,

@@ -42,22 +42,25 @@ def split_text(text: Text, tokens_max: int) -> Iterator[Text]:
         offset = stop or 0
 
 
-def _token(text: str, data: bytes, logprob: float) -> dict[str, object]:
+def _token(text: str, data: bytes, logprob: float | None) -> dict[str, object]:
     return {"token": text, "logprob": finite(logprob), "bytes": list(data)}
 
 
-def finite(logprob: float) -> float:
+def finite(logprob: float | None) -> float:
     """Return a log probability as clients get it: `LOGPROB_MIN` if the engine sent no number."""
-    return logprob if LOGPROB_MIN <= logprob < inf else LOGPROB_MIN
+    return logprob if logprob is not None and LOGPROB_MIN <= logprob < inf else LOGPROB_MIN
 
 
 @frozen
 class Columns:
-    """Log probabilities as completions have them; `text_offset` is the place of each token in its choice."""
+    """Log probabilities as completions have them; `text_offset` is the place of each token in its choice.
+
+    The first token of a prompt has neither a log probability nor likelier ones.
+    """
 
     tokens: list[str] = Factory(list)
-    token_logprobs: list[float] = Factory(list)
-    top_logprobs: list[dict[str, float]] = Factory(list)
+    token_logprobs: list[float | None] = Factory(list)
+    top_logprobs: list[dict[str, float] | None] = Factory(list)
     text_offset: list[int] = Factory(list)
 
 
@@ -74,8 +77,8 @@ class Tabulator:
         self._text_length += len(text.text)
         for token in text.logprobs:
             into.tokens.append(_name(token.text, token.data))
-            into.token_logprobs.append(finite(token.logprob))
-            into.top_logprobs.append(_likeliest(token))
+            into.token_logprobs.append(None if token.logprob is None else finite(token.logprob))
+            into.top_logprobs.append(None if token.logprob is None else _likeliest(token))
             into.text_offset.append(min(self._tokens_length, self._text_length))
             self._tokens_length += len(self._decoder.decode(token.data))
         # A detokenizer removes the space before the first word, so that the tokens can be longer than the text.

@@ -41,7 +41,7 @@ def _first_wrong_id(value: list[object]) -> Mistakes:
 
 @frozen
 class Prompts:
-    """One or more prompts, all of them texts or all of them token ids."""
+    """One or more prompts, all of them texts or all of them token ids; without either, the one that begins a text."""
 
     value_types: ClassVar[tuple[type, ...]] = (str, list)
 
@@ -51,7 +51,7 @@ class Prompts:
     @property
     def count(self) -> int:
         """The number of prompts; each is at least one choice."""
-        return len(self.texts) + len(self.token_lists)
+        return len(self.texts) + len(self.token_lists) or 1
 
     @classmethod
     def from_value(cls, value: object) -> Self:

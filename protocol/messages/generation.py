@@ -11,9 +11,10 @@ from functools import lru_cache
 
 from attrs import Factory, evolve, field, frozen
 
+from protocol.errors import PeerViolation
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import MediaItem, check_item, with_data
-from protocol.tensors import Tensor
+from protocol.tensors import Dtype, Tensor
 from protocol.trace import Trace
 
 REQUEST_ID_LENGTH = 32
@@ -84,6 +85,9 @@ class Sampling:
 HAND_OFF_BYTES_MAX = 2**18
 """The most bytes of a hand-off, and of the address of a prefill."""
 
+SCORE_DTYPES = (Dtype.FLOAT32, Dtype.INT32, Dtype.FLOAT32)
+"""The types of the tensors of `PromptScores`."""
+
 
 @frozen
 class PromptBlocks:
@@ -116,10 +120,11 @@ class Generate(Message):
     """Continue `tokens`; answered by one `Started`, then `Tokens`, and `Finished`.
 
     `logprobs` requests the log probability of each token and of so many of the likeliest ones; None requests none.
-    Requests with different `cache_salt` share no prefix cache. The waiting request of the highest `priority` gets the
-    next slot. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has one placeholder
-    among the `tokens` for each of its tokens. In an engine with several ranks the one of number `rank`, chosen by the
-    router, computes the request.
+    With `prompt_logprobs` as many are requested of the prompt, without its `resumed_tokens`; only an answer with
+    `logprobs` has them. Requests with different `cache_salt` share no prefix cache. The waiting request of the highest
+    `priority` gets the next slot. Queues are fair between `owner`s, the names of clients' keys. Each of the `media` has
+    one placeholder among the `tokens` for each of its tokens. In an engine with several ranks the one of number `rank`,
+    chosen by the router, computes the request.
 
     A prefill and a decode get the same tokens, and each does its part of the work. The bytes of `hand_off` bring the KV
     cache from one to the other, and only their kind reads them; an engine that computes both gets none.
@@ -139,6 +144,12 @@ class Generate(Message):
     cached_tokens: int = 0  # tokens in the worker's prefix cache, by its router's estimate
     hints: RoutingHints | None = None
     rank: int = 0
+    prompt_logprobs: bool = False
+
+    @property
+    def scored_tokens(self) -> int:
+        """The number of prompt tokens whose log probabilities are requested: all behind the first."""
+        return len(self.tokens) - self.resumed_tokens - 1 if self.prompt_logprobs else 0
 
     @property
     def uncached_tokens(self) -> int:
@@ -174,16 +185,49 @@ class RouteTaken:
 
 
 @frozen
+class PromptScores:
+    """The natural logarithms of the probabilities of a prompt's tokens, each given those before it.
+
+    Each tensor has a row for each token behind the first, which has none: `logprobs` one float32; `top_ids` (int32) and
+    `top_logprobs` (float32) the likeliest tokens in the place, the likeliest first.
+    """
+
+    logprobs: Tensor
+    top_ids: Tensor
+    top_logprobs: Tensor
+
+
+@frozen
 class Started(Message):
     """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache.
 
-    From a sequential prefill no token follows: `hand_off` is the state with which its decode is to be asked, and the
-    engine holds it until this request is left.
+    `scores` are those of the prompt, if they were requested. From a sequential prefill no token follows: `hand_off` is
+    the state with which its decode is to be asked, and the engine holds it until this request is left.
     """
 
     cached_tokens: int = 0
     route: RouteTaken | None = field(default=None, eq=False)  # not a part of the answer
     hand_off: bytes = b""
+    scores: PromptScores | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of the scores."""
+        scores = self.scores
+        return () if scores is None else (scores.logprobs, scores.top_ids, scores.top_logprobs)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Started:
+        """Return the message with its scores' tensors replaced."""
+        return evolve(self, scores=PromptScores(*tensors))
+
+    def check_tensors(self) -> None:
+        """Raise `PeerViolation` unless the scores are rows of numbers, as many of each kind."""
+        if (scores := self.scores) is None:
+            return
+        rows, likeliest = scores.logprobs.shape, scores.top_ids.shape
+        dtypes = tuple(tensor.dtype for tensor in self.tensors)
+        if dtypes != SCORE_DTYPES or len(rows) != 1 or likeliest[:-1] != rows or likeliest != scores.top_logprobs.shape:
+            raise PeerViolation("the scores of a prompt whose tensors do not fit each other")
 
 
 @frozen

@@ -71,9 +71,10 @@ class Respond(Message):
 
     A piece of a choice is `Text`, or `Reasoning` or `CallPart` where the format of the model has these.
 
-    The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`. Every prompt gets `n`
-    choices, numbered from 0 through all prompts. `tokens_max` None asks for as many as the model's limits allow.
-    `params` maps fields to their names in the client's dialect, for the `param` of errors.
+    The prompt is a conversation (`turns`), or else each of `texts`, or each of `token_lists`, or without these the
+    token that begins a text. Every prompt gets `n` choices, numbered from 0 through all prompts. `tokens_max` None asks
+    for as many as the model's limits allow. `params` maps fields to their names in the client's dialect, for the
+    `param` of errors.
     """
 
     id: str
@@ -101,7 +102,7 @@ class Respond(Message):
     grammar: Grammar | None = None
     logprobs: int | None = None  # the number of likeliest tokens beside the chosen one; None: no log probabilities
     token_ids: bool = False  # whether `Text` has its token ids
-    echo: bool = False  # each choice begins with its prompt
+    echo: bool = False  # each choice begins with its prompt, with `logprobs` also those of its tokens
     truncate: bool = False  # leave out the oldest turns of a conversation that is too long
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
     priority: int | None = None  # highest first among waiting requests; None: the default of the client's key
@@ -113,6 +114,11 @@ class Respond(Message):
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
     total_max: int | None = None  # tokens of prompt and answer at admission; 0: no engine was ready then
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the echoed prompts have log probabilities."""
+        return self.echo and self.logprobs is not None
 
     @property
     def choices(self) -> int:
@@ -143,7 +149,7 @@ class TokenText:
 
     text: str
     data: bytes
-    logprob: float
+    logprob: float | None  # None of the first token of a prompt, which nothing comes before
     top: tuple[tuple[str, bytes, float], ...] = ()  # the likeliest tokens in this place, the likeliest first
 
 

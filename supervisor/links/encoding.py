@@ -26,7 +26,7 @@ from protocol.errors import (
 from protocol.link import codec
 from protocol.link.frames import FRAME_BYTES_MAX, STEP_TOKENS_MAX, Fail, Item, Step
 from protocol.messages.cluster import COUNT_MAX
-from protocol.messages.generation import HAND_OFF_BYTES_MAX, Finished, Generate, Started, Tokens
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, Finished, Generate, PromptScores, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_BYTES_MAX, WatchBlocks
 from protocol.messages.media import Encode, Encoded, MediaItem
@@ -53,6 +53,7 @@ class ReplyRules:
     takes_tokens: bool  # `replies` has `Tokens`
     body_bytes_max: int = BODY_BYTES_MAX  # the limit of a reply
     likeliest_max: int | None = None  # requested alternatives a token; None: no log probabilities
+    scored_tokens: int | None = None  # of the prompt, with as many alternatives; None: no log probabilities
     tokens_max: int = COUNT_MAX  # the limit of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
     begun: bool = False  # `first` has come, or there is none
@@ -79,6 +80,8 @@ class ReplyRules:
             raise PeerViolation("a number of cached tokens that cannot be")
         if isinstance(reply, Started) and len(reply.hand_off) > HAND_OFF_BYTES_MAX:
             raise PeerViolation(f"a hand-off of {len(reply.hand_off)} bytes; the limit is {HAND_OFF_BYTES_MAX}")
+        if isinstance(reply, Started) and reply.scores is not None and not self._are_possible(reply.scores):
+            raise PeerViolation("log probabilities of a prompt that were not asked for")
         self.free_left -= not units
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
@@ -145,6 +148,10 @@ class ReplyRules:
             return False
         return not ids or (min(ids) >= 0 and max(ids) < TOKEN_IDS)
 
+    def _are_possible(self, scores: PromptScores) -> bool:
+        tokens, likeliest = scores.top_ids.shape
+        return tokens == self.scored_tokens and likeliest <= (self.likeliest_max or 0)
+
 
 def check_gathered(step: Step, rules: Mapping[int, ReplyRules]) -> None:
     """Raise `PeerViolation` for a `Step` of another node with too many tokens, impossible ones, or anything else."""
@@ -169,6 +176,8 @@ def reply_rules(request: Message) -> ReplyRules:
     rules = ReplyRules(row.replies, row.result, row.first, issubclass(Tokens, row.replies))
     if isinstance(request, Generate):
         rules.likeliest_max, rules.tokens_max = request.logprobs, request.sampling.tokens_max
+        if request.prompt_logprobs:
+            rules.scored_tokens = request.scored_tokens
     elif isinstance(request, Encode):
         rules.item = request.item.place
     elif isinstance(request, WatchBlocks):

@@ -24,9 +24,10 @@ from protocol.block_hashes import block_hashes
 from protocol.errors import ActorLost, EngineDied
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad, HandOff
-from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
+from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Started
 from protocol.messages.kv_events import BlockChange, BlockEvent
 from tests.rig.calls import AnyPriorityInbox, priority_inbox
+from tests.rig.prompt_scores import scores_of
 from tests.rig.routed_pools import whole_levels
 from tests.rig.router import ActorWorker, RouterRig, ask, generate, routed
 from tests.rig.scheduler import sweep
@@ -100,6 +101,18 @@ async def sweep_one(
         return await act_at(rig, step, crash, expected, lambda name: generate(name, 4, temperature=0.0))
 
 
+async def sweep_scored(
+    legs: tuple[Leg, ...], hand_off: HandOff, step: int, crash: int | None, expected: list[int]
+) -> bool:
+    """Do the same with the log probabilities of the prompt, which no asker gets twice or too late."""
+    async with over_engines(*legs, *legs, hand_off=hand_off) as rig:
+        return await act_at(rig, step, crash, expected, scored)
+
+
+def scored(name: str) -> Generate:
+    return evolve(generate(name, 4, temperature=0.0), logprobs=2, prompt_logprobs=True)
+
+
 async def sweep_by_prefix(levels: ServiceLevels | None, step: int, crash: int | None, expected: list[int]) -> bool:
     """Do the same where the policy counts the prompts that have not begun, and nothing of them may be left."""
     policy = KvPolicy(KvSettings(), PrefixIndex(), random.Random(0).random, trio.current_time)
@@ -127,6 +140,8 @@ async def act_at(
         with scope:
             got = await ask(rig, request(name))
             assert (len(got.ids), got.ids) == (4, expected)
+            begun = [reply.scores for reply in got.replies if isinstance(reply, Started)]
+            assert begun == [scores_of(request(name), spec().vocabulary_size, spec().seed)]
             ended.append(name)
 
     ended: list[str] = []
@@ -163,6 +178,14 @@ CRASHES = pytest.mark.parametrize("crash", [None, 0, 1], ids=["leave", "crash th
 @pytest.mark.parametrize(("legs", "hand_off"), ROOMS.values(), ids=ROOMS.keys())
 def test_at_every_step(legs: tuple[Leg, ...], hand_off: HandOff, crash: int | None, expected: list[int]) -> None:
     sweep(lambda _, step: sweep_one(legs, hand_off, step, crash, expected), steps_min=40)
+
+
+@CRASHES
+@pytest.mark.parametrize(("legs", "hand_off"), ROOMS.values(), ids=ROOMS.keys())
+def test_at_every_step_of_a_request_for_the_scores_of_its_prompt(
+    legs: tuple[Leg, ...], hand_off: HandOff, crash: int | None, expected: list[int]
+) -> None:
+    sweep(lambda _, step: sweep_scored(legs, hand_off, step, crash, expected), steps_min=40)
 
 
 @CRASHES

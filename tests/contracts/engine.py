@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from hashlib import sha256
@@ -166,6 +166,19 @@ async def read(generation: Generation) -> tuple[list[int], Finished]:
         finished = await generation.result()
     assert isinstance(finished, Finished)
     assert promised >= 0, "what was promised is a number of tokens"
+    return ids, finished
+
+
+async def read_on(generation: Generation) -> tuple[list[int], Finished]:
+    """Read an answer whose `Started` has been read already to its good end."""
+    ids: list[int] = []
+    with trio.fail_after(ANSWERED_WITHIN_S):
+        async for reply in generation:
+            assert isinstance(reply, Tokens), "an answer starts once"
+            assert len(reply.logprobs) == len(reply.ids)
+            ids += reply.ids
+        finished = await generation.result()
+    assert isinstance(finished, Finished)
     return ids, finished
 
 
@@ -420,6 +433,67 @@ async def sends_log_probabilities_when_asked(engine: Engine) -> None:
         assert (await complete(engine, usual_request))[0] == ids, "asking changes nothing"
 
 
+async def sends_log_probabilities_of_the_prompt_when_asked(engine: Engine) -> None:
+    prompt = min(engine.info.request_tokens_max - 16, 700)  # several pieces of a prompt, on most engines
+    usual_request = request(engine, 4, prompt)
+    usual, _ = await complete(engine, usual_request)
+    kept: list[Sequence[float]] = []
+    for top, tokens_max, resumed in ((0, 4, 0), (3, 4, 0), (2, 2, 2), (1, 1, 0)):
+        sampling = evolve(usual_request.sampling, tokens_max=tokens_max)
+        tokens = [*usual_request.tokens, *usual[:resumed]]
+        wanted = Generate(
+            new_id(), tokens, sampling, logprobs=top, prompt_logprobs=True, resumed_tokens=resumed, cached_tokens=prompt
+        )
+        async with slot(engine, wanted) as generation:
+            with trio.fail_after(ANSWERED_WITHIN_S):
+                started = await anext(generation)
+            ids, finished = await read_on(generation)
+        assert isinstance(started, Started)
+        assert started.scores is not None
+        assert (started.cached_tokens, finished.usage.cached_tokens) == (0, 0), "it is computed whole"
+        started.check_tensors()
+        assert started.scores.top_ids.shape == (prompt - 1, top), "the first token has none, nor have resumed ones"
+        logprobs = started.scores.logprobs.data.cast("B").cast("f").tolist()
+        values = started.scores.top_logprobs.data.cast("B").cast("f").tolist()
+        likeliest = started.scores.top_ids.data.cast("B").cast("i").tolist()
+        kept.append(logprobs)
+        assert max(logprobs) <= 0
+        for row in range(prompt - 1):
+            own, place = tokens[row + 1], slice(row * top, (row + 1) * top)
+            each, best = likeliest[place], values[place]
+            assert best == sorted(best, reverse=True), "the likeliest first"
+            assert len(set(each)) == top
+            assert all(0 <= token < engine.info.vocabulary_size for token in each)
+            assert not top or logprobs[row] < best[0] + 1e-3
+            assert own not in each or abs(logprobs[row] - best[each.index(own)]) < 1e-3, "one number for one token"
+        assert len(ids) == tokens_max
+    for other in kept[1:]:
+        assert all(abs(one - another) < 0.3 for one, another in zip(kept[0], other, strict=True)), "the prompt's alone"
+    short = evolve(usual_request, id=new_id(), tokens=[7], logprobs=2, prompt_logprobs=True)
+    async with slot(engine, short) as generation:
+        started = await anext(generation)
+        await read_on(generation)
+    assert isinstance(started, Started)
+    assert started.scores is not None
+    assert started.scores.logprobs.shape == (0,)
+
+
+async def leaves_while_log_probabilities_of_a_prompt_are_on_their_way(engine: Engine) -> None:
+    prompt = min(engine.info.request_tokens_max - LONG, 700)
+
+    async def submit_and_leave(pause_s: float) -> bool:
+        wanted = evolve(
+            request(engine, LONG, prompt), logprobs=min(20, engine.info.vocabulary_size), prompt_logprobs=True
+        )
+        generation = engine.submit(wanted)
+        await trio.sleep(pause_s)
+        return await leave(engine, wanted, generation)
+
+    for pause_s in (0.0, 0.01, 0.1):
+        await leave_in_time(partial(submit_and_leave, pause_s))
+    await serves_on(engine)
+
+
 async def a_bias_forces_and_forbids_a_token(engine: Engine) -> None:
     usual_request = request(engine, 4)
     usual, _ = await complete(engine, usual_request)
@@ -479,6 +553,7 @@ async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
         Generate(new_id(), [1], Sampling(4, logit_bias={1: nan})),
         Generate(new_id(), [1], Sampling(4), logprobs=most + 1),
         Generate(new_id(), [1], Sampling(4), logprobs=-1),
+        Generate(new_id(), [1], Sampling(4), prompt_logprobs=True),
         Generate(new_id(), [1] * longest, Sampling(1)),
         Generate(new_id(), [1], Sampling(longest)),
     ]
@@ -632,6 +707,8 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_operations_that_it_does_not_list,
     drops_its_cache_right_after_the_last_answer,
     sends_log_probabilities_when_asked,
+    sends_log_probabilities_of_the_prompt_when_asked,
+    leaves_while_log_probabilities_of_a_prompt_are_on_their_way,
     a_bias_forces_and_forbids_a_token,
     a_salt_keeps_prompts_apart,
     refuses_a_grammar_that_it_cannot_follow,

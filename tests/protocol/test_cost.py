@@ -8,13 +8,16 @@ from attrs import evolve
 from protocol.cost import (
     ANSWER_TOKENS_MAX,
     LOGPROB_BYTES,
+    SCORES_MAX,
     TOKEN_BYTES,
+    check_scores,
     cost,
     generation_tokens,
     generations_of,
     kv_tokens,
     multiplying_field,
 )
+from protocol.errors import BadRequest
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Respond, Role, Turn
@@ -46,6 +49,26 @@ def test_tokens_are_limited_by_the_request_and_by_the_model() -> None:
     assert cost(evolve(ASKED, total_max=100, n=3), gathered=False).tokens == 300
     assert cost(evolve(ASKED, total_max=100, tokens_max=10**9), gathered=False).tokens == 100
     assert cost(evolve(ASKED, total_max=100, warm_up=True), gathered=False).tokens == 1
+
+
+def test_the_log_probabilities_of_echoed_prompts_take_memory_in_a_stream_too() -> None:
+    asked = evolve(ASKED, turns=(), echo=True, logprobs=1, tokens_max=1, total_max=100, warm_up=True)
+    answer = TOKEN_BYTES + 2 * LOGPROB_BYTES
+    lists = evolve(asked, token_lists=((1,) * 30, (2,) * 20))
+    assert cost(lists, gathered=False).gathered_bytes == 2 * answer + 50 * (TOKEN_BYTES + 2 * LOGPROB_BYTES)
+    plain, long, wide = "a" * 40, "a" * 10**6, "日" * 20
+    for text, tokens in ((plain, 40 + 16), (wide, 4 * 20 + 16), (long, 100)):
+        of_text = cost(evolve(asked, texts=(text,)), gathered=False).gathered_bytes
+        unscored = cost(evolve(asked, texts=(text,), logprobs=None), gathered=False).gathered_bytes
+        assert of_text == unscored + tokens * 2 * LOGPROB_BYTES + 2 * LOGPROB_BYTES
+
+
+def test_the_limit_of_a_prompts_log_probabilities_is_exact() -> None:
+    check_scores(SCORES_MAX // 4, 3, "logprobs")
+    with pytest.raises(BadRequest) as caught:
+        check_scores(SCORES_MAX // 4 + 1, 3, "logprobs")
+    assert caught.value.param == "logprobs"
+    assert str(SCORES_MAX) in str(caught.value)
 
 
 def test_only_gathered_answers_take_memory() -> None:

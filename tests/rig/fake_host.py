@@ -19,7 +19,7 @@ from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.link.peer import Peer
 from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
-from protocol.messages.generation import Generate, Logprob
+from protocol.messages.generation import Generate, Logprob, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
 from supervisor.links.link import Link
@@ -41,6 +41,7 @@ class FakeHost:
     farewell: Bye | None = None
     streams: dict[int, str] = field(init=False, factory=dict)
     numbers: dict[str, int] = field(init=False, factory=dict)
+    alone: set[str] = field(init=False, factory=set)  # requests whose replies are in no `Step`, behind attachments
     watchers: dict[int, trio.CancelScope] = field(init=False, factory=dict)  # by stream
     _nursery: trio.Nursery = field(init=False)
     _writer: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -164,17 +165,15 @@ class FakeHost:
             await self.engine.watch_load(send)
 
     def _told(self, update: BatchUpdate) -> None:
-        for request_id, started in update.begun:
-            if started.hand_off:
-                self._send(Item(self.numbers[request_id], codec.encode(started), 0))
+        self._send_alone(update)
         begun = [
             Begun(self.numbers[request_id], started.cached_tokens)
             for request_id, started in update.begun
-            if not started.hand_off
+            if not (started.hand_off or request_id in self.alone)
         ]
-        streams = [self.numbers[request_id] for request_id in update.emitted]
-        pairs = zip(streams, update.logprobs, strict=True)
-        logprobs: dict[int, tuple[Logprob, ...]] = {stream: (each,) for stream, each in pairs if each is not None}
+        emitted = zip(update.emitted, update.tokens, update.logprobs, strict=True)
+        steps = [(self.numbers[name], token, logprob) for name, token, logprob in emitted if name not in self.alone]
+        logprobs: dict[int, tuple[Logprob, ...]] = {stream: (each,) for stream, _, each in steps if each is not None}
         ended = [
             Ended(
                 self._forget(request_id),
@@ -185,19 +184,42 @@ class FakeHost:
                 finished.matched,
             )
             for request_id, finished in update.ended
+            if request_id not in self.alone
         ]
-        if streams:
-            self._send(Step(streams, [1] * len(streams), update.tokens, begun, ended, logprobs))
+        if steps:
+            streams, tokens, _ = map(list, zip(*steps, strict=True))
+            self._send(Step(streams, [1] * len(streams), tokens, begun, ended, logprobs))
+        for request_id, finished in update.ended:
+            if request_id in self.alone:
+                self._send(End(self._forget(request_id), codec.encode(finished)))
         for request_id, error in update.failed:
             self._send(Fail(self._forget(request_id), error.code, error.detail))
 
+    def _send_alone(self, update: BatchUpdate) -> None:
+        """Send what is in no `Step`: states, and the answers with log probabilities of their prompts."""
+        for request_id, started in update.begun:
+            if started.scores is not None:
+                self.alone.add(request_id)
+            if started.hand_off or started.scores is not None:
+                self._reply(self.numbers[request_id], started)
+        for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
+            if request_id in self.alone:
+                assert logprob is not None
+                self._reply(self.numbers[request_id], Tokens((token,), (logprob,)))
+
     def _forget(self, request_id: str) -> int:
+        self.alone.discard(request_id)
         stream = self.numbers.pop(request_id)
         del self.streams[stream]
         return stream
 
-    def _send(self, frame: Frame) -> None:
-        self.peer.send(frame)
+    def _reply(self, stream: int, reply: Started | Tokens) -> None:
+        attached = codec.attached(reply)
+        item = Item(stream, codec.encode(reply), codec.units_of(reply), sum(map(len, attached)))
+        self._send(item, attached)
+
+    def _send(self, frame: Frame, attached: tuple[memoryview, ...] = ()) -> None:
+        self.peer.send(frame, attached)
         self._writer.unpark_all()
 
     async def _write(self) -> None:

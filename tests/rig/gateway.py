@@ -53,6 +53,7 @@ from supervisor.gateway.requests import RequestRunner, ServedModel
 from supervisor.gateway.server import serve
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.fake_engine import logprob_at
+from tests.rig.prompt_scores import scores_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny"
 load_with_fixed_clock = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
@@ -116,7 +117,7 @@ class Worker:
                 answer.fail(EngineLost("the engine that was answering died"))
                 return
             if place == 0:
-                answer.put(Started(self.cached, self.route), 0)
+                answer.put(Started(self.cached, self.route, scores=scores_of(request)), 0)
                 self.began.set()
             token = line[place % len(line)]
             if request.logprobs is None:

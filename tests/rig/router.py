@@ -50,6 +50,7 @@ from protocol.messages.generation import (
 )
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
+from tests.rig.prompt_scores import scores_of
 
 EOS = 0
 PROMPT = [5, 6, 7, 8]
@@ -127,11 +128,11 @@ class Fake:
             self.busy -= 1
             self.pool.change()
 
-    async def _hold(self, _: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
+    async def _hold(self, request: Generate, play: Play, answer: AnyAnswer, scope: trio.CancelScope) -> None:
         """Return a state after a second, and hold it until it is left, or until the error half a second later."""
         with scope:
             await trio.sleep(1)
-            answer.put(Started(play.cached, hand_off=play.state), 0)
+            answer.put(Started(play.cached, hand_off=play.state, scores=scores_of(request)), 0)
             await trio.sleep(inf if play.error is None else 0.5)
         answer.fail(play.error if play.error is not None and not scope.cancelled_caught else AskerLeft("left"))
 
@@ -145,7 +146,7 @@ class Fake:
             for number, token in enumerate(whole[: play.tokens], start=1):
                 await trio.sleep(1)
                 if number == 1 and play.started:
-                    answer.put(Started(play.cached), 0)
+                    answer.put(Started(play.cached, scores=scores_of(request)), 0)
                 if request.logprobs is None:
                     put_token(answer, token, trio.current_time(), one_token)
                 else:

@@ -42,7 +42,7 @@ from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import RankLoad
-from protocol.messages.generation import Finished, FinishReason, Generate, Started, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Usage
 
 
 @define(eq=False)
@@ -295,6 +295,7 @@ class Batch:
                 continue
             held.has_begun = True
             held.computed += size
+            held.score(self.spec.seed, self.spec.vocabulary_size)
             if self._caches:
                 held.publish_prompt(self.memory, self.spec.page_size)
             if held.computed < len(held.prompt):
@@ -323,7 +324,7 @@ class Batch:
             self._transferring[held.request.id] = held
             update.begun.append((held.request.id, self.transfers.hold(held)))
         else:
-            update.begun.append((held.request.id, Started(held.cached)))
+            update.begun.append((held.request.id, held.started()))
             self._emit(held, update)
 
     def _fail(self, held: HeldRequest, error: RequestError, update: BatchUpdate) -> None:

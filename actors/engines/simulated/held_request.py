@@ -9,8 +9,9 @@ from attrs import Factory, define
 from actors.engines.simulated.hand_off import Rendezvous, State
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
+from actors.engines.simulated.scores import PromptScorer
 from protocol.block_hashes import block_digests, pack_tokens, root_digest
-from protocol.messages.generation import Generate
+from protocol.messages.generation import Generate, Started
 from protocol.messages.media import MediaInfo, padded_tokens
 
 
@@ -31,6 +32,7 @@ class HeldRequest:
     ready_at: float = inf  # when its prompt has arrived from another engine, or can be handed over to it
     free_at: float = inf  # set by an abort
     stuck: bool = False
+    scorer: PromptScorer | None = None  # of a prompt whose log probabilities are wanted
     state: State | None = None  # of a sequential hand-off: that a prefill holds, or that a decode takes
 
     @property
@@ -59,11 +61,29 @@ class HeldRequest:
         self.digests = block_digests(root, pack_tokens(self.prompt), page_size) if caches else []
 
     def reusable(self, page_size: int) -> list[bytes]:
-        """Return the digests that it may find in the cache: the last token is always computed, for the next one."""
+        """Return the digests that it may find in the cache: the last token is always computed, for the next one.
+
+        A prompt whose log probabilities are wanted is computed whole.
+        """
         return [] if self.digests is None else self.digests[: self._pages_reusable(page_size)]
+
+    def score(self, seed: int, vocabulary_size: int) -> None:
+        """Compute the log probabilities of the computed part of its prompt, if they are wanted."""
+        if not self.request.prompt_logprobs:
+            return
+        if self.scorer is None:
+            self.scorer = PromptScorer(vocabulary_size, self.request.logprobs or 0, seed)
+        end = min(self.computed, len(self.request.tokens) - self.request.resumed_tokens)
+        self.scorer.add(self.request.tokens[self.scorer.tokens : end])
+
+    def started(self) -> Started:
+        """Return the beginning of its answer."""
+        return Started(self.cached, scores=None if self.scorer is None else self.scorer.scores())
 
     def _pages_reusable(self, page_size: int) -> int:
         assert self.digests is not None
+        if self.request.prompt_logprobs:
+            return 0
         return min(len(self.digests), (len(self.prompt) - 1) // page_size)
 
     def find(self, memory: KvMemory, page_size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.engines.simulated.held_request import HeldRequest
 from actors.engines.simulated.held_states import HeldStates
@@ -55,7 +55,7 @@ class Transfers:
     def hold(self, held: HeldRequest) -> Started:
         """Hold the state of a computed prompt, and return the reply that has it."""
         held.state = self.states.hold(self.life, held.request, self.spec.layout)
-        return Started(held.cached, hand_off=held.state.encode())
+        return evolve(held.started(), hand_off=held.state.encode())
 
     def can_arrive(self, held: HeldRequest) -> bool:
         """Whether a prompt that a decode has accepted is still held."""

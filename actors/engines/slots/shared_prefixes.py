@@ -93,7 +93,8 @@ class SharedPrefixes:
         length, cached = len(request.tokens), max(0, request.cached_tokens)
         with trio.move_on_after(within_s):
             await trio.lowlevel.checkpoint_if_cancelled()
-            while (end := self._shared_end(length, cached)) < length:
+            # What an engine computes log probabilities of, it finds in no cache.
+            while not request.prompt_logprobs and (end := self._shared_end(length, cached)) < length:
                 others = self._groups.get(key, {}).values()
                 other = next((one for one in others if one.prompt.begins_like(prompt, end)), None)
                 if other is None:

@@ -74,8 +74,7 @@ def test_every_kind_of_prompt_is_accepted(
 @pytest.mark.parametrize(
     ("param", "prompt"),
     [
-        ("prompt", ...),
-        ("prompt", None),
+        ("prompt", 5),
         ("prompt", []),
         ("prompt", ["x"] * 129),
         ("prompt", [[1]] * 129),
@@ -92,6 +91,23 @@ def test_every_kind_of_prompt_is_accepted(
 )
 def test_an_invalid_prompt_is_refused_by_its_path(param: str, prompt: object) -> None:
     refused(BadRequest, param, prompt=prompt)
+
+
+def test_without_a_prompt_a_text_begins() -> None:
+    for body in ({"model": "m"}, {"model": "m", "prompt": None}):
+        got = parse(json.dumps(body).encode())
+        assert to_respond(got, request_id=ID) == Respond(ID, tokens_max=16, params=PARAMS)
+        assert got.choices_total == 1
+
+
+def test_no_token_of_an_answer_is_asked_for_by_computing_its_prompt_alone() -> None:
+    assert asked(max_tokens=0) == Respond(ID, texts=("Hi",), tokens_max=1, warm_up=True, params=PARAMS)
+
+
+def test_an_echo_beside_log_probabilities_asks_for_those_of_the_prompt() -> None:
+    assert asked(echo=True, logprobs=0).scores_prompts
+    assert not asked(echo=True).scores_prompts
+    assert not asked(logprobs=1).scores_prompts
 
 
 def test_the_limit_of_token_ids_is_exact() -> None:
@@ -139,8 +155,7 @@ def test_to_respond_maps_every_field() -> None:
     [
         (Unsupported, "suffix", {"suffix": "the end"}),
         (BadRequest, "suffix", {"suffix": 5}),
-        (Unsupported, "echo", {"echo": True, "logprobs": 0}),
-        (Unsupported, "echo", {"echo": True, "logprobs": 5}),
+        (BadRequest, "min_tokens", {"min_tokens": 1, "max_tokens": 0}),
         (Unsupported, "use_beam_search", {"use_beam_search": True}),
         (BadRequest, "best_of", {"best_of": 1, "n": 2}),
         (BadRequest, "best_of", {"best_of": 2, "stream": True}),

@@ -109,7 +109,7 @@ def test_values_at_a_limit_are_accepted_and_beyond_it_refused_by_their_field(
         ("completions", "n", [1, CHOICES_MAX], [0, CHOICES_MAX + 1]),
         ("completions", "best_of", [1, CHOICES_MAX], [0, CHOICES_MAX + 1]),
         ("completions", "logprobs", [0, TOP_LOGPROBS_MAX], [-1, TOP_LOGPROBS_MAX + 1, True]),
-        ("completions", "max_tokens", [1, INT32 - 1], [0, INT32]),
+        ("completions", "max_tokens", [0, 1, INT32 - 1], [-1, INT32]),
         ("posted", "user", ["", "x" * 512], ["x" * 513]),
     ],
 )

@@ -112,7 +112,13 @@ class LinkMessages:
             with suppress(BufferError):
                 tensor.data.release()
 
-    # Results ---------------------------------------------------------------------------
+    # Replies and results ----------------------------------------------------------------
+
+    def reply(self, stream: int, reply: Message) -> None:
+        """Send a reply with its tensors attached; raises `TooLarge` for more bytes than the link takes."""
+        attached = codec.attached(reply)
+        item = Item(stream, codec.encode(reply), codec.units_of(reply), sum(map(len, attached)))
+        self.peer.send(item, attached)
 
     def end(self, stream: int, result: Message) -> None:
         """End a stream with its result, whose tensors come before it; one that fits no link fails the stream."""

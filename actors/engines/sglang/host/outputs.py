@@ -17,6 +17,7 @@ import struct
 import sys
 import tempfile
 import traceback
+from array import array
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -39,6 +40,18 @@ class Likeliest(NamedTuple):
     top_values: list[list[float]]
 
 
+class Scored(NamedTuple):
+    """The log probabilities of a prompt's tokens behind the first, and the likeliest ids in each place with theirs.
+
+    They are packed arrays in the machine's own order, `likeliest` a row in the latter two.
+    """
+
+    likeliest: int
+    logprobs: bytes  # float32
+    top_ids: bytes  # int32
+    top_logprobs: bytes  # float32
+
+
 class EngineFinishReason(TypedDict, total=False):
     """A finish reason of SGLang's; `status_code` and `message` belong to an abort."""
 
@@ -58,7 +71,7 @@ class Finish(NamedTuple):
 class StepOutput(NamedTuple):
     """The tokens of one step: request `ids[i]` gets the next `counts[i]` of `tokens`.
 
-    `finished` and `logprobs` are by the request's index in `ids`.
+    `finished`, `logprobs` and `scored` are by the request's index in `ids`.
     """
 
     ids: list[str]
@@ -67,6 +80,7 @@ class StepOutput(NamedTuple):
     cached_tokens: list[int]
     finished: dict[int, Finish]
     logprobs: dict[int, Likeliest]
+    scored: dict[int, Scored]
 
 
 def send_steps() -> None:
@@ -113,6 +127,22 @@ def step_output(output: BatchTokenIDOutput) -> StepOutput:
             for i, values in enumerate(output.output_token_logprobs_val or ())
             if values
         },
+        scored={
+            i: _scored(values, output.input_top_logprobs_idx[i], output.input_top_logprobs_val[i])
+            for i, values in enumerate(output.input_token_logprobs_val or ())
+            if values
+        },
+    )
+
+
+def _scored(values: list[float], top_ids: list[list[int]] | None, top_values: list[list[float]] | None) -> Scored:
+    """Return the scores of a prompt without those of its first token, for which SGLang has None."""
+    top_ids, top_values = (top_ids or [])[1:], (top_values or [])[1:]
+    return Scored(
+        len(top_ids[0]) if top_ids else 0,
+        array("f", values[1:]).tobytes(),
+        array("i", chain.from_iterable(top_ids)).tobytes(),
+        array("f", chain.from_iterable(top_values)).tobytes(),
     )
 
 

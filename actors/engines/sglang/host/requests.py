@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from itertools import accumulate
 
-from attrs import define
+from attrs import define, frozen
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host import translation
 from actors.engines.sglang.host.outputs import EngineFinishReason, StepOutput
 from protocol.errors import RequestError
 from protocol.link.frames import Begun, Ended, Step
-from protocol.messages.generation import FinishReason
+from protocol.messages.generation import Finished, FinishReason, Started, Tokens, Usage
 
 
 @define(eq=False)
@@ -26,9 +26,19 @@ class Running:
     id: str
     stream: int
     logprobs: int | None = None  # how many of the likeliest tokens are reported
+    scored_tokens: int | None = None  # how many of its prompt's log probabilities are reported
     task: asyncio.Task[None] | None = None
     begun: bool = False
     tokens: int = 0  # the number of its tokens so far
+
+
+@frozen
+class SeparatePart:
+    """The next part of an answer that is in no frame of others; `result` is there at its end."""
+
+    running: Running
+    replies: tuple[Started | Tokens, ...]
+    result: Finished | None
 
 
 class Requests:
@@ -47,10 +57,15 @@ class Requests:
         """Remove a request from these records alone."""
         del self.by_id[running.id], self.by_stream[running.stream]
 
-    def step(self, output: StepOutput) -> tuple[Step, list[tuple[int, RequestError]]]:
-        """Return the frame of a step, by one pass over its requests, and the streams that failed in it."""
+    def step(self, output: StepOutput) -> tuple[Step, list[SeparatePart], list[tuple[int, RequestError]]]:
+        """Return the frame of a step, by one pass over its requests, and the streams that failed in it.
+
+        The answers with the log probabilities of their prompts are apart: these are attached, and a frame of several
+        streams waits for no attachment.
+        """
         streams: list[int] = []
         step = Step(streams, output.counts, output.tokens, [], [])
+        parts: list[SeparatePart] = []
         failed: list[tuple[int, RequestError]] = []
         foreign: list[int] = []  # indices of the requests that get nothing in this frame
         for index, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
@@ -66,10 +81,15 @@ class Requests:
                 streams.append(running.stream)
                 running.tokens += count
                 if not running.begun or finish is not None or running.logprobs is not None:
-                    self._add_rarities(step, running, output, index)
+                    if running.scored_tokens is None:
+                        self._add_rarities(step, running, output, index)
+                    else:
+                        streams.pop()
+                        foreign.append(index)
+                        parts.append(self._part(running, output, index))
         if foreign:
             self._take_out(output, foreign)
-        return step, failed
+        return step, parts, failed
 
     def _add_rarities(self, step: Step, running: Running, output: StepOutput, index: int) -> None:
         """Add to a frame the rare parts: the beginning, log probabilities, the end."""
@@ -85,6 +105,27 @@ class Requests:
                 Ended(running.stream, reason, finish.prompt_tokens, running.tokens, cached_tokens, matched)
             )
             self._forget(running, finish.reason)
+
+    def _part(self, running: Running, output: StepOutput, index: int) -> SeparatePart:
+        """Return the next part of an answer with the log probabilities of its prompt."""
+        begin, count = sum(output.counts[:index]), output.counts[index]
+        cached_tokens, finish = output.cached_tokens[index], output.finished.get(index)
+        assert running.scored_tokens is not None
+        replies: list[Started | Tokens] = []
+        if not running.begun:
+            running.begun = True
+            scored = output.scored.get(index)
+            scores = None if scored is None else translation.scores(scored, running.scored_tokens)
+            replies.append(Started(cached_tokens, scores=scores))
+        if count:
+            ids = tuple(output.tokens[begin : begin + count])
+            replies.append(Tokens(ids, translation.logprobs(output.logprobs.get(index), running.logprobs or 0)))
+        if finish is None:
+            return SeparatePart(running, tuple(replies), None)
+        reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
+        self._forget(running, finish.reason)
+        usage = Usage(finish.prompt_tokens, running.tokens, cached_tokens)
+        return SeparatePart(running, tuple(replies), Finished(reason, usage, matched))
 
     def _take_out(self, output: StepOutput, indices: list[int]) -> None:
         """Take the tokens of some requests out of a step, and give those of the warm-up to SGLang's own records."""

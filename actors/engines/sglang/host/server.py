@@ -41,7 +41,7 @@ from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
-from actors.engines.sglang.host.requests import Requests, Running
+from actors.engines.sglang.host.requests import Requests, Running, SeparatePart
 from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.vision.media_input import MediaInput, media_info
 from actors.engines.sglang.host.vision.pixels import folder_layout
@@ -158,7 +158,8 @@ class Host:
     def _opened(self, frame: Open) -> None:
         request = self.link.request(frame)
         if isinstance(request, Generate):
-            self._start(Running(request.id, frame.stream, request.logprobs), request)
+            scored_tokens = request.scored_tokens if request.prompt_logprobs else None
+            self._start(Running(request.id, frame.stream, request.logprobs, scored_tokens), request)
         elif isinstance(request, WatchBlocks | WatchLoad):
             self.watchers.open(frame, request)
         elif request is not None:
@@ -217,15 +218,32 @@ class Host:
         """Send one engine step as one frame, and the failures in it after that."""
         self.liveness.on_output()
         self.watchers.on_step()
-        step, failed = self.requests.step(output)
+        step, parts, failed = self.requests.step(output)
         for ended in step.ended:
             self.link.messages.ended(ended.stream)
         if step.streams:
             self.link.peer.send(step)
+        for part in parts:
+            self._answer_alone(part)
         for stream, error in failed:
             self.link.fail(stream, error)
-        if step.streams or failed:  # else the link may not be connected yet
+        if step.streams or parts or failed:  # else the link may not be connected yet
             self.link.flush()
+
+    def _answer_alone(self, part: SeparatePart) -> None:
+        """Send a part of an answer by frames of its own, which wait for the attachments among them."""
+        running = part.running
+        try:
+            for reply in part.replies:
+                self.link.messages.reply(running.stream, reply)
+        except RequestError as error:  # the link takes no attachment of that size
+            if part.result is None:
+                self.requests.remove(running)
+                self.manager.abort_request(running.id)
+            self.link.messages.fail(running.stream, error)
+        else:
+            if part.result is not None:
+                self.link.messages.end(running.stream, part.result)
 
     def _fail(self, running: Running, error: RequestError, cause: str = "") -> None:
         if running.id in self.requests.by_id:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from math import prod
 
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -12,12 +13,13 @@ from sglang.version import __version__
 
 from actors.engines.sglang import hand_off
 from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
-from actors.engines.sglang.host.outputs import Likeliest
+from actors.engines.sglang.host.outputs import Likeliest, Scored
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
 from protocol.messages.engine import EngineInfo, HandOff
-from protocol.messages.generation import Generate, GrammarKind, Logprob, Sampling
+from protocol.messages.generation import Generate, GrammarKind, Logprob, PromptScores, Sampling
 from protocol.messages.media import MediaInfo
+from protocol.tensors import BYTES, Dtype, Tensor
 from protocol.trace import as_headers
 
 NOT_A_NUMBER = "NaN happened"  # SGLang's reason for an end by a token outside the vocabulary
@@ -43,6 +45,8 @@ def sglang_request(
         stream=True,
         return_logprob=request.logprobs is not None,
         top_logprobs_num=request.logprobs or 0,
+        # From here on SGLang takes nothing from its prefix cache, which has no log probabilities.
+        logprob_start_len=0 if request.prompt_logprobs else None,
         cache_salt=request.cache_salt,
         routed_dp_rank=request.rank,
         disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,
@@ -91,6 +95,20 @@ def logprobs(found: Likeliest | None, top: int) -> tuple[Logprob, ...]:
     tops = zip(found.top_ids, found.top_values, strict=True)
     likeliest = (tuple(zip(ids, logprobs, strict=True)) for ids, logprobs in tops)
     return tuple(map(Logprob, found.values, likeliest))
+
+
+def scores(found: Scored, rows: int) -> PromptScores:
+    """Return the first `rows` of a prompt's scores; the rest are those of resumed tokens."""
+    likeliest = found.likeliest
+
+    def tensor(dtype: Dtype, shape: tuple[int, ...], data: bytes) -> Tensor:
+        return Tensor(dtype, shape, memoryview(data)[: prod(shape) * BYTES[dtype]])
+
+    return PromptScores(
+        tensor(Dtype.FLOAT32, (rows,), found.logprobs),
+        tensor(Dtype.INT32, (rows, likeliest), found.top_ids),
+        tensor(Dtype.FLOAT32, (rows, likeliest), found.top_logprobs),
+    )
 
 
 def is_failure(reason: Mapping[str, object]) -> bool:

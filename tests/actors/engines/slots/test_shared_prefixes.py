@@ -102,6 +102,14 @@ async def test_what_is_cached_already_is_not_waited_for(autojump_clock: MockCloc
         assert max(times) - min(times) < 0.05
 
 
+async def test_a_prompt_that_is_computed_whole_waits_for_no_other(autojump_clock: MockClock) -> None:
+    async with serving() as client:
+        requests = [evolve(request, logprobs=0, prompt_logprobs=True) for request in burst(SAME, 4)]
+        assert await client.ask_together(requests) == [0] * 4
+        times = list(client.first_s.values())
+        assert max(times) - min(times) < 4 * len(SAME) * TOKEN_S + 0.5, "they are computed side by side"
+
+
 async def test_what_another_has_found_is_not_waited_for_though_the_router_did_not_know(
     autojump_clock: MockClock,
 ) -> None:
