@@ -166,7 +166,7 @@ class Rig:
 async def gateway_rig(
     *,
     worker: Worker | None = None,
-    model: TextModel = TINY,
+    model: TextModel | None = None,
     requests_max: int = 8,
     waiting_max: int = 8,
     admit_s: float = 5.0,
@@ -210,7 +210,16 @@ async def gateway_rig(
     rig = Rig(gateway, worker, metrics, ready=unready, limits=prompt_limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            partial(processor, inbox, model, worker, lambda: prompt_limits[0], run_inline, requests_max, direct=direct),
+            partial(
+                processor,
+                inbox,
+                model or TINY,
+                worker,
+                lambda: prompt_limits[0],
+                run_inline,
+                requests_max,
+                direct=direct,
+            ),
             name="processor",
         )
         rig.port = await nursery.start(partial(serve, gateway, routes, "127.0.0.1", 0), name="gateway")
