@@ -193,7 +193,7 @@ class Gateway:
         self.connections.drain()
 
     def cut_reason(self, outbox: Outbox) -> str:
-        """Return why a client got only part of a response: `backlog`, `stalled`, `left` or `drain`."""
+        """Return why a client got only part of a response: `backlog`, `stalled`, `silent`, `left` or `drain`."""
         return outbox.drop_reason or ("drain" if self.draining and outbox.closed_here else "left")
 
     def abort(self) -> int:

@@ -51,7 +51,7 @@ class Outbox(trio.abc.AsyncResource):
     accepted_bytes: int = 0  # of all calls of `put` that did not raise
     client_gone: bool = False
     closed_here: bool = False  # this server closed it, not the client
-    drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow
+    drop_reason: str | None = None  # "backlog" or "stalled", once the client was too slow; "silent": it is gone
     on_backlog: Callable[[], None] | None = None  # called once, with the first backlog: many clients never have one
     lost_bytes: int = 0  # that were accepted and will never be sent
     _socket: trio.socket.SocketType | None = field(init=False)  # to write to at once; None under TLS

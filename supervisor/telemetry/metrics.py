@@ -183,11 +183,11 @@ class Metrics:
         self._refusals[code,] += 1
 
     def client_dropped(self, reason: str) -> None:
-        """Count a dropped client: its `backlog` was full, it `stalled`, or it was `unauthenticated` and made room."""
+        """Count a dropped client, by the reason: `backlog`, `stalled`, `silent`, or `unauthenticated` to make room."""
         self._dropped[reason,] += 1
 
     def response_incomplete(self, api: str, reason: str) -> None:
-        """Count a complete response received only in part: `backlog`, `stalled`, `left` or `drain`."""
+        """Count a complete response received only in part: `backlog`, `stalled`, `silent`, `left` or `drain`."""
         self._incomplete[api, reason] += 1
 
     def grammar_checked(self, model: str, outcome: str, seconds: float) -> None:

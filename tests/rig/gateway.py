@@ -314,9 +314,12 @@ class Client:
 
     stream: Any  # a SocketStream, or what a test has put around one
     buffer: bytes = b""
+    answers_pings: bool = True  # as every library does while it reads
+    _sending: trio.Lock = field(factory=trio.Lock)  # a pong may meet a message
 
     async def send(self, data: bytes) -> None:
-        await self.stream.send_all(data)
+        async with self._sending:
+            await self.stream.send_all(data)
 
     async def ask(self, data: bytes) -> Reply:
         await self.send(data)
@@ -375,7 +378,12 @@ class Client:
         return await self.ask(handshake(path, **headers))
 
     async def frame(self) -> tuple[int, bytes]:
-        """Read one whole frame: its first byte and its payload."""
+        """Read one whole frame: its first byte and its payload; pings are answered instead."""
+        while (received := await self._frame())[0] == 0x89 and self.answers_pings:
+            await self.send(frame(received[1], 0x8A))
+        return received
+
+    async def _frame(self) -> tuple[int, bytes]:
         start = await self.exactly(2)
         if len(start) < 2:
             raise EOFError("no frame")

@@ -6,12 +6,12 @@ close frames are answered, by the task that waits for the next message.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import trio
 from attrs import define, field
 from wsproto.connection import Connection, ConnectionState, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, TextMessage
 
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.websocket.frames import TOO_BIG, close_frame
@@ -27,6 +27,8 @@ class ClientSocket:
     outbox: Outbox
     stream: ReplayedStream
     message_max: int
+    active_at: float  # when the client last sent anything of its own, a ping for example, or an answer to it ended
+    on_pong: Callable[[bytes], None]  # called with the payload of each pong
     _parser: Connection = field(factory=lambda: Connection(ConnectionType.SERVER))
     _events: Iterator[Event] = field(factory=lambda: iter(()))
     _parts: bytearray = field(factory=bytearray)  # of a message that is not whole; an empty one takes nothing
@@ -59,6 +61,10 @@ class ClientSocket:
 
     def _handle(self, event: Event) -> str | bytes | None:
         """Act on one event; return the message that it completes."""
+        if isinstance(event, Pong):
+            self.on_pong(bytes(event.payload))
+            return None
+        self.active_at = trio.current_time()
         match event:
             case TextMessage() | BytesMessage():
                 return self._add(event)

@@ -26,6 +26,11 @@ def text_frame(payload: bytes) -> bytes:
     return (_HEADS[size] if size < _HEADS_MAX else _text_head(size)) + payload
 
 
+def ping_frame(payload: bytes) -> bytes:
+    """Return a whole WebSocket ping frame (RFC 6455, section 5.5.2) with at most 125 bytes."""
+    return bytes((0x89, len(payload))) + payload
+
+
 def close_frame(code: int, reason: str) -> bytes:
     """Return a whole WebSocket close frame (RFC 6455, section 5.5.1); `reason` is cut to what one may hold."""
     payload = struct.pack(">H", code) + reason.encode()[:123].decode(errors="ignore").encode()

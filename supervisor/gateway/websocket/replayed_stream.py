@@ -32,7 +32,7 @@ class ReplayedStream:
     memory: MemoryReservation  # for messages that have been received, in part or as a whole, and not been taken
     wait_read_turn: Callable[[], Awaitable[None]]  # called before many frames are read
     close_sent: bool = False  # a close frame of ours, after which nothing may follow
-    received_at: float = 0.0  # when the last byte came, of a ping for example
+    received_at: float = 0.0  # when the last byte came
     ended: bool = False  # nothing more comes
     _frames: FrameCounter = field(factory=FrameCounter)
     _while_open: trio.CancelScope | None = None

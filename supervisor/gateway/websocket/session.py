@@ -33,6 +33,7 @@ from supervisor.gateway.websocket.frames import BUG, NORMAL, RESTARTING, TRY_AGA
 from supervisor.gateway.websocket.lane_response import CREATE, LaneAnswers
 from supervisor.gateway.websocket.lanes import Lanes
 from supervisor.gateway.websocket.message_reader import Event, Fields, MessageReader
+from supervisor.gateway.websocket.pings import PING_AFTER_S, Pings
 from supervisor.gateway.websocket.replayed_stream import ReplayedStream
 
 log = logging.getLogger(__name__)
@@ -68,22 +69,22 @@ async def _serve(
 ) -> None:
     try:
         outbox.put(handshake.response)
-        stream = ReplayedStream(
-            outbox, handshake.unread, memory, gateway.turns.wait_read, received_at=trio.current_time()
-        )
-        socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max)
+        now, pings = trio.current_time(), Pings()
+        stream = ReplayedStream(outbox, handshake.unread, memory, gateway.turns.wait_read, received_at=now)
+        socket = ClientSocket(outbox, stream, gateway.limits.body_bytes_max, active_at=now, on_pong=pings.ponged)
         model = parse_qs(urlsplit(handshake.target).query).get("model", [None])[0]
         session = Session(
             socket,
             outbox,
             stream,
+            pings,
             gateway,
             request_id,
             key,
             caller,
             model,
             draining=gateway.draining,
-            first_until=trio.current_time() + gateway.limits.head_s,
+            first_until=now + gateway.limits.head_s,
             targets=handshake.targets,
         )
         gateway.connections.upgrade(outbox, session)
@@ -106,6 +107,7 @@ class Session:
     socket: ClientSocket
     outbox: Outbox
     stream: ReplayedStream
+    pings: Pings
     gateway: Gateway
     request_id: str
     key: ClientKey | None
@@ -200,7 +202,7 @@ class Session:
         limits = self.gateway.limits
         while True:
             busy = self.busy
-            now, idle_at = trio.current_time(), self.stream.received_at + limits.websocket_idle_s
+            now, idle_at = trio.current_time(), self.socket.active_at + limits.websocket_idle_s
             if not busy and self._draining:
                 return RESTARTING, "the server is shutting down"
             if not busy and now >= self._expires_at:
@@ -210,12 +212,31 @@ class Session:
             # Its next deadline is later, so the end of a response need not wake this task.
             if busy:
                 idle_at = max(idle_at, now + limits.websocket_idle_s)
-            with trio.move_on_at(inf if busy and now >= self._expires_at else min(self._expires_at, idle_at)):
+            wake_at = inf if busy and now >= self._expires_at else min(self._expires_at, idle_at)
+            if self.gateway.keepalive_s:
+                wake_at = min(wake_at, self._ping(now, answered=busy))
+            with trio.move_on_at(wake_at):
                 await self._changed.park()
+
+    def _ping(self, now: float, *, answered: bool) -> float:
+        """Ping the client if that is due, or end the connection if it is gone; return when to look again."""
+        outbox, pings, received_at = self.outbox, self.pings, self.stream.received_at
+        if now >= pings.gone_at(received_at, answered=answered):
+            outbox.drop_reason = "silent"
+            self._on_lost(SlowClient("the client answers no ping"))
+        elif now >= pings.due_at(received_at):
+            # A backlog has its own deadline, and nothing may follow a close frame.
+            if outbox.backlog_bytes or self.stream.close_sent:
+                return now + PING_AFTER_S
+            try:
+                outbox.put(pings.ping(now, received_at, outbox.accepted_bytes))
+            except trio.BrokenResourceError as error:
+                self._on_lost(error)
+        return min(pings.due_at(received_at), pings.gone_at(received_at, answered=answered))
 
     def _on_idle(self) -> None:
         # The client may have been waiting for this.
-        now = self.stream.received_at = trio.current_time()
+        now = self.socket.active_at = trio.current_time()
         if self._draining or now >= self._expires_at:
             self._wake()
 

@@ -29,6 +29,7 @@ class Cut:
 
     pieces: list[bytes]
     written: bytearray = field(factory=bytearray)
+    pongs: list[bytes] = field(factory=list)
     close_sent: bool = False
     ended: bool = False
 
@@ -46,7 +47,8 @@ class Cut:
     put_last = put
 
     def socket(self, message_max: int = 10_000) -> ClientSocket:
-        return ClientSocket(cast("Outbox", self), cast("ReplayedStream", self), message_max)
+        outbox, stream = cast("Outbox", self), cast("ReplayedStream", self)
+        return ClientSocket(outbox, stream, message_max, active_at=0, on_pong=self.pongs.append)
 
     def events(self) -> list[Event]:
         """Return what the client gets, as another implementation reads it."""
