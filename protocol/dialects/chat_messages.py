@@ -6,7 +6,7 @@ Images are `image_url` parts, as in OpenAI's API. Videos (`video_url`) and image
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -154,19 +154,21 @@ class ChatMessage:
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
-        path = f"messages[{index}]"
-        content = content_of(self.content or "", f"{path}.content")
+        path, parts = f"messages[{index}]", self.content or ""
+        content = parts if isinstance(parts, str) else content_of(parts, f"{path}.content")
         if self.refusal:
             pieces = (content,) if isinstance(content, str) else content
             content = (*pieces, self.refusal) if content else self.refusal
-        reasoning = self.reasoning_content or self.reasoning or ""
-        return Turn(self.role, content, name=self.name or "", reasoning=reasoning, param=path)
+        return Turn(self.role, content, self.name or "", path, self.reasoning_content or self.reasoning or "")
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
         return (self._check_content, self._check_answer)
 
-    def _check_content(self) -> Iterator[Mistake]:
+    def _check_content(self) -> Iterable[Mistake]:
+        return () if isinstance(self.content, str) else self._mistakes_in_content()
+
+    def _mistakes_in_content(self) -> Iterator[Mistake]:
         # Clients send an answer back as they got it, and one without text has null.
         if self.content is None and self.role is not Role.ASSISTANT:
             yield Mistake("content", "is missing")
@@ -174,7 +176,10 @@ class ChatMessage:
             yield from misplaced(self.role, self.content, "content")
             yield from misplaced_refusals(self.role, self.content, "content")
 
-    def _check_answer(self) -> Iterator[Mistake]:
+    def _check_answer(self) -> Iterable[Mistake]:
+        return self._mistakes_of_answer() if self.refusal or self.reasoning or self.reasoning_content else ()
+
+    def _mistakes_of_answer(self) -> Iterator[Mistake]:
         if self.role is not Role.ASSISTANT:
             for name in ("refusal", "reasoning_content", "reasoning"):
                 if getattr(self, name):

@@ -11,7 +11,7 @@ it reads valid fields, so that one error has the mistakes of both sorts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, cast
 
 import attrs
 from cattrs import Converter
@@ -30,7 +30,6 @@ FieldCheck: TypeAlias = Callable[[], Iterable[Mistake]]
 """Returns the mistakes between some fields of an object that are each valid."""
 
 
-@runtime_checkable
 class Checking(Protocol):
     """An object that checks its fields against each other."""
 
@@ -63,8 +62,8 @@ def object_hook(cls: type[attrs.AttrsInstance], converter: Converter) -> Hook:
                 raise ClassValidationError("an object", errors, cls) from None
             unread = {note.name for each in error.exceptions for note in _field_notes(each)}
             result = _without(unread, value, cls, converter)
-        if checking and (mistakes := tuple(_between_fields(result, unread))):
-            errors.append(Mistakes(mistakes))
+        if checking and (mistakes := _between_fields(cast("Checking", result), unread)):
+            errors.append(Mistakes(tuple(mistakes)))
         if errors:
             raise ClassValidationError("an object", errors, cls)
         return result
@@ -91,14 +90,15 @@ def _without(
     return result
 
 
-def _between_fields(result: object, unread: Collection[str]) -> Iterator[Mistake]:
-    assert isinstance(result, Checking)
+def _between_fields(result: Checking, unread: Collection[str]) -> list[Mistake]:
+    mistakes: list[Mistake] = []
     for check in result.checks():
         try:
-            yield from check()
+            mistakes += check()
         except AttributeError as error:
             if error.obj is not result or error.name not in unread:
                 raise  # a bug of ours
+    return mistakes
 
 
 def _harmful(fields: Mapping[str, object], harmless: Harmless) -> Iterator[Mistakes]:

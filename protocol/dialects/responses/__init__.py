@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from protocol.dialects.responses.body import Completion
 from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
-from protocol.dialects.responses.items import continued
 from protocol.dialects.responses.objects import response_id
 from protocol.dialects.responses.requests import (
     INCLUDABLE,
@@ -17,6 +16,7 @@ from protocol.dialects.responses.requests import (
     read_event,
     stream_id_of,
     to_respond,
+    turns_with_answer,
 )
 
 __all__ = [
@@ -29,11 +29,11 @@ __all__ = [
     "Create",
     "CreateHttp",
     "Events",
-    "continued",
     "error_event",
     "parse_http",
     "read_event",
     "response_id",
     "stream_id_of",
     "to_respond",
+    "turns_with_answer",
 ]

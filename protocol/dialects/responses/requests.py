@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from protocol.dialects.formats import TextFormat
 from protocol.dialects.media_parts import excess, media_count
@@ -20,7 +20,7 @@ from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, re
 from protocol.dialects.other_servers import GENERATION_KEYS
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
 from protocol.dialects.request_body import as_request_error, decode, read
-from protocol.dialects.responses.items import InputMessage
+from protocol.dialects.responses.items import InputMessage, continued
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
 from protocol.messages.text import Respond, Role, Turn
@@ -272,6 +272,23 @@ def stream_id_of(data: Mapping[str, object]) -> str | None:
     """Return the lane of an event that is otherwise invalid, None if its `stream_id` is invalid, too."""
     stream_id = data.get("stream_id")
     return stream_id if isinstance(stream_id, str) and re.fullmatch(STREAM_ID, stream_id) else None
+
+
+def turns_with_answer(create: Create, answer: str | None) -> tuple[Turn, ...]:
+    """Return the turns of a request and of its answer, for a later request; None if there is no answer.
+
+    An answer that goes on with the last message is a part of that message.
+    """
+    turns = tuple(map(continued, create.turns()))
+    if answer is None:
+        return turns
+    if not create.continue_final_message:
+        return (*turns, continued(Turn(Role.ASSISTANT, answer)))
+    *before, last = turns
+    if isinstance(last.content, str):
+        return (*before, evolve(last, content=last.content + answer))
+    *pieces, end = last.content
+    return (*before, evolve(last, content=(*pieces, f"{end}{answer}")))
 
 
 def to_respond(

@@ -24,7 +24,7 @@ from protocol.errors import (
     SlowClient,
 )
 from protocol.messages.generation import FinishReason, Started
-from protocol.messages.text import Accepted, Answered, ChoiceEnded, Role, Text, Turn
+from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import Conversation, ResponseHistory
@@ -114,9 +114,7 @@ class LaneAnswers:
                     # The last events repeat the text several times.
                     await self.outbox.wait_room(size)
                 record.sent_bytes += self.send(*last)
-        turns = [*map(responses.continued, request.turns())]
-        if not request.warm_up:
-            turns.append(responses.continued(Turn(Role.ASSISTANT, events.text)))
+        turns = responses.turns_with_answer(request, None if request.warm_up else events.text)
         self.history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: LaneResponse) -> Callable[[RenderedReply], None]:

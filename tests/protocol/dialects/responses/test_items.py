@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from protocol.dialects.responses import Create, continued, parse_http, to_respond
+from protocol.dialects.responses import Create, parse_http, to_respond
+from protocol.dialects.responses.items import continued
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.media import Detail, Media, Modality
 from protocol.messages.text import Role, Turn

@@ -76,6 +76,18 @@ async def test_a_lane_can_continue_the_latest_response_of_any_other(rather_slow:
         assert rig.worker.prompts[-1].count("The oak") == 2
 
 
+@pytest.mark.parametrize("content", ["I say: ", [{"type": "output_text", "text": "I say: "}]])
+async def test_an_answer_that_goes_on_with_a_message_is_remembered_as_one(
+    content: object, rather_slow: MockClock
+) -> None:
+    async with gateway_websocket() as (rig, client):
+        begun = [{"role": "user", "content": "first n=2"}, {"role": "assistant", "content": content}]
+        first = await whole(client, create(input=begun, continue_final_message=True))
+        assert rig.worker.prompts[-1] == "user\nfirst n=2\nassistant\nI say: "
+        await whole(client, create("second n=1", previous_response_id=first["id"]))
+        assert rig.worker.prompts[-1] == "user\nfirst n=2\nassistant\nI say: The oak\nuser\nsecond n=1\nassistant\n"
+
+
 async def test_a_fork_waits_for_its_parent_to_end(rather_slow: MockClock) -> None:
     async with gateway_websocket() as (rig, client):
         await client.say(create("n=5 s=1", stream_id="a"))
