@@ -64,6 +64,9 @@ class RetriedChild(Protocol):
     def note_failure(self, reason: str, wait_s: float) -> None:
         """Note that the child has failed, and is started again after a wait."""
 
+    def explain_failure(self, reason: str) -> None:
+        """Replace the reason of the last failure by that of its cause."""
+
 
 @frozen
 class KindChildren:

@@ -164,7 +164,7 @@ async def _run_once(node: KeptNode, keeper: NodeKeeper, life: ProcessLife, on_up
                 nursery.start_soon(receive_heartbeats, life, lines, heartbeats_scope)
                 await process.stop(node.ladder, keeper.grace)  # noqa: ASYNC102  # shielded, rung by rung
                 watchdog.cancel()
-                node.process = None
+                node.process, life.reason = None, life.reason or process.end or ""
                 output_scope.deadline = heartbeats_scope.deadline = trio.current_time() + OUTPUT_DRAIN_S
     finally:
         if life.hung:

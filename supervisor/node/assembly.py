@@ -48,6 +48,7 @@ from supervisor.supervision.tree import Child, Tree
 from supervisor.version import version
 
 RESTARTS_MAX, RESTARTS_WINDOW_S = 5, 300.0
+ENGINE_CHILD = "/engine"  # the end of the path of an engine among its siblings
 Children = tuple[Child | Tree, ...]
 
 
@@ -72,8 +73,13 @@ class Assembly:
         self.status.on_event(event)
         _, _, below = event.path.partition("/")
         registration = self.published.get(below.partition("/")[0])
-        if event.kind is ChildEventKind.RESTARTING and registration is not None:
+        if registration is None:
+            return
+        if event.kind is ChildEventKind.RESTARTING:
             registration.note_failure(self.status.last_error(event.path), event.wait_s)
+        elif event.kind is ChildEventKind.FAILED and below.endswith(ENGINE_CHILD):
+            # Its siblings may fail a moment before it, with no more than that it is lost.
+            registration.explain_failure(self.status.last_error(event.path))
 
     @property
     def start_failure(self) -> str | None:

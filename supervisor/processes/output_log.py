@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
+ERROR = re.compile(r"(?P<name>[\w.]*(?:Error|Exception|Interrupt|Exit))(?::\s*(?P<words>.*))?")
 TAIL_BYTES = 16 * 1024  # the end of each piece, searched for its last lines
 
 
@@ -87,10 +89,26 @@ class OutputLog:
                 self.file.put(bytes(data))
 
     @property
+    def last_error(self) -> str | None:
+        """The last line that looks like an exception, the likely cause of death; None if there is none.
+
+        An exception without words, as an assertion may be, has the line of code that raised it.
+        """
+        lines = [line.strip() for line in self.tail]
+        for number in reversed(range(len(lines))):
+            if (error := ERROR.fullmatch(lines[number])) is not None:
+                if error["words"]:
+                    return lines[number]
+                code = next((line for line in reversed(lines[:number]) if line.strip("~^ ")), "")
+                return f"{error['name']}: {code}" if code else error["name"]
+        return None
+
+    @property
     def last_error_line(self) -> str:
-        """The last line that looks like an exception, the likely cause of death; else the last line."""
-        for line in reversed(self.tail):
-            name, colon, _ = line.strip().partition(":")
-            if colon and name.rpartition(".")[2].endswith(("Error", "Exception")) and " " not in name:
-                return line.strip()
+        """The last line that looks like an exception; else the last line."""
+        return self.last_error or self.last_line
+
+    @property
+    def last_line(self) -> str:
+        """The last line with words in it."""
         return next((line.strip() for line in reversed(self.tail) if line.strip()), "it printed nothing")

@@ -12,15 +12,20 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import trio
 from attrs import define, field, frozen
 
 from supervisor.processes import reaper
+
+STATE, EXIT_STATUS = 0, 49
+"""The positions, in the line of `/proc/PID/stat` behind the name, of the state and of the status for `wait`."""
 
 
 @frozen
@@ -74,6 +79,8 @@ class Process:
     pidfd: int
     popen: subprocess.Popen[bytes] | None = None  # None: the process is a child of the zygote
     release: Callable[[], None] = lambda: None  # called once the process id may be reused: the zygote may reap it
+    end: str | None = field(default=None, init=False)  # what ended it, if it was not this process: known once closed
+    _sent: set[int] = field(factory=set, init=False)  # the signals of a stop
 
     def __attrs_post_init__(self) -> None:
         reaper.watched_pids.add(self.pid)
@@ -84,11 +91,14 @@ class Process:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process alone; do nothing if it has ended."""
+        self._sent.add(number)
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the whole group; do nothing if it is empty."""
+        if not self._has_ended():
+            self._sent.add(number)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -113,6 +123,7 @@ class Process:
         """Reap the process if it is a child of this one, and close its pidfd; idempotent."""
         if self.pidfd < 0:
             return
+        self.end = self._read_end()
         if self.popen is not None:
             self.popen.poll()
         with suppress(ChildProcessError):  # a fork of a zygote that has died is a child of this process by now
@@ -121,6 +132,32 @@ class Process:
         self.pidfd = -1
         reaper.watched_pids.discard(self.pid)
         self.release()
+
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _read_end(self) -> str | None:
+        """Return how the process has ended, None if a signal of this process did it, or the kernel does not show it.
+
+        The status of another process's child can be read as long as it is not reaped.
+        """
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            state, status = fields[STATE], int(fields[EXIT_STATUS])
+        except (OSError, IndexError, ValueError):
+            return None
+        if state != "Z":
+            return None
+        if os.WIFEXITED(status):
+            return f"it exited with code {os.WEXITSTATUS(status)}"
+        number = os.WTERMSIG(status)
+        if number in self._sent:
+            return None
+        name = signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+        memory = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
+        return f"it was killed by {name}{memory}"
 
 
 def start(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from protocol.errors import StartFailed
 
@@ -114,6 +114,12 @@ class Registration(Generic[T]):
         self._published = False
         self._waiting.unpark_all()  # `wait_started` raises
         self.on_change()
+
+    def explain_failure(self, reason: str) -> None:
+        """Replace the reason of the last failure, if nothing was published since, by that of its cause."""
+        if self.failure is not None:
+            self.failure = evolve(self.failure, reason=reason[:REASON_LENGTH_MAX])
+            self.on_change()
 
     @property
     def status_text(self) -> str:

@@ -45,6 +45,10 @@ from supervisor.tensors.shared_road import SharedMemoryRoad
 log = logging.getLogger(__name__)
 
 LADDER = Ladder()  # of the process of an engine
+HOST_ENDS = "host ends: "  # before the reason that a host writes into its log
+UNEXPLAINED = ("RuntimeError: Initialization failed", "RuntimeError: Rank")
+"""The beginnings of SGLang's errors about an error of another process, which is in the log."""
+LAST_OUTPUT_S = 0.5  # for a host's last lines, once it has ended
 LAST_LINES = 10  # that are logged of an output log which ends with the node
 
 
@@ -172,10 +176,10 @@ async def _host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime,
                 # A host that still loads does not read its link yet, and a frozen host never will.
                 ask = goodbye if link.ready and frozen_reason is None else None
                 await process.stop(runtime.ladder, runtime.grace, ask=ask)  # noqa: ASYNC102  # shielded, rung by rung
-                outlives.cancel()
+                outlives.deadline = trio.current_time() + LAST_OUTPUT_S
     if frozen_reason is not None:
         raise EngineDied(f"engine {spec.name} was ended: {frozen_reason}")
-    raise _end_error(link, output_log, spec.name)
+    raise _end_error(link, output_log, process, spec.name)
 
 
 _Started: TypeAlias = tuple[socket.socket, trio.lowlevel.FdStream, Process]
@@ -223,9 +227,15 @@ async def _carry(
     engine: trio.CancelScope,
 ) -> None:
     """Run the link, copy the output into its log and free shared memory; the end of the link ends the engine."""
+    copied = trio.Event()
+
+    async def copy() -> None:
+        await output_log.copy_from(output)
+        copied.set()
+
     with outlives:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(output_log.copy_from, output)
+            nursery.start_soon(copy)
             nursery.start_soon(shared.run)
             try:
                 await link.run()
@@ -236,6 +246,8 @@ async def _carry(
             except PeerViolation:
                 log.exception("an engine's host broke the protocol")
             engine.cancel(reason="the link to the host is lost")
+            await copied.wait()  # its last lines have the reason of its end
+            nursery.cancel_scope.cancel(reason="the host has ended")
 
 
 async def _info(link: Link) -> EngineInfo:
@@ -245,15 +257,29 @@ async def _info(link: Link) -> EngineInfo:
     return info
 
 
-def _end_error(link: Link, output_log: OutputLog, name: str) -> ActorError:
+def _end_error(link: Link, output_log: OutputLog, process: Process, name: str) -> ActorError:
     """Return the error of an engine that ended by itself, with its reason in one sentence."""
     if isinstance(link.ended, LocalViolation):
         return EngineDied(f"engine {name} was ended: {link.ended}")
-    bye = link.received_bye
-    reason = bye.detail if bye else f"without a reason; its log ends: {output_log.last_error_line}"
+    bye, reason = link.received_bye, _reason(link, output_log, process)
     if link.ready and (bye is None or bye.code != boot_message.START_FAILED):
         return EngineDied(f"engine {name} ended: {reason}")
     if not output_log.persistent:
         log.error("the last output of engine %s", name, extra={"lines": list(output_log.tail)[-LAST_LINES:]})
     where = f" (its log: {output_log.path})" if output_log.persistent else ""
     return StartFailed(f"engine {name} did not start: {reason}{where}")
+
+
+def _reason(link: Link, output_log: OutputLog, process: Process) -> str:
+    """Return why a host has ended, by its own account, by its log, or by how its process ended."""
+    own = link.received_bye.detail if link.received_bye else ""
+    if own and not own.startswith(UNEXPLAINED):
+        return own
+    ends = [line.removeprefix(HOST_ENDS) for line in output_log.tail if line.startswith(HOST_ENDS)]
+    killed = [line for line in ends if boot_message.KILLED in line]
+    # A host that runs writes why it ends; if it could not, an error in its log may be of a request hours ago.
+    sudden = process.end if link.ready and not (own or ends) else None
+    accounts = (*killed[-1:], sudden, output_log.last_error, own, *ends[-1:])
+    if (reason := next(filter(None, accounts), None)) is not None and reason != process.end:
+        return reason
+    return f"{process.end or 'without a reason'}; its log ends: {output_log.last_line}"

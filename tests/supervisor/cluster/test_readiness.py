@@ -63,6 +63,16 @@ async def test_readiness_has_the_failure_and_when_the_engine_starts_again(
     assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try now"
 
 
+async def test_the_reason_is_the_engines_own_although_its_siblings_fail_first(assemblies: Assemblies) -> None:
+    _, assembly = assemblies(("a", "main"))
+    now = trio.current_time()
+    for kind, error in ((ChildEventKind.FAILED, EngineDied("the engine is lost")), (ChildEventKind.RESTARTING, None)):
+        assembly.on_event(ChildEvent("main/a/decode", kind, now, error, 8.0))
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the engine is lost; next try in 8 s"
+    assembly.on_event(ChildEvent("main/a/engine", ChildEventKind.FAILED, now, GONE))
+    assert readiness.unready(assembly.directory, ["tiny"]) == "engine a failed: the GPU is gone; next try in 8 s"
+
+
 async def test_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) -> None:
     _, assembly = assemblies(("a", "main"))
     fails(assembly, "a")

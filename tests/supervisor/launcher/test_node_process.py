@@ -217,6 +217,18 @@ async def test_a_node_that_dies_while_an_operator_drains_it_stays_down(
 
 
 @pytest.mark.realtime
+async def test_a_node_that_is_killed_ended_by_that_signal(one: Launcher) -> None:
+    one.command = (sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
+    node = _node(HUNG_S)
+    with (
+        trio.fail_after(90),
+        pytest.raises(StartFailed, match=r"^node two did not start: it was killed by SIGKILL, as"),
+    ):
+        await _run_alone(node, one)
+    assert node.last_failure.startswith("it was killed by SIGKILL")
+
+
+@pytest.mark.realtime
 async def test_a_node_that_is_not_up_in_time_did_not_start(one: Launcher) -> None:
     one.command = (sys.executable, "-c", "import time; time.sleep(60)")
     node = KeptNode("two", process.Ladder(term_s=0.1), 30.0)

@@ -53,6 +53,26 @@ async def test_the_output_of_a_child_is_kept_in_two_files_of_bounded_size(path: 
     assert sorted(each.name for each in path.parent.iterdir()) in (["engine.1.log", "engine.log"], ["engine.1.log"])
 
 
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.\nbye", "torch.OutOfMemoryError: CUDA out of memory."),
+        ("ValueError: a\n\nDuring handling of it:\n\nOSError: b\n", "OSError: b"),
+        (
+            "  File 'a', line 3\n    assert a == b\n           ~^^^^^\nAssertionError\nbye",
+            "AssertionError: assert a == b",
+        ),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("2026 ValueError: of a line of a log\nError loading: no", None),
+    ],
+)
+async def test_the_last_error_is_the_last_exception_with_the_code_of_one_without_words(
+    path: Path, lines: str, error: str | None
+) -> None:
+    output_log = await written_by_a_child(OutputLog(path), lines.encode())
+    assert output_log.last_error == error
+
+
 async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path: Path) -> None:
     output_log = await written_by_a_child(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
     assert output_log.last_error_line == "ValueError: no such model"

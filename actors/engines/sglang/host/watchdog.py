@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from actors.engines import leftover_memory
+from actors.engines.sglang.boot_message import KILLED
 
 
 def print_reason(reason: str) -> None:
@@ -71,7 +72,18 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             for fd, _ in self._poll.poll():
-                self.end(self._reasons[fd])
+                self.end(_explained(self._reasons[fd], fd) if fd in self._children else self._reasons[fd])
+
+
+def _explained(reason: str, pidfd: int) -> str:
+    """Return the reason of an end by a child's end, with the signal that killed the child, if one did."""
+    try:
+        ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except OSError:
+        return reason
+    if ended is None or ended.si_code == os.CLD_EXITED:
+        return reason
+    return f"{reason}, {KILLED} {signal.Signals(ended.si_status).name}"
 
 
 def start_watchdog(folder: Path, link: int, node: int) -> Watchdog:

@@ -23,8 +23,9 @@ HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
 from actors.engines.sglang.host.watchdog import start_watchdog
-start_watchdog(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
+watchdog = start_watchdog(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "60"])
+watchdog.watch_child(child.pid)
 print(child.pid, flush=True)
 time.sleep(60)
 """
@@ -88,3 +89,13 @@ def test_a_watchdog_ends_its_group_and_removes_its_folder_even_when_its_log_is_n
     ended = select.poll()
     ended.register(watched.child, select.POLLIN)
     assert ended.poll(1000 * WITHIN_S)
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")])
+def test_a_watchdog_names_the_signal_that_killed_a_child(watched: Guarded, number: signal.Signals, name: str) -> None:
+    signal.pidfd_send_signal(watched.child, number)
+    assert watched.host.wait(WITHIN_S) == -signal.SIGKILL
+    assert watched.host.stderr is not None
+    (line,) = watched.host.stderr.read().decode().splitlines()
+    assert line.startswith("host ends: the engine's process ")
+    assert line.endswith(f" has ended, killed by {name}")
