@@ -21,6 +21,7 @@ TEXT_FILE = "chat_template.jinja"
 PROCESSOR_FILES = ("processor_config.json", "chat_template.json", TEXT_FILE, "tokenizer_config.json")
 TOKENIZER_FILES = (TEXT_FILE, "tokenizer_config.json", "chat_template.json", "processor_config.json")
 HAS_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
+READ = frozenset((*TOKENIZER_FILES, *HAS_PROCESSOR))
 
 
 class BadTemplate(StartFailed):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Self, TypeAlias
 
 import jinja2
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 
 from actors.text.template_names import keys_read, variables_read
 from protocol.dialects.request_body import as_request_error
@@ -77,21 +77,26 @@ class TemplateVariables:
     reasoning_key: str | None = None  # the key of a message with its reasoning, if the template reads any
 
     @classmethod
+    def named(cls, environment: jinja2.Environment, source: str, defaults: Variables) -> Self:
+        """Return the names of a template's variables, without efforts."""
+        return cls(variables_read(environment, source) - RESERVED, defaults)
+
+    @classmethod
     def read(cls, environment: jinja2.Environment, source: str, defaults: Variables, render: RenderWith) -> Self:
         """Return the variables of a template; `render` renders it with others than the operator's."""
-        names = variables_read(environment, source) - RESERVED
+        named = cls.named(environment, source, defaults)
         thinks = THINKS.search(COMMENT.sub("", source)) is not None
         keys = keys_read(environment, source)
         key = next((key for key in REASONING_KEYS if key in keys), None)
         without = {name: value for name, value in defaults.items() if name not in _thinking_names()}
-        return cls(names, defaults, _efforts(names, lambda given: render({**without, **given}), thinks=thinks), key)
+        efforts = _efforts(named.names, lambda given: render({**without, **given}), thinks=thinks)
+        return evolve(named, efforts=efforts, reasoning_key=key)
 
-    def unread(self) -> tuple[str, ...]:
-        """Return the names of the operator's variables that the template does not read."""
-        return tuple(name for name in self.defaults if name not in self.names)
+    def unread(self) -> dict[str, str]:
+        """Return the operator's variables that the template does not read, each with a sentence about it."""
+        return {name: self._mistake(name) for name in self.defaults if name not in self.names}
 
-    def mistake(self, name: str) -> str:
-        """Return the sentence about a variable that cannot be set."""
+    def _mistake(self, name: str) -> str:
         if name in RESERVED:
             return "is set by the conversation, the model or this server alone"
         readable = f"it reads {', '.join(sorted(self.names))}" if self.names else "it reads none"
@@ -114,7 +119,7 @@ class TemplateVariables:
     def _mistakes(self, rendering: Rendering) -> Iterator[Mistake]:
         for name in rendering.variables:
             if name not in self.names:
-                yield Mistake(join(KWARGS, segment(name)), self.mistake(name))
+                yield Mistake(join(KWARGS, segment(name)), self._mistake(name))
         if (effort := rendering.effort) is None:
             return
         if effort not in self.efforts:

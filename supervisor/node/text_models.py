@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from attrs import evolve
 
 from actors.engines import model_files
+from actors.text.chat_template import compile_template
 from actors.text.model import TextModel, load
-from actors.text.template_files import BadTemplate
+from actors.text.template_files import READ, BadTemplate, own_template, template_of
+from actors.text.template_variables import TemplateVariables
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
-from protocol.strict.mistakes import join, segment
+from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.files import reading
+
+FILE_BYTES_MAX = 64 * 1024 * 1024  # of a small file of a model
 
 
 def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]) -> dict[str, TextModel]:
@@ -60,9 +64,27 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextMo
         key = keys[error.at] if isinstance(error, BadTemplate) else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error
     if unread := model.template.variables.unread():
-        place = join(join("model", segment(name)), "template")
-        first, *others = [
-            Misconfigured(join(place, segment(each)), model.template.variables.mistake(each)) for each in unread
-        ]
+        first, *others = [Misconfigured(_variable(name, each), sentence) for each, sentence in unread.items()]
         raise Misconfigured(first.path, str(first), others)
     return model
+
+
+def unread_variables(cluster: Cluster, name: str) -> Iterator[Mistake]:
+    """Yield a mistake for each variable that an operator sets and the template of a model does not read.
+
+    Raises `StartFailed`, `OSError` or `ValueError` if the template cannot be read.
+    """
+    chosen, folder = cluster.model[name].chat_template, cluster.model_path(name)
+    if chosen.file is None:
+        paths = {file: folder / file for file in READ}
+        files = {file: reading.read(path, FILE_BYTES_MAX) for file, path in paths.items() if path.is_file()}
+        source = own_template(files, chosen.name)
+    else:
+        source = template_of(reading.template(cluster.folder / chosen.file), chosen.name)
+    environment = compile_template(source, str).environment
+    for each, sentence in TemplateVariables.named(environment, source, chosen.variables).unread().items():
+        yield Mistake(_variable(name, each), sentence)
+
+
+def _variable(model: str, name: str) -> str:
+    return join(join(join("model", segment(model)), "template"), segment(name))
