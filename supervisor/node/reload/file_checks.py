@@ -68,10 +68,18 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None 
             yield Mistake(error.path, str(error))
         except StartFailed as error:
             yield Mistake(path, str(error))
+    yield from _variable_mistakes(cluster)
     with suppress(StartFailed):  # no node is placed here
         nodes = placement.select_nodes(gateway_nodes.expand(cluster), node)
         yield from _folder_mistakes(cluster, nodes)
         yield from kinds.mistakes_here(cluster, nodes, environment)
+
+
+def _variable_mistakes(cluster: Cluster) -> Iterator[Mistake]:
+    for name, model in cluster.model.items():
+        if model.chat_template.variables:
+            with suppress(StartFailed, OSError, ValueError, RuntimeError):  # other checks report such a template
+                yield from text_models.unread_variables(cluster, name)
 
 
 def _folder_mistakes(cluster: Cluster, nodes: Collection[str]) -> Iterator[Mistake]:
