@@ -9,6 +9,7 @@ short pieces of work are as many turns of the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 import trio
@@ -32,6 +33,19 @@ class RunWork(Protocol):
 
     async def __call__(self, size: int, function: Callable[[], T], /) -> T:
         """Return the function's result, or raise its error; raises `Overloaded` if too much work waits."""
+
+
+turns: ContextVar[Callable[[], None] | None] = ContextVar("turns", default=None)
+"""What `give_turn` calls: in a thread it waits until it is this thread's turn again. None: there are no turns."""
+
+
+def give_turn() -> None:
+    """Let other work have the thread in which this runs; returns at once where no other waits, and outside a thread.
+
+    Long work in Python calls it about ten times a second. Raises what ends the thread if its caller has left.
+    """
+    if (wait := turns.get()) is not None:
+        wait()
 
 
 async def run_inline(function: Callable[[], T], /, *, owner: str, size: int) -> T:  # noqa: ARG001  # the shape of `RunInThread`

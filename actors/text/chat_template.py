@@ -1,16 +1,14 @@
 """Chat templates, in transformers' dialect of Jinja.
 
 A template is a program by the authors of a model, and a client's conversation is its input. It runs in a thread, which
-cannot be stopped from outside, so its steps are counted and limited. A step is an attribute, an item or a call through
-the sandbox, or an iteration over the conversation or a range.
+cannot be stopped from outside, so its steps are counted and limited (`template_steps.py`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from contextvars import ContextVar
-from typing import NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
@@ -20,75 +18,11 @@ import jinja2.runtime
 import jinja2.sandbox
 from attrs import define
 
+from actors.text.template_loops import end_idle_loops
+from actors.text.template_steps import CountedList, CountedRange, LimitReached, Steps, count_steps, take
 from protocol.errors import StartFailed
 
-T = TypeVar("T")
-_Slice: TypeAlias = "slice[SupportsIndex | None, SupportsIndex | None, SupportsIndex | None]"
-
-
-# The most steps of one rendering: some seconds. Templates take about ten a turn, and a body holds 11,000 turns.
-STEPS_MAX = 1_000_000
-
 RENDERED_CHARACTERS_MAX = 32 * 1024 * 1024
-
-
-class LimitReached(jinja2.TemplateError):
-    """A rendering exceeds a limit; the message has the limit."""
-
-
-class _Steps:
-    """The steps of one rendering."""
-
-    def __init__(self) -> None:
-        self._taken = 0
-
-    def take(self, steps: int) -> None:
-        self._taken += steps
-        if self._taken > STEPS_MAX:
-            raise LimitReached(f"it takes more than {STEPS_MAX} steps")
-
-
-# The steps of the rendering in this thread or task.
-_steps: ContextVar[_Steps | None] = ContextVar("_steps", default=None)
-
-
-def _take(steps: int) -> None:
-    if (counter := _steps.get()) is not None:
-        counter.take(steps)
-
-
-class _Counted(list[T]):
-    """A list whose iterations count as steps."""
-
-    def __iter__(self) -> Iterator[T]:
-        _take(len(self))
-        return super().__iter__()
-
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> T: ...
-
-    @overload
-    def __getitem__(self, index: _Slice) -> list[T]: ...
-
-    def __getitem__(self, index: SupportsIndex | _Slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return _Counted(super().__getitem__(index))
-        return super().__getitem__(index)
-
-
-class _CountedKeys(dict[str, object]):
-    """An object whose iterations count as steps."""
-
-    def __iter__(self) -> Iterator[str]:
-        _take(len(self))
-        return super().__iter__()
-
-
-def counted(value: object) -> object:
-    """Return a value of JSON as a template gets it: iterations over its lists and objects count as steps."""
-    if isinstance(value, Mapping):
-        return _CountedKeys({key: counted(inner) for key, inner in value.items()})
-    return _Counted(map(counted, value)) if isinstance(value, list) else value
 
 
 @define(eq=False)
@@ -123,37 +57,43 @@ def watched(messages: Sequence[Mapping[str, object]]) -> tuple[list[Mapping[str,
 
 
 # Clients read the errors of Jinja and Python, and these name the class of an object.
-for _class, _name in ((_Counted, "list"), (_CountedKeys, "dict"), (_Watched, "dict")):
-    _class.__name__ = _class.__qualname__ = _name
-    _class.__module__ = "builtins"
+_Watched.__name__ = _Watched.__qualname__ = "dict"
+_Watched.__module__ = "builtins"
 
 
-_LONG = (range, KeysView, ValuesView, ItemsView)  # what a template may iterate over once it has called for it
+_OF_DICTS = frozenset(dir(dict))
+_VIEWS = (KeysView, ValuesView, ItemsView)  # what a template may iterate over once it has called for it
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """A sandbox with a count of steps; a template can compute text, and nothing else."""
 
     def getattr(self, obj: object, attribute: str) -> object:
-        _take(1)
+        take(1)
+        # Most attributes are the keys of messages, for which Jinja first raises an `AttributeError`.
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: object, argument: object) -> object:
-        _take(1)
+        take(1)
         return super().getitem(obj, argument)
 
     def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> object:
         result = super().call(context, obj, *args, **kwargs)
-        _take(1 + (len(result) if isinstance(result, _LONG) else 0))
-        return result
+        take(1 + (len(result) if isinstance(result, _VIEWS) else 0))
+        return CountedRange(result) if isinstance(result, range) else result
 
 
 def render_conversation(
-    template: jinja2.Template, messages: Iterable[Mapping[str, object]], variables: Mapping[str, object]
+    template: jinja2.Template,
+    messages: Iterable[Mapping[str, object]],
+    variables: Mapping[str, object],
+    steps: Steps,
 ) -> str:
-    """Return the rendered conversation; raises the template's own error, or `TemplateError` beyond a limit."""
-    _steps.set(_Steps())
-    return "".join(_within_bounds(template.generate(messages=_Counted(messages), **variables)))
+    """Return the rendered conversation; raises the template's own error, or `LimitReached`. `steps` counts."""
+    count_steps(steps)
+    return "".join(_within_bounds(template.generate(messages=CountedList(messages), **variables)))
 
 
 def _within_bounds(pieces: Iterator[str]) -> Iterator[str]:
@@ -183,7 +123,8 @@ def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Temp
     environment.globals["strftime_now"] = strftime
     environment.filters["tojson"] = tojson
     try:
-        return environment.from_string(source)
+        code = environment.compile(end_idle_loops(environment.parse(source)))
+        return jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except jinja2.TemplateError as error:
         raise StartFailed(f"the chat template cannot be read: {error}") from error
 

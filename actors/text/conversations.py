@@ -12,16 +12,18 @@ from typing import Self
 import jinja2
 from attrs import Factory, evolve, frozen
 
-from actors.text.chat_template import LimitReached, counted, render_conversation, watched
+from actors.text.chat_template import render_conversation, watched
 from actors.text.continuation import rendered_up_to_last_text
 from actors.text.kept_texts import KeptTexts
+from actors.text.template_cost import TemplateCost, learn_cost
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
+from actors.text.template_steps import LimitReached, Steps, counted
 from actors.text.template_variables import TemplateVariables, Variables
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.media import Media
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
 
-INSTRUCTIONS = frozenset({Role.SYSTEM, Role.DEVELOPER})
+SYSTEM, DEVELOPER, USER, ASSISTANT = Role  # by identity: the hash of a role is computed in Python
 PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
 SYSTEMS_JOIN = "\n\n"
 
@@ -33,6 +35,7 @@ class ConversationTemplate:
     template: jinja2.Template
     specials: Mapping[str, str] = Factory(dict)  # `bos_token` and the like
     facts: TemplateFacts = TemplateFacts()
+    cost: TemplateCost = TemplateCost()
     kept: KeptTexts = Factory(KeptTexts)
     variables: TemplateVariables = TemplateVariables()
 
@@ -48,12 +51,15 @@ class ConversationTemplate:
         defaults = variables or {}
         unknown = evolve(bare, variables=TemplateVariables(defaults=defaults))
         facts = learn(lambda messages: unknown.rendered(messages, DEFAULT_RENDERING))
+        cost = learn_cost(lambda messages, steps: unknown.rendered_with(messages, defaults, steps, begins_answer=True))
         role = Role.USER.value
         hello = [{"role": role, "content": _content(Turn(Role.USER, "Hello"), facts.takes[role])}]
-        read = TemplateVariables.read(
-            template.environment, source, defaults, lambda given: bare._rendered(hello, given, begins_answer=True)
-        )
-        learned = evolve(bare, facts=facts, variables=read)
+
+        def hello_with(given: Variables) -> str:
+            return bare.rendered_with(hello, given, Steps(), begins_answer=True)
+
+        read = TemplateVariables.read(template.environment, source, defaults, hello_with)
+        learned = evolve(bare, facts=facts, cost=cost, variables=read)
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:
@@ -90,20 +96,24 @@ class ConversationTemplate:
         variables = self.variables.values(rendering)
 
         def render(messages: Sequence[TemplateMessage]) -> str:
-            return self._rendered(messages, variables, begins_answer=rendering.begins_answer)
+            steps = Steps(self.cost.steps_max(len(messages)))
+            return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer)
 
         return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
 
-    def _rendered(self, messages: Sequence[TemplateMessage], variables: Variables, *, begins_answer: bool) -> str:
+    def rendered_with(
+        self, messages: Sequence[TemplateMessage], variables: Variables, steps: Steps, *, begins_answer: bool
+    ) -> str:
+        """Return what the template makes of messages with these variables; raises its own error, or `LimitReached`."""
         given = {name: counted(value) for name, value in variables.items()}
         given |= {"add_generation_prompt": begins_answer, "tools": None, **self.specials}
-        return render_conversation(self.template, messages, given)
+        return render_conversation(self.template, messages, given, steps)
 
     def _merged(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Return a conversation with its leading instructions as the template takes them: each, or all in one."""
-        if self.facts.several_systems or len(turns) < 2 or turns[1].role not in INSTRUCTIONS:
+        if self.facts.several_systems or len(turns) < 2 or not _instructs(turns[1]):
             return turns
-        leading = list(takewhile(lambda turn: turn.role in INSTRUCTIONS, turns))
+        leading = list(takewhile(_instructs, turns))
         if len(leading) < 2:
             return turns
         texts = [text for turn in leading if (text := _joined(turn))]
@@ -112,10 +122,11 @@ class ConversationTemplate:
 
     def _message(self, turn: Turn) -> TemplateMessage:
         """Return a turn as templates read it."""
-        role = self.facts.instructions if turn.role in INSTRUCTIONS else turn.role.value
+        facts = self.facts
         content: object = turn.content
-        takes = self.facts.takes.get(role, Takes.TEXT)
-        if not isinstance(content, str) or takes is Takes.PARTS:
+        role = "user" if turn.role is USER else "assistant" if turn.role is ASSISTANT else facts.instructions
+        takes = facts.takes.get(role, Takes.TEXT)
+        if takes is Takes.PARTS or not isinstance(content, str):
             content = _content(turn, takes)
         message = {"role": role, "content": content}
         if turn.name:
@@ -145,18 +156,22 @@ class ConversationTemplate:
         return None
 
 
+def _instructs(turn: Turn) -> bool:
+    return turn.role is SYSTEM or turn.role is DEVELOPER
+
+
 def _left_out(turns: Sequence[Turn], lost: int) -> BadRequest:
     """Return the refusal of a conversation of which the template leaves out a message."""
     role, named = turns[lost].role, lost
-    if role in INSTRUCTIONS:
+    if _instructs(turns[lost]):
         # One that comes later takes the place of the one that is lost.
-        later = (index for index, turn in enumerate(turns) if index > lost and turn.role in INSTRUCTIONS)
+        later = (index for index, turn in enumerate(turns) if index > lost and _instructs(turn))
         named = next(later, lost)
     text = f"the text of {turns[lost].param}" if turns[lost].param else f"a text of the {role}"
     sentence = f"the model's chat template leaves {text} out of the prompt of this conversation"
     if named != lost:
         sentence += f", since {turns[named].param or role} has instructions, too; send all of them at the beginning"
-    elif role in INSTRUCTIONS and lost:
+    elif lost and _instructs(turns[lost]):
         sentence += "; send instructions at the beginning of the conversation"
     return BadRequest(sentence, param=turns[named].param or None)
 

@@ -15,6 +15,8 @@ from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 
 # The characters that a chat template adds to each turn, about.
 TURN_CHARACTERS = 32
+# The work for one step of a chat template, in characters to tokenise.
+STEP_CHARACTERS = 4
 # The length of the first part. Most texts that fit are shorter, and so are tokenised once.
 FIRST_CHARACTERS_A_TOKEN = 4
 # The factor from the length of one part to that of the next.
@@ -55,7 +57,10 @@ async def tokenize_conversation(
     turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork, rendering: Rendering = DEFAULT_RENDERING
 ) -> list[int]:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
-    characters = sum([len(turn.text) for turn in turns]) + TURN_CHARACTERS * len(turns)
+    if len(turns) * model.turn_tokens_min > tokens_max + SEAM_TOKENS:
+        raise TooManyTokens(f"more than {tokens_max}")
+    rendering_work = max(TURN_CHARACTERS * len(turns), STEP_CHARACTERS * model.template.cost.steps(len(turns)))
+    characters = sum([len(turn.text) for turn in turns]) + rendering_work
     if rendering.variables:
         characters += len(repr(rendering.variables))
     prompt = await run(characters, partial(model.prompt, turns, rendering))

@@ -19,20 +19,22 @@ from attrs import define, field
 from actors.text.template_facts import SENTINEL, Render, TemplateMessage
 
 CERTAIN_CHARACTERS_MIN = 24  # a text of so many is in a prompt only if it was put there
+HEAD_CHARACTERS = 32
 MOVED_MAX = 16  # texts that are looked for in the whole prompt: a template may move some to its beginning
 SHAPES_MAX = 1_024
 SHAPE_CHARACTERS_MAX = 256  # of a shape that is kept
 
 _SENTINELS = re.compile(SENTINEL.replace("{:06}", r"(\d{6})"))
-# An alternation of any length is treated as a short one.
-_ALTERNATION = re.compile(r"(s?)(?:ua)*?((?:ua){0,3}u?)")
+# What a template does with three repetitions of a few messages, it does with any number of them.
+_REPEATED = re.compile(r"(.{1,4}?)\1{3,}", re.DOTALL)
+REPETITIONS = 3
 
 
 @define(eq=False)
 class KeptTexts:
     """The law that every text reaches the prompt, and what is known already about one template."""
 
-    _lost: dict[tuple[str, str], int | None] = field(factory=dict)  # by shape: its first message that is left out
+    _all_kept: dict[tuple[str, str], bool] = field(factory=dict)  # by the shapes of messages
 
     def first_lost(self, messages: Sequence[TemplateMessage], prompt: str, render: Render, options: str) -> int | None:
         """Return the index of the first message with a text that is not in the prompt, None if all are there.
@@ -51,21 +53,30 @@ class KeptTexts:
         return lost
 
     def _lost_by_shape(self, messages: Sequence[TemplateMessage], render: Render, options: str) -> int | None:
-        key = (_shape(messages), options)
-        if key in self._lost:
-            return self._lost[key]
-        seen = _seen(render(_marked(messages, lambda mark, _: mark)))
-        numbers = count()
-        lost = None
-        for index, message in enumerate(messages):
-            if any(next(numbers) not in seen for _ in _texts(message)):
-                lost = index
-                break
-        if len(key[0]) + len(options) <= SHAPE_CHARACTERS_MAX:
-            if len(self._lost) >= SHAPES_MAX:
-                self._lost.clear()
-            self._lost[key] = lost
-        return lost
+        shapes = list(map(_shape, messages))
+        kept = range(len(shapes)) if len(shapes) <= REPETITIONS else _without_repetitions(shapes)
+        key = (" ".join([shapes[index] for index in kept]), options)
+        if key not in self._all_kept:
+            try:
+                verdict = _first_left_out([messages[index] for index in kept], render) is None
+            except Exception:  # noqa: BLE001  # a template may refuse a shorter conversation
+                return _first_left_out(messages, render)
+            if len(key[0]) + len(options) > SHAPE_CHARACTERS_MAX:
+                return None if verdict else _first_left_out(messages, render)
+            if len(self._all_kept) >= SHAPES_MAX:
+                self._all_kept.clear()
+            self._all_kept[key] = verdict
+        return None if self._all_kept[key] else _first_left_out(messages, render)
+
+
+def _first_left_out(messages: Sequence[TemplateMessage], render: Render) -> int | None:
+    """Return the index of the first message of which a template leaves out a text, even a sentinel."""
+    seen = _seen(render(_marked(messages, lambda mark, _: mark)))
+    numbers = count()
+    for index, message in enumerate(messages):
+        if any(next(numbers) not in seen for _ in _texts(message)):
+            return index
+    return None
 
 
 def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None, bool]:
@@ -75,7 +86,10 @@ def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None,
         content = message["content"]
         for whole in (content,) if isinstance(content, str) else _texts(message):
             text = whole.strip()
-            found = prompt.find(text, place)
+            # A short needle is found sooner, and nearly always where the whole text is.
+            found = prompt.find(text[:HEAD_CHARACTERS], place)
+            if found >= 0 and not prompt.startswith(text, found):
+                found = prompt.find(text, found)
             if found >= 0:
                 place = found + len(text)
                 certain = certain and (len(text) >= CERTAIN_CHARACTERS_MIN or not text)
@@ -136,17 +150,23 @@ def _changed(message: TemplateMessage, change: Callable[[str], str]) -> Template
     return {**message, "content": [{**one, "text": of(one["text"])} if "text" in one else one for one in pieces]}
 
 
-def _shape(messages: Sequence[TemplateMessage]) -> str:
-    """Return what a template knows of a conversation without its texts."""
-    shape = "".join([_letters(message) for message in messages])
-    alternation = _ALTERNATION.fullmatch(shape)
-    return shape if alternation is None else alternation[1] + alternation[2]
-
-
-def _letters(message: TemplateMessage) -> str:
+def _shape(message: TemplateMessage) -> str:
+    """Return what a template knows of a message without its texts."""
     content, role = message["content"], cast("str", message["role"])
-    named = "n" if "name" in message else ""
+    named = ":" if "name" in message else ""
     if isinstance(content, str):
-        return role[0] + named if content.strip() else f"{role[0]}{named}0"
+        return role + named if content.strip() else f"{role}{named}0"
     pieces = cast("list[dict[str, str]]", content)
-    return f"{role[0]}{named}({''.join(['t' if one.get('text', '').strip() else one['type'][0] for one in pieces])})"
+    return f"{role}{named}({','.join(['0' if not one.get('text', 'x').strip() else one['type'] for one in pieces])})"
+
+
+def _without_repetitions(shapes: Sequence[str]) -> Sequence[int]:
+    """Return the indices of the messages that are left if a few that are repeated are repeated no more than thrice."""
+    letters: dict[str, str] = {}
+    text = "".join([letters.setdefault(shape, chr(len(letters))) for shape in shapes])
+    kept: list[int] = []
+    begin = 0
+    for match in _REPEATED.finditer(text):
+        kept += range(begin, match.start() + REPETITIONS * len(match[1]))
+        begin = match.end()
+    return [*kept, *range(begin, len(shapes))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import cast
 
 from attrs import frozen
@@ -14,6 +15,7 @@ from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.logprobs import TokenData, token_data
+from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import BadTemplate, Json, own_template, template_of
 from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
@@ -49,6 +51,7 @@ class TextModel:
     characters_per_token_max: int | None = None  # the most characters of one token; None: no bound
     digest: Digest = ()  # the digest of the model's files
     whole_tokens: WholeTokens | None = None  # None: its decoder allows no such table
+    turn_tokens_min: int = 0  # the fewest tokens that a further turn of a conversation has
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     format: str = "plain"  # the row of `FORMATS` for its answers
 
@@ -113,6 +116,10 @@ def load(
         learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables)
     except StartFailed as error:
         raise BadTemplate(str(error), "folder" if template is None else "file") from error
+
+    def tokens_of(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
     return TextModel(
         tokenizer=tokenizer,
         template=learned,
@@ -122,6 +129,7 @@ def load(
         characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
         digest=digest({name: files[name] for name in FILES if name in files}),
+        turn_tokens_min=fewest_turn_tokens(partial(learned.rendered, rendering=DEFAULT_RENDERING), tokens_of),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),
     )

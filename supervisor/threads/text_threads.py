@@ -5,8 +5,11 @@ each owner (the name of a client key) has a queue of its own, and threads are gi
 of long prompts of one key, another key waits for one task at most. Heavy work has queues of its own and never takes
 every thread, so that a short prompt finds one even without keys.
 
-A thread cannot be cancelled. If its caller leaves, a thread is abandoned and counts as running until it ends: the limit
-is on threads, never on callers.
+Work that lasts gives up its thread about ten times a second (`actors.kit.offload.give_turn`), and
+queues again as heavy.
+
+A thread cannot be cancelled. If its caller leaves, a thread is abandoned and counts as running until it ends,
+which is the end of its turn at the latest for work that gives it up: the limit is on threads, never on callers.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import TypeVar, cast
 import trio
 from attrs import define, field, frozen
 
+from actors.kit.offload import turns
 from protocol.errors import Overloaded
 
 T = TypeVar("T")
@@ -75,18 +79,25 @@ class TextThreads:
 
         `size` is the length of the text in characters. A caller that is cancelled while it waits gives up its place.
         """
-        limiter = cast("trio.CapacityLimiter", _Limiter(self, owner, size >= HEAVY_CHARACTERS_MIN))
+        place = _Place(self, owner, size >= HEAVY_CHARACTERS_MIN)
+
+        def work() -> T:
+            turns.set(place.give_turn)
+            return function()
+
+        limiter = cast("trio.CapacityLimiter", place)
         try:
-            return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
+            return await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
         except RuntimeError as error:
             if str(error) == NO_THREAD:  # no memory for a stack, or too many processes: fails this request alone
                 raise Overloaded("the system has no thread left to read the text in") from error
             raise
 
-    async def acquire(self, owner: str, *, heavy: bool) -> None:
-        """Wait for a thread; raises `Overloaded` if too many wait already."""
+    async def acquire(self, owner: str, *, heavy: bool, again: bool = False) -> None:
+        """Wait for a thread; raises `Overloaded` if too many wait already, unless it is wanted `again`."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._check_room(owner)
+        if not again:
+            self._check_room(owner)
         key, waiter = (owner, heavy), _Waiter()
         if key not in self._queues:
             # Before the queue with the latest turn, and after all others. If new queues came first, an owner that
@@ -153,16 +164,33 @@ class TextThreads:
             del self._queues[key]
 
 
-@frozen(eq=False)
-class _Limiter:
-    """A capacity limiter for Trio, released at the end of the thread, even if the caller has left."""
+@define(eq=False)
+class _Place:
+    """The place of one caller among the threads: a capacity limiter for Trio, released even if the caller has left."""
 
     threads: TextThreads
     owner: str
     heavy: bool
+    held: bool = False
 
     async def acquire_on_behalf_of(self, _: object) -> None:
         await self.threads.acquire(self.owner, heavy=self.heavy)
+        self.held = True
 
     def release_on_behalf_of(self, _: object) -> None:
-        self.threads.release(self.owner, heavy=self.heavy)
+        if self.held:
+            self.threads.release(self.owner, heavy=self.heavy)
+            self.held = False
+
+    def give_turn(self) -> None:
+        """Wait until it is the turn of this thread again; raises `Cancelled` if its caller has left."""
+        trio.from_thread.check_cancelled()
+        if self.threads.waiting:
+            trio.from_thread.run(self._queue_again)
+            trio.from_thread.check_cancelled()
+
+    async def _queue_again(self) -> None:
+        self.release_on_behalf_of(None)
+        self.heavy = True
+        await self.threads.acquire(self.owner, heavy=True, again=True)
+        self.held = True

@@ -20,6 +20,7 @@ from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversati
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages.text import Role, Tokenize, Turn
+from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN
 from tests.actors.test_processor import CONTENTS, ask, running
 from tests.rig.gateway import TINY, load_with_fixed_clock
 
@@ -164,20 +165,95 @@ async def test_tokenize_has_a_limit_of_its_own(turns: tuple[Turn, ...], autojump
 
 
 QUADRATIC = {
-    "two loops": "{% for a in messages %}{% for b in messages %}{% set x = 1 %}{% endfor %}{% endfor %}x",
-    "slices": "{% for a in messages %}{% for b in messages[:-1] %}{% set x = 1 %}{% endfor %}{% endfor %}x",
-    "ranges": "{% for a in messages %}{% for b in range(9000) %}{% set x = 1 %}{% endfor %}{% endfor %}x",
-    "items": "{% for a in messages %}{% for b in messages %}{{ b.role }}{% endfor %}{% endfor %}x",
-    "calls": "{% macro f() %}{% endmacro %}{% for a in range(99999) %}{% for b in range(99) %}{{ f() }}{% endfor %}{% endfor %}x",
+    "two loops": "{% for a in messages %}{% for b in messages %}{% set x = 1 %}{% endfor %}{% endfor %}",
+    "slices": "{% for a in messages %}{% for b in messages[:-1] %}{% set x = 1 %}{% endfor %}{% endfor %}",
+    "ranges": "{% for a in messages %}{% for b in range(messages|length) %}{% set x = 1 %}{% endfor %}{% endfor %}",
+    "items": "{% for a in messages %}{% for b in messages %}{% set x = b.role %}{% endfor %}{% endfor %}",
+    "filters": "{% for a in messages %}{% set x = messages|selectattr('role', 'equalto', 'tool')|list %}{% endfor %}",
+    "members": "{% for a in messages %}{% if not messages.index(a) in messages %}{% endif %}{% endfor %}",
 }
+ENDLESS = {
+    "calls": "{% macro f() %}{% endmacro %}{% for a in range(99999) %}{% for b in range(99) %}{{ f() }}{% endfor %}{% endfor %}",
+    "three loops": "{% for a in messages %}{% for b in messages %}{% for c in messages %}{% endfor %}{% endfor %}{% endfor %}",
+}
+RENDERED = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [*ENDLESS.values(), *QUADRATIC.values()])
+async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
+    # None of the conversations that are tried when a model is loaded is as long.
+    model = load_with_fixed_clock(CONTENTS, f"{{% if messages|length > 50 %}}{source}{{% endif %}}{RENDERED}")
+    with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
+        await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, "").run)
 
 
 @pytest.mark.parametrize("source", QUADRATIC.values(), ids=QUADRATIC)
-async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
-    source = f"{{% if messages|length > 3 %}}{source}{{% endif %}}{{{{ messages[-1].content }}}}"
+async def test_a_conversation_is_rendered_by_a_template_whose_cost_is_quadratic(source: str) -> None:
+    model, counting = load_with_fixed_clock(CONTENTS, source + RENDERED), Counting()
+    turns = [Turn(Role.USER, "x")] * 1100
+    ids = await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run)
+    assert ids == TINY.encode_text("x" * 1100, special=False)
+    assert counting.sizes[0] > HEAVY_CHARACTERS_MIN  # so it waits with other heavy work
+
+
+async def test_a_conversation_with_too_many_messages_is_refused_before_it_is_rendered() -> None:
+    counting = Counting()
+    with pytest.raises(TooManyTokens, match="more than 20000"):
+        await tokenize_conversation([Turn(Role.USER, "")] * 9000, TINY, 20_000, Offload(counting, "").run)
+    assert counting.sizes == []
+    ids = await tokenize_conversation([Turn(Role.USER, "")] * 3000, TINY, 20_000, Offload(counting, "").run)
+    assert 15_000 < len(ids) < 20_000
+
+
+SCANS = {
+    "backward": """
+{%- for i in range(messages|length) %}
+    {%- set found = namespace(role=none, done=false) %}
+    {%- for j in range(i - 1, -1, -1) %}
+        {%- if not found.done %}
+            {%- if messages[j].role != 'tool' %}{% set found.role = messages[j].role %}{% set found.done = true %}{% endif %}
+        {%- endif %}
+    {%- endfor %}
+    {{- messages[i].content }}
+{%- endfor %}""",
+    "forward": """
+{%- for m in messages %}
+    {%- set scan = namespace(stopped=false) %}
+    {%- for next in messages[loop.index:] %}
+        {%- if scan.stopped %}
+        {%- elif next.role != 'tool' %}{% set scan.stopped = true %}
+        {%- endif %}
+    {%- endfor %}
+    {{- m.content }}
+{%- endfor %}""",
+}
+
+
+@pytest.mark.parametrize("source", SCANS.values(), ids=SCANS)
+def test_a_scan_for_the_nearest_message_costs_what_it_looks_at(source: str) -> None:
     model = load_with_fixed_clock(CONTENTS, source)
-    with pytest.raises(BadRequest, match="it takes more than 1000000 steps"):
-        await tokenize_conversation([Turn(Role.USER, "x")] * 9000, model, 100_000, Offload(run_inline, "").run)
+    assert model.template.cost.square < 0.05
+    assert model.prompt([Turn(Role.USER, "x")] * 9000) == "x" * 9000
+
+
+@pytest.mark.parametrize(
+    ("body", "rendered"),
+    [
+        ("{% if not ns.done %}{{ i }}{% set ns.done = i == 2 %}{% endif %}", "012"),
+        ("{% if ns.done %}{% else %}{{ i }}{% set ns.done = i == 2 %}{% endif %}", "012"),
+        ("{% if not ns.done %}{{ i }}{% set ns.done = i == 2 %}{% else %}.{% endif %}", "012.."),
+        ("{% if not ns.done %}{{ i }}{% set ns.done = i == 2 %}{% endif %}-", "0-1-2---"),
+        ("{% if i != 2 %}{{ i }}{% endif %}", "0134"),
+        ("{% if loop.index != 2 %}{{ i }}{% endif %}", "0234"),
+        ("{% if ns.next() != 2 %}{{ i }}{% endif %}", "01234"),
+    ],
+)
+def test_a_loop_that_may_still_do_something_goes_on(body: str, rendered: str) -> None:
+    body = body.replace("ns.next()", "ns|length")
+    source = f"{{% set ns = namespace(done=false) %}}{{% for i in range(5) %}}{body}{{% endfor %}}{{{{ messages[0].content }}}}"
+    if "length" in body:
+        source = source.replace("ns|length", "messages|length")
+    assert load_with_fixed_clock(CONTENTS, source).prompt([Turn(Role.USER, "x")]) == f"{rendered}x"
 
 
 async def test_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from actors.text.chat_template import STEPS_MAX, compile_template
+from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.template_steps import STEPS_MAX
 from actors.text.template_variables import EFFORTS
 from protocol.errors import BadRequest
 from protocol.messages.text import Rendering, Role, Turn

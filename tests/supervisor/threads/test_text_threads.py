@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.kit.offload import give_turn
 from protocol.errors import Overloaded
 from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN, Statistics, TextLimits, TextThreads
 from tests.rig.nodes import until
@@ -197,3 +198,57 @@ async def test_a_request_fails_as_overloaded_if_the_system_has_no_thread_and_the
     assert (threads.running, threads.waiting) == (0, 0)
     failing.clear()
     assert await threads(lambda: 2, owner="alice", size=1) == 2
+
+
+async def test_work_that_lasts_lets_others_have_its_thread() -> None:
+    pool, order = TextThreads(TextLimits(threads=1)), list[str]()
+
+    def long() -> None:
+        order.append("begins")
+        while "short" not in order:
+            give_turn()
+        order.append("ends")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(pool, long, owner="greedy", size=LIGHT))
+        await until(lambda: order == ["begins"])
+        with trio.fail_after(10):
+            await pool(lambda: order.append("short"), owner="alice", size=LIGHT)
+    assert order == ["begins", "short", "ends"]
+    assert pool.statistics() == Statistics(0, 0, 0)
+
+
+async def test_work_that_lasts_ends_soon_after_its_caller_has_left() -> None:
+    pool = TextThreads(TextLimits(threads=1))
+
+    def endless() -> None:
+        while True:
+            give_turn()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(pool, endless, owner="greedy", size=LIGHT))
+        await until(lambda: pool.running == 1)
+        nursery.cancel_scope.cancel()
+    with trio.fail_after(10):
+        await until(lambda: pool.running == 0)
+    assert pool.statistics() == Statistics(0, 0, 0)
+
+
+async def test_an_abandoned_thread_that_waits_for_its_turn_ends_with_it() -> None:
+    pool, go_on = TextThreads(TextLimits(threads=1)), threading.Event()
+
+    def endless() -> None:
+        while True:
+            give_turn()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(pool, endless, owner="greedy", size=LIGHT))
+        await until(lambda: pool.running == 1)
+        async with trio.open_nursery() as others:
+            others.start_soon(partial(pool, go_on.wait, owner="alice", size=LIGHT))
+            await until(lambda: pool.waiting == 1 and pool.statistics().owners == 2)
+            nursery.cancel_scope.cancel()
+            go_on.set()
+    with trio.fail_after(10):
+        await until(lambda: pool.running == 0)
+    assert pool.statistics() == Statistics(0, 0, 0)
