@@ -17,7 +17,7 @@ from attrs import evolve, field, frozen
 
 from protocol.errors import StartFailed
 from protocol.strict.mistakes import Mistake
-from supervisor.config import gateway_nodes, toml_file, unquoted_names
+from supervisor.config import gateway_nodes, section_names, toml_file
 from supervisor.config.checks.cross_checks import cross_check
 from supervisor.config.partial import structure_valid_parts
 from supervisor.config.schema import Cluster, Kinds, Tables, sections
@@ -92,11 +92,11 @@ def load(path: Path, kinds: Kinds, join: Sequence[str] = (), examine: Examine | 
             section = data.setdefault("cluster", {})
             if isinstance(section, dict) and isinstance(section.get("join", []), list):  # else `structure` reports it
                 section["join"] = [*section.get("join", ()), *join]
-        unquoted = unquoted_names.quote(data, lines, sections(kinds))
+        misnamed = section_names.mend(data, lines, sections(kinds))
         pruned = structure_valid_parts(data, kinds)
     except RecursionError as error:
         raise StartFailed(f"{path} is not TOML: it nests too deeply") from error
-    mistakes = [*unquoted, *pruned.mistakes]
+    mistakes = [*misnamed, *pruned.mistakes]
     cluster = None if pruned.tables is None else _in_folder(pruned.tables, path.parent)
     if cluster is not None:
         mistakes += [mistake for mistake in cross_check(cluster, kinds) if not pruned.explains(mistake)]

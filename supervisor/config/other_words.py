@@ -116,6 +116,13 @@ _KEYS = {  # the key by its section, and words for it; a word of several rows me
     "cluster.tls_key": "tls_key_path tls_keyfile ssl_keyfile ssl_key private_key key",
     "cluster.tls_authority": "tls_ca tls_ca_cert tls_ca_certs ssl_ca_certs ca ca_cert ca_file cacert tls_ca_file",
 }
+_TABLES = {  # words for tables
+    "model": "llm llms model_list",
+    "engine": "worker workers backend backends instance instances replica replicas service services",
+    "gateway": "server servers http api frontend ingress proxy openai",
+    "node": "machine machines",
+    "cluster": "network mesh discovery etcd nats",
+}
 _SENTENCES = {  # what is no key at all, with what does it
     'the name of a model for clients is that of its section, [model."NAME"]': """
         served_model_name served_model_names model_name alias name
@@ -138,7 +145,7 @@ _NOTES = {
     "engine.NAME.environment": "It is a table of variables and their texts",
 }
 _BY_WORD: dict[str, list[str]] = {}
-for _key, _words in _KEYS.items():
+for _key, _words in (*_TABLES.items(), *_KEYS.items()):
     for _word in _words.split():
         _BY_WORD.setdefault(_word, []).append(_key)
 _SENTENCE_OF = {word: sentence for sentence, words in _SENTENCES.items() for word in words.split()}
@@ -146,7 +153,7 @@ _SENTENCE_OF = {word: sentence for sentence, words in _SENTENCES.items() for wor
 
 def keys() -> Iterator[str]:
     """Yield every key that the table names, by its path with NAME for a name."""
-    yield from _KEYS
+    yield from (*_TABLES, *_KEYS)
 
 
 def explained(mistake: Mistake, kinds: Kinds) -> Mistake:
@@ -176,7 +183,7 @@ def _meant_here(word: str, section: str) -> str | None:
 
 
 def _meant_elsewhere(word: str, section: str) -> str | None:
-    rows = [row.rpartition(".") for row in _BY_WORD.get(word, ())]
+    rows = [row.rpartition(".") for row in _BY_WORD.get(word, ()) if "." in row]
     if word in _SENTENCE_OF and not any(_table(home) == _table(section) for home, _, _ in rows):
         return _SENTENCE_OF[word]
     return next((f"did you mean {key} of [{home}]?{_note(f'{home}.{key}')}" for home, _, key in rows), None)

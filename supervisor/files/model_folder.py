@@ -20,12 +20,12 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 POINTER_BYTES_MAX = 1024
 LISTED_MAX = 3  # names of files in a sentence
 SAFETENSORS = ".safetensors"
-INDEX = "model.safetensors.index.json"
+INDEXES = {SAFETENSORS: "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
 INDEX_BYTES_MAX = 256 * 1024 * 1024
 LENGTH_BYTES = 8  # of the length of a header, before the header itself
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)')
-SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.\w+")
+SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
 def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weights: Sequence[str]) -> Iterator[str]:
@@ -36,7 +36,9 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     """
     if absent := [name for name in needed if not (folder / name).is_file()]:
         yield f"{folder} has no {' and no '.join(absent)}{_advice(folder, absent)}"
-    loaded = _matching(folder, weights)
+    found = _matching(folder, weights)
+    named = _named(folder, found) if found else set[str]()
+    loaded = [path for path in found if path.name in named and path.exists()]  # a link may lead nowhere
     small = {path for pattern in read for path in folder.glob(pattern)}
     pointers = sorted(path.name for path in {*small, *loaded} if _is_pointer(path))
     if pointers:
@@ -44,12 +46,9 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
             f"{_listed(pointers)} in {folder} {'is a pointer' if len(pointers) == 1 else 'are pointers'} of git-lfs in"
             " place of the contents: run `git lfs pull` there"
         )
-    if not weights:
-        return
-    if not loaded:
+    if weights and not found:
         yield _no_weights(folder, weights)
-        return
-    if missing := _missing(folder, loaded):
+    if missing := sorted(named - {path.name for path in loaded}):
         yield (
             f"{_listed(missing)} of the model's weights {'is' if len(missing) == 1 else 'are'} not in {folder}:"
             " the copy or download of the folder is incomplete"
@@ -97,25 +96,23 @@ def _no_weights(folder: Path, weights: Sequence[str]) -> str:
     return f"there are no weights in {folder} ({', '.join(weights)}): copy or download the whole folder of the model"
 
 
-def _missing(folder: Path, loaded: Collection[Path]) -> list[str]:
-    """Return the names of missing files of weights: by the index of the folder, else by their numbers."""
-    here = {path.name for path in loaded if path.exists()}  # a link may lead nowhere
-    gone = {path.name for path in loaded} - here
-    if any(name.endswith(SAFETENSORS) for name in here | gone):
-        try:
-            index = json.loads(reading.read(folder / INDEX, INDEX_BYTES_MAX))
-            named = {str(name) for name in index["weight_map"].values()}
-        except FileNotFoundError:
-            named = {
-                f"{match[1]}-{number:05}-of-{match[2]}{SAFETENSORS}"
-                for name in here
-                if (match := SHARD.fullmatch(name)) is not None
-                for number in range(1, int(match[2]) + 1)
-            }
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return sorted({*gone, INDEX})
-        return sorted({*gone, *(named - here)})
-    return sorted(gone)
+def _named(folder: Path, loaded: Sequence[Path]) -> set[str]:
+    """Return the names of the files that all of the weights are in, by the index of the folder, else by their numbers.
+
+    Of files that an index does not name, such as a second copy in one piece, none is loaded.
+    """
+    index = INDEXES.get(loaded[0].suffix, "")
+    try:
+        named = json.loads(reading.read(folder / index, INDEX_BYTES_MAX))["weight_map"].values()
+        return {str(name) for name in named}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        numbered = [match for path in loaded if (match := SHARD.fullmatch(path.name)) is not None]
+        others = {
+            f"{match[1]}-{number:05}-of-{match[2]}{match[3]}"
+            for match in numbered
+            for number in range(1, int(match[2]) + 1)
+        }
+        return {path.name for path in loaded} | others
 
 
 def _damage(path: Path) -> str | None:

@@ -43,6 +43,7 @@ TOKEN_KEYS = (
     ),
 )
 HEARTBEAT_S_MIN = 0.01
+HUB = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w.-]*")  # a model's name where models are published
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@\\]+")
 
@@ -96,9 +97,19 @@ def _missing_folder(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]
     try:
         folder = cluster.model_path(name)
         if not folder.is_dir():
-            yield Mistake(f"{path}.path", f"there is no folder {folder}")
+            yield Mistake(f"{path}.path", _no_model(cluster.model[name].path, folder))
     except (OSError, RuntimeError) as error:  # a user that does not exist, a link to itself
         yield Mistake(f"{path}.path", f"is no folder: {error}")
+
+
+def _no_model(written: str, folder: Path) -> str:
+    """Return why there is no folder of a model at a path, and what to do about it."""
+    if folder.is_file():
+        served = "; GGUF files are not served, only safetensors" if folder.suffix == ".gguf" else ""
+        return f"{folder} is a file: name the folder with config.json, tokenizer.json and the weights{served}"
+    published = HUB.fullmatch(written) is not None and not folder.parent.exists()
+    fetch = f"; nothing is downloaded: `hf download {written} --local-dir {folder}`" if published else ""
+    return f"there is no folder {folder}{fetch}"
 
 
 def _missing_file(cluster: Cluster, name: str, path: str) -> Iterator[Mistake]:

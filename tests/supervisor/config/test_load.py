@@ -114,6 +114,8 @@ REPLACED = [  # a text of the good file, and what stands in its place
     ('model = "tiny"', 'model = "other"', "engine.tiny-0.model", "there is no model other; there is tiny"),
     ('model = "tiny"', 'model = "tiny"\nnode = "b"', "engine.tiny-0.node", "there is no node b; there is main"),
     (str(TINY), "nowhere", "model.tiny.path", "there is no folder"),
+    (str(TINY), "Qwen/Qwen3-8B", "model.tiny.path", "nothing is downloaded: `hf download Qwen/Qwen3-8B --local-dir /"),
+    (str(TINY), str(TINY / "config.json"), "model.tiny.path", "is a file: name the folder with config.json, tokeni"),
     (f'"{TINY}"', f'"{TINY}"\ntemplate = "no.jinja"', "model.tiny.template", "there is no file"),
     ("tiny-0]", "router-tiny]", "engine.router-tiny", "is the name of another part of the tree"),
     ("tiny-0]", '"a/b"]', "engine", "must be letters, digits"),

@@ -47,6 +47,7 @@ Written = Callable[[str], Path]
         ('[cluster]\ntls_cert = "a"', "cluster.tls_cert: is not a key here; did you mean tls_certificate?"),
         ('[gateway]\napi_key = "a"', "gateway.api_key: is not a key here; did you mean keys? It is a file"),
         ("[gateway]\nslots = 3", "gateway.slots: is not a key here; it is a key of [engine.NAME]"),
+        ("[server]\nport = 3", "server: is not a key here; did you mean gateway?"),
         ("[node.main]\nport = 3", "node.main.port: is not a key here; did you mean listen? It is an address"),
     ],
 )
@@ -80,4 +81,5 @@ def test_every_key_of_the_table_is_one() -> None:
     sections = [(heading.split("`")[1].strip("[]"), keys) for heading, _, keys in tables()]
     known = {section for section, _ in sections} | {f"{section}.{key}" for section, keys in sections for key in keys}
     known |= {f"engine.NAME.settings.{name}" for name in TYPES.keys() - REFUSED.keys()}
+    known |= {section.partition(".")[0] for section, _ in sections}
     assert {*other_words.keys()} <= known

@@ -85,6 +85,13 @@ def cut(size: int) -> Callable[[Path], object]:
             ),
         ),
         (
+            lambda folder: shard(folder, "pytorch_model-00001-of-00002.bin"),
+            (
+                "pytorch_model-00002-of-00002.bin of the model's weights is not in {}: the copy or download of the folder is"
+                " incomplete"
+            ),
+        ),
+        (
             lambda folder: shard(folder, SHARDS[0], SHARDS[2]),
             f"{SHARDS[1]} of the model's weights is not in {{}}: the copy or download of the folder is incomplete",
         ),
@@ -135,6 +142,11 @@ def test_what_is_not_read_may_be_a_pointer_or_missing(folder: Path) -> None:
     (folder / "picture.png").write_text(POINTER)
     (folder / "pytorch_model.bin").write_text(POINTER)  # there are safetensors
     assert found(folder) == []
+    (folder / "consolidated.safetensors").write_text(POINTER)  # the index does not name it
+    (folder / f"{WHOLE}.index.json").write_text(json.dumps({"weight_map": {"a": WHOLE}}))
+    assert found(folder) == []
+    (folder / f"{WHOLE}.index.json").unlink()
+    (folder / "consolidated.safetensors").unlink()
     (folder / WHOLE).write_text(POINTER)
     assert list(mistakes(folder, needed=NEEDED, read=SMALL, weights=())) == []
     (folder / WHOLE).unlink()

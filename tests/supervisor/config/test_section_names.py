@@ -1,4 +1,4 @@
-"""A name with a dot and without quotes is one mistake, which says how to write it, and hides no other."""
+"""A mistaken name of a section is one mistake, with the right way to write it, and hides no other."""
 
 from __future__ import annotations
 
@@ -68,6 +68,36 @@ def renamed(name: str, engine: str = "tiny-0") -> str:
 def test_an_unquoted_name_is_one_mistake_and_is_known_elsewhere(
     written: Written, text: str, expected: list[tuple[int, str]]
 ) -> None:
+    assert mistakes(written(text)) == expected
+
+
+NO_NAME = "has a section without a name: write"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD.replace("[model.tiny]", "[model]"), [(2, f"model: {NO_NAME} [model.NAME]")]),
+        (GOOD.replace("[engine.tiny-0]", "[engine]"), [(5, f"engine: {NO_NAME} [engine.NAME]")]),
+        (
+            GOOD.replace("[engine.tiny-0]", "[engine]").replace("[model.tiny]", "[model]") + "slotts = 3\n",
+            [
+                (2, f"model: {NO_NAME} [model.NAME]"),
+                (5, f"engine: {NO_NAME} [engine.NAME]"),
+                (9, "engine.engine-0.slotts: is not a key here; did you mean slots?"),
+            ],
+        ),
+        (
+            GOOD.replace("[engine.tiny-0]", "[[engine]]") + "slotts = 3\n",
+            [
+                (5, "engine: has sections without names: write each as [engine.NAME]"),
+                (9, "engine.engine-0.slotts: is not a key here; did you mean slots?"),
+            ],
+        ),
+        (f'{GOOD}[node]\nlisten = "127.0.0.1:7401"\n', [(9, f"node: {NO_NAME} [node.NAME]")]),
+    ],
+)
+def test_a_section_without_a_name_is_one_mistake(written: Written, text: str, expected: list[tuple[int, str]]) -> None:
     assert mistakes(written(text)) == expected
 
 
