@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal, Protocol, Self, TypeAlias
 
+import msgspec
 from attrs import frozen
 
 from protocol.dialects.formats import JsonObject
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role
-from protocol.strict.mistakes import Mistake
+from protocol.strict.mistakes import Mistake, wrong
 
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -26,6 +27,10 @@ class ChatTemplateKwargs:
     def from_value(cls, value: object) -> Self:
         """Return variables by name; raises `Mistakes` if they are too large or too deep."""
         JsonObject.from_value(value)
+        try:
+            msgspec.msgpack.encode(value)  # as a message is encoded, which has no larger numbers
+        except OverflowError:
+            raise wrong("has an integer of more than 64 bits") from None
         assert isinstance(value, dict)
         return cls(value)
 

@@ -74,6 +74,7 @@ def test_what_asks_for_nothing_is_the_default(dialect: str, fields: dict[str, An
         ("reasoning_effort", {"reasoning_effort": "much"},
          'expected "none", "minimal", "low", "medium", "high", "xhigh" or "max", got "much"'),
         ("chat_template_kwargs", {"chat_template_kwargs": []}, "expected an object, got a list"),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"a": [2**64]}}, "has an integer of more than 64 bits"),
         ("chat_template_kwargs", {"chat_template_kwargs": {"a": "x" * 131_072}},
          "must have at most 131072 bytes as JSON, has 131080"),
     ],

@@ -56,7 +56,7 @@ BEYOND = re.compile(
     "cannot stand beside|must be at least n |must be at most max_|differs from|cannot be streamed|have at most 128"
     "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
     "|must not contain|user name|no host|its whole path|behind its path|no URL that can be read|a safetensors file"
-    "|must have at most 8192 characters|images and videos; a request can have|needs the last message"
+    "|must have at most 8192 characters|images and videos; a request can have|needs the last message|more than 64 bits"
 )
 
 
