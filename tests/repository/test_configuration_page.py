@@ -202,7 +202,9 @@ model on GPUs.
 
 Every key has a default but for those marked *needed*; a dash is no value. Seconds and other numbers are above 0 where no limit is
 given. A file or a folder is a path relative to the file that names it. A key that is none of these stops the start, and `--check`
-says what became of a key of an earlier version. What must fit together across keys is checked, too, and reported with the reason."""
+says what became of a key of an earlier version, or which key is meant by a word of another server (`max_model_len`: `context_max`).
+What must fit together across keys is checked, too, and reported with the reason. So is what only a host can show, for the nodes
+that the file places on it: the files of models, their own limits of tokens, and the visible GPUs."""
 
 
 def test_the_page_of_the_configuration_matches_the_schema() -> None:

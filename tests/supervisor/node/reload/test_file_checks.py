@@ -288,7 +288,11 @@ def test_weights_are_looked_for_where_an_engine_of_this_host_reads_them(
     if reports:
         assert "model.tiny.path: there are no weights in" in refused(file, environment)
     else:
-        read_cluster(file, (), partial(file_checks.mistakes, environment=environment))
+        cluster = read_cluster(file, (), partial(file_checks.mistakes, environment=environment))
+        named = [
+            mistake.path for mistake in file_checks.mistakes(cluster, environment, "main")
+        ]  # as `--node` or a reload
+        assert named == (["model.tiny.path"] if "front" in cluster.node else [])
 
 
 NAMED = '{"chat_template": [{"name": "rag", "template": "{{ messages[0].content }}"}]}'
