@@ -112,9 +112,10 @@ async def decoder_template(
     finally:
         control.close()
         await started.process.stop(LADDER, grace)  # noqa: ASYNC102  # shielded, rung by rung
+    end = started.process.end
     if ready:
-        raise EngineDied("the template of the media decoders died")
-    raise StartFailed(f"the media decoders could not start: {output_log.last_error_line}")
+        raise EngineDied(f"the template of the media decoders died{f': {end}' if end else ''}")
+    raise StartFailed(f"the media decoders could not start: {output_log.reason(end)}")
 
 
 async def _is_ready(control: trio.socket.SocketType) -> bool:

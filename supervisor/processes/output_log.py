@@ -103,10 +103,9 @@ class OutputLog:
                 return f"{error['name']}: {code}" if code else error["name"]
         return None
 
-    @property
-    def last_error_line(self) -> str:
-        """The last line that looks like an exception; else the last line."""
-        return self.last_error or self.last_line
+    def reason(self, end: str | None) -> str:
+        """Return the last line that looks like an exception, else how the process ended, with the last line."""
+        return self.last_error or f"{end or 'without a reason'}; its log ends: {self.last_line}"
 
     @property
     def last_line(self) -> str:

@@ -279,7 +279,7 @@ def _reason(link: Link, output_log: OutputLog, process: Process) -> str:
     killed = [line for line in ends if boot_message.KILLED in line]
     # A host that runs writes why it ends; if it could not, an error in its log may be of a request hours ago.
     sudden = process.end if link.ready and not (own or ends) else None
-    accounts = (*killed[-1:], sudden, output_log.last_error, own, *ends[-1:])
-    if (reason := next(filter(None, accounts), None)) is not None and reason != process.end:
-        return reason
-    return f"{process.end or 'without a reason'}; its log ends: {output_log.last_line}"
+    if not killed and sudden is not None:
+        return f"{sudden}; its log ends: {output_log.last_line}"
+    accounts = (*killed[-1:], output_log.last_error, own, *ends[-1:])
+    return next(filter(None, accounts), None) or output_log.reason(process.end)

@@ -129,9 +129,10 @@ async def zygote(
     finally:
         control.close()
         await started.process.stop(ladder, grace)  # noqa: ASYNC102  # shielded, rung by rung
+    end = started.process.end
     if ready:
-        raise EngineDied("the zygote died")
-    raise StartFailed(f"the zygote could not import SGLang: {output_log.last_error_line}")
+        raise EngineDied(f"the zygote died: {end}" if end else "the zygote died")
+    raise StartFailed(f"the zygote could not import SGLang: {output_log.reason(end)}")
 
 
 async def _received(control: trio.socket.SocketType) -> bytes:

@@ -75,8 +75,10 @@ async def test_the_last_error_is_the_last_exception_with_the_code_of_one_without
 
 async def test_the_last_lines_are_those_of_the_end_however_long_the_output(path: Path) -> None:
     output_log = await written_by_a_child(OutputLog(path), b"x\n" * 50_000, b"ValueError: no such model\n", b"bye\n")
-    assert output_log.last_error_line == "ValueError: no such model"
+    assert output_log.reason("it exited with code 1") == "ValueError: no such model"
     assert len(output_log.tail) == 50
+    output_log.tail.remove("ValueError: no such model")
+    assert output_log.reason("it exited with code 1") == "it exited with code 1; its log ends: bye"
 
 
 async def test_a_disk_that_hangs_stops_neither_the_loop_nor_the_engine(path: Path) -> None:
