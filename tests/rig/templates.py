@@ -33,6 +33,44 @@ REASONING = (
     "{{ m.content }}{% endfor %}"
 )
 
+# The ways of rendering roles, texts in parts, and names.
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+STRICT = """
+{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}
+    {{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+OVERWRITING = """
+{%- set ns = namespace(system='') %}
+{%- for m in messages if m.role == 'system' %}{% set ns.system = m.content %}{% endfor %}{{ ns.system }}
+{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+GATHERING = """
+{%- for m in messages if m.role == 'system' %}{{ m.content }};{% endfor %}
+{%- for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+LEADING = """
+{%- if messages[0].role in ('system', 'developer') %}# {{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}
+{%- for m in messages if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endfor %}"""
+ALTERNATING = """
+{%- for m in messages %}
+    {%- if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
+    {{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+THOUGHTLESS = """
+{%- for m in messages %}
+    {{- '<' + m.role + '>' + (m.content.split('</think>')[-1].strip() if m.role == 'assistant' else m.content) }}
+{%- endfor %}"""
+LISTS = """
+{%- for m in messages %}<{{ m.role }}>
+    {%- if m.content is string %}{{ m.content }}{% else %}{{ m.content | map(attribute='text') | join('\n') }}{% endif %}
+{%- endfor %}"""
+ONLY_LISTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }} {% endfor %}{% endfor %}"
+NAMES = "{% for m in messages %}<{{ m.name or m.role }}>{{ m.content }}{% endfor %}"
+SEARCHING = (
+    "{% if not messages|selectattr('role', 'equalto', 'user')|list %}{{ raise_exception('No user') }}{% endif %}"
+    + CHATML
+)
+
 
 def real_templates() -> list[Path]:
     """Return the files of real templates, none where the folder is not set."""

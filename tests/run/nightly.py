@@ -35,6 +35,7 @@ NIGHTLY = [
             _hunt("prefixes", "--prefixes"),
             Part("mutants"),
             Part("docs"),
+            Part("templates"),
             *map(Part, ("stages", "abort-times", "soak", "crowd", "siege", "rolling", "endings", "chaos", "attacks")),
         )
     ),
