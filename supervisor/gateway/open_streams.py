@@ -1,10 +1,10 @@
 """The streamed responses of a gateway, and what they send while there is nothing to send.
 
 A proxy in front ends a response of which nothing has come for a while, mostly for 60 s. So the head of a stream leaves
-at the latest `HEAD_WITHIN_S` after its admission, without waiting for the first token, and behind the head a comment
-leaves whenever nothing else was sent for `keepalive_s`. One task looks at all streams of a gateway, a few times in
-`keepalive_s`. It learns from the bytes that an outbox has accepted whether anything was sent since it last looked, so a
-token costs nothing here.
+at the latest `HEAD_WITHIN_S` after its admission, or `keepalive_s` if that is shorter, without waiting for the first
+token; and behind the head a comment leaves whenever nothing else was sent for `keepalive_s`. One task looks at all
+streams of a gateway, a few times in `keepalive_s`. It learns from the bytes that an outbox has accepted whether
+anything was sent since it last looked, so a token costs nothing here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class OpenStreams:
     def _look(self, now: float) -> float:
         """Send what is due, and return the time of the next look."""
         keepalive_s = self.keepalive_s()
-        next_at = now + min(HEAD_WITHIN_S, max(keepalive_s / LOOKS, LOOK_S_MIN) if keepalive_s else HEAD_WITHIN_S)
+        next_at = now + (min(HEAD_WITHIN_S, max(keepalive_s / LOOKS, LOOK_S_MIN)) if keepalive_s else HEAD_WITHIN_S)
         for stream in tuple(self._open):
             try:
                 next_at = min(next_at, _look_after(stream, now, keepalive_s))
@@ -107,8 +107,8 @@ def _look_after(stream: OpenStream, now: float, keepalive_s: float) -> float:
     if not response.begun:
         if (admitted_at := stream.record.admitted_at) is None:
             return now + HEAD_WITHIN_S
-        if now < admitted_at + HEAD_WITHIN_S:
-            return admitted_at + HEAD_WITHIN_S
+        if now < (due_at := admitted_at + min(HEAD_WITHIN_S, keepalive_s or HEAD_WITHIN_S)):
+            return due_at
         response.begin_stream()
     elif outbox.accepted_bytes == stream.accepted_bytes and not outbox.backlog_bytes:
         if not keepalive_s or now < stream.quiet_since + keepalive_s:

@@ -58,6 +58,25 @@ def openai_says(url: str) -> None:
     client.close()
 
 
+def openai_waits(url: str) -> None:
+    """Read streams whose first token, and each further one, comes behind comments, and one that fails behind its head."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "n=3 s=0.2"}], "stream": True}
+    with client.chat.completions.create(**asked) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == "The oak is"
+    with client.completions.create(model="tiny", prompt="n=3 s=0.2", max_tokens=9, stream=True) as stream:
+        assert "".join(chunk.choices[0].text for chunk in stream) == text
+    with client.responses.stream(model="tiny", input="n=3 s=0.2") as stream:
+        assert stream.get_final_response().output_text == text
+    failing = asked | {"messages": [{"role": "user", "content": "n=3 s=0.2 fail=0"}]}
+    with pytest.raises(APIError, match="died"), client.chat.completions.create(**failing) as stream:
+        list(stream)
+    with client.responses.stream(model="tiny", input="n=3 s=0.2 fail=0") as stream:
+        assert [event.type for event in stream] == ["response.created", "response.in_progress", "response.failed"]
+    client.close()
+
+
 def websockets_says(url: str) -> None:
     address = url.replace("http", "ws") + "/v1/responses"
     with connect(address, ping_interval=0.05, open_timeout=5) as lane:
@@ -95,4 +114,12 @@ async def test_a_stock_client_works(client: Callable[[str], None]) -> None:
     async with gateway_rig() as rig:
         with trio.fail_after(20):
             await trio.to_thread.run_sync(client, rig.url)
+        await at_rest(rig)
+
+
+async def test_openai_reads_streams_with_comments() -> None:
+    async with gateway_rig() as rig:
+        rig.gateway.keepalive_s = 0.05
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(openai_waits, rig.url)
         await at_rest(rig)

@@ -122,8 +122,12 @@ async def test_keepalive_s_is_the_silence_before_a_comment_and_0_is_none(
 ) -> None:
     async with slow_rig() as (rig, client):
         rig.gateway.keepalive_s = keepalive_s
-        comments = (await client.ask(chats("n=1 s=65"))).body.count(COMMENT)
-        assert comments in {0.0: [0], 1.0: range(48, 61), 300.0: [0]}[keepalive_s]
+        await client.send(chats("n=1 s=65"))
+        await client.until(b" 200 OK\r\n")
+        assert trio.current_time() == pytest.approx({0.0: 5, 1.0: 1, 300.0: 5}[keepalive_s], abs=0.01)
+        client.buffer = b"HTTP/1.1 200 OK\r\n" + client.buffer
+        comments = (await client.reply()).body.count(COMMENT)
+        assert comments in {0.0: [0], 1.0: range(51, 65), 300.0: [0]}[keepalive_s]
 
 
 @CHOICES
