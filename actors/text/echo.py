@@ -1,7 +1,7 @@
 """An echoed prompt: its text at the beginning of a choice, with the log probabilities of its tokens if they are wanted.
 
-Unlike an answer, a prompt shows its special tokens. It is given out in pieces of `ENTRIES_A_PIECE` log probabilities,
-about a millisecond of work each: the length of a prompt and the number of likeliest tokens are a client's choice.
+Unlike an answer, a prompt shows its special tokens. It is given out in pieces of `ENTRIES_A_PIECE`, about a millisecond
+of work each, here and at the gateway: the length of a prompt and the number of likeliest tokens are a client's choice.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from protocol.messages.generation import PromptScores
 from protocol.messages.text import Text, TokenText
 
 ENTRIES_A_PIECE = 256
+TOKEN_ENTRIES = 4  # a token costs as much as so many likeliest ones
 
 
 @define(eq=False)
@@ -38,17 +39,17 @@ class Echo:
             return
         tensors = self.scores
         likeliest, length = tensors.top_ids.shape[1], len(self.tokens)
-        # The first token has no row.
-        logprobs = [None, *tensors.logprobs.data.cast("B").cast("f")]
+        logprobs = tensors.logprobs.data.cast("B").cast("f")
         top_ids, top_logprobs = tensors.top_ids.data.cast("B").cast("i"), tensors.top_logprobs.data.cast("B").cast("f")
-        size = max(1, ENTRIES_A_PIECE // (1 + likeliest))
+        size = max(1, ENTRIES_A_PIECE // (TOKEN_ENTRIES + likeliest))
         for begin in range(0, length, size):
             start, end, entries = self._end, min(begin + size, length), []
             for index in range(begin, end):
                 token, row = self.tokens[index], slice(max(0, index - 1) * likeliest, index * likeliest)
                 ids, values = top_ids[row].tolist(), top_logprobs[row].tolist()
                 # Engines round the two differently, and a client compares them to see whether a token is the likeliest.
-                logprob = values[ids.index(token)] if token in ids else logprobs[index]
+                own = logprobs[index - 1] if index else None  # the first token has no row
+                logprob = values[ids.index(token)] if token in ids else own
                 entries.append(self._entry(token, logprob, self._likeliest(ids, values)))
             text = self.text[start : None if end == length else self._end]
             yield Text(text, 0, self.choice, tuple(entries))

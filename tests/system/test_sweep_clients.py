@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import trio
+from attrs import evolve
 
 from tests.rig.fake_engine import Costs
 from tests.rig.gateway import post
@@ -21,6 +22,7 @@ from tests.system.simulator.probes import each_alone
 from tests.system.simulator.system import System
 
 VICTIM = PlannedRequest(turns=(("user", "the victim"),), tokens_max=2)
+PLAIN = evolve(VICTIM, plain=True)
 
 
 async def streaming(reader: Reader) -> None:
@@ -30,6 +32,12 @@ async def streaming(reader: Reader) -> None:
 
 async def with_two_choices(reader: Reader) -> None:
     await reader.send(post(chat(VICTIM) | {"n": 2, "stream": False}))
+    await reader.read_answer(judge.Received())
+
+
+async def with_the_scores_of_its_prompt(reader: Reader) -> None:
+    text: dict[str, object] = {"model": "tiny", "prompt": PLAIN.text, "max_tokens": 2, "echo": True, "logprobs": 20}
+    await reader.send(post(text | {"n": 2, "stream": True}, "/v1/completions"))
     await reader.read_answer(judge.Received())
 
 
@@ -57,7 +65,7 @@ async def leave_at(rng: Random, step: int, program: Callable[[Reader], Awaitable
                 clients.start_soon(ask)
                 clients.start_soon(each_alone, system, 1, 2)
         await trio.sleep(0.3)  # a Cancel's way to the engine and a release: far less than any deadline
-        assert not system.holding(VICTIM.prompt), "whoever leaves is aborted"
+        assert not any(system.holding(victim.prompt) for victim in (VICTIM, PLAIN)), "whoever leaves is aborted"
         await trio.sleep(10)
         await system.check_at_rest()
         assert len({life.path for life in system.child_events}) * 2 == len(system.child_events), "it restarts nobody"
@@ -68,7 +76,9 @@ def test_a_client_that_disconnects_at_any_step_leaves_nothing() -> None:
     sweep(lambda rng, step: leave_at(rng, step, streaming))
 
 
-@pytest.mark.parametrize(("program", "first", "every"), taking_turns([with_two_choices, in_a_lane]))
+@pytest.mark.parametrize(
+    ("program", "first", "every"), taking_turns([with_two_choices, with_the_scores_of_its_prompt, in_a_lane])
+)
 def test_a_client_of_several_answers_that_disconnects_at_any_step_leaves_nothing(
     program: Callable[[Reader], Awaitable[None]], first: int, every: int
 ) -> None:

@@ -66,6 +66,9 @@ CPU_ARGUMENTS: dict[str, Setting] = {
 ENVIRONMENT = {
     "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",  # else a crash takes 5 s
     "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",  # and 65 s more
+    # The log probabilities of a prompt are computed for so many tokens at a time, each with scores for the vocabulary:
+    # of 152,000 tokens they take 300 MB, in up to three copies at once. SGLang's own 2,048 take more than a GB each.
+    "SGLANG_LOGPROB_CHUNK_SIZE": "512",
     "HF_HUB_OFFLINE": "1",  # a model is a folder; nothing is fetched
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",

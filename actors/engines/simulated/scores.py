@@ -32,24 +32,22 @@ class PromptScorer:
     tokens: int = 0  # of the prompt so far
     _state: int = field(init=False, default=0)  # of the tokens so far
     _logprobs: array[float] = field(init=False, factory=lambda: array("f"))
-    _top_ids: array[int] = field(init=False, factory=lambda: array("i"))
-    _top_logprobs: array[float] = field(init=False, factory=lambda: array("f"))
+    _top_ids: bytearray = field(init=False, factory=bytearray)
+    _top_logprobs: bytearray = field(init=False, factory=bytearray)
 
     def __attrs_post_init__(self) -> None:
         self.likeliest = min(self.likeliest, self.vocabulary_size)
 
     def add(self, tokens: Iterable[int]) -> None:
         """Add the next tokens of the prompt."""
-        size, likeliest = self.vocabulary_size, self.likeliest
-        state, rows = self._state if self.tokens else self.seed & _MASK, _rows()
+        size, state = self.vocabulary_size, self._state if self.tokens else self.seed & _MASK
+        ids, width, rows = _ids(size), 4 * self.likeliest, _rows(self.likeliest)
         for token in tokens:
             if self.tokens:
-                row, first = rows[state >> 58], (state >> 16 & 0xFFFFFFFF) % size
+                (row, top), first = rows[state >> 58], (state >> 16 & 0xFFFFFFFF) % size
                 self._logprobs.append(row[min((token - first) % size, RANK_MAX)])
-                self._top_ids.extend(range(first, min(first + likeliest, size)))
-                self._top_ids.extend(range(first + likeliest - size))
-                self._top_logprobs.extend(row[:likeliest])
-                self._top_logprobs.extend(row[RANK_MAX:] * (likeliest - len(row)))
+                self._top_ids += ids[4 * first : 4 * first + width]
+                self._top_logprobs += top
             state = (state + 2 * token + 1) * _MULTIPLIER & _MASK
             self.tokens += 1
         self._state = state
@@ -59,17 +57,28 @@ class PromptScorer:
         rows, likeliest = len(self._logprobs), self.likeliest
         return PromptScores(
             Tensor(Dtype.FLOAT32, (rows,), memoryview(self._logprobs.tobytes())),
-            Tensor(Dtype.INT32, (rows, likeliest), memoryview(self._top_ids.tobytes())),
-            Tensor(Dtype.FLOAT32, (rows, likeliest), memoryview(self._top_logprobs.tobytes())),
+            Tensor(Dtype.INT32, (rows, likeliest), memoryview(bytes(self._top_ids))),
+            Tensor(Dtype.FLOAT32, (rows, likeliest), memoryview(bytes(self._top_logprobs))),
         )
 
 
-@lru_cache(maxsize=1)
-def _rows() -> tuple[array[float], ...]:
-    """Return the log probabilities by rank: the likeliest has half or more, each further one half of the rest."""
+@lru_cache(maxsize=4)
+def _ids(size: int) -> bytes:
+    """Return all ids twice, so that each run of them, from any first one, is in one piece."""
+    return array("i", [*range(size), *range(size)]).tobytes()
+
+
+@lru_cache(maxsize=32)
+def _rows(likeliest: int) -> tuple[tuple[array[float], bytes], ...]:
+    """Return the log probabilities by rank, and those of the likeliest, for each level.
+
+    The first has half of all probability or more, each further one half of the rest.
+    """
     rows = []
     for level in range(LEVELS):
-        likeliest = 0.5 + 0.499 * level / LEVELS
-        further = (log1p(-likeliest) - rank * log(2) for rank in range(1, RANK_MAX + 1))
-        rows.append(array("f", [log(likeliest), *further]))
+        first = 0.5 + 0.499 * level / LEVELS
+        further = [log1p(-first) - rank * log(2) for rank in range(1, RANK_MAX + 1)]
+        row = array("f", [log(first), *further])
+        top = row[:likeliest] + row[RANK_MAX:] * (likeliest - len(row))
+        rows.append((row, top.tobytes()))
     return tuple(rows)

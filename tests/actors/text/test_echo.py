@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.engines.simulated.scores import PromptScorer
-from actors.text.echo import ENTRIES_A_PIECE, Echo
+from actors.text.echo import ENTRIES_A_PIECE, TOKEN_ENTRIES, Echo
 from actors.text.model import TextModel
 from protocol.dialects.logprobs import Columns, Tabulator
 from protocol.errors import InternalError
@@ -46,7 +46,7 @@ def table(pieces: list[Text]) -> Columns:
 def test_pieces_are_the_text_and_the_table_has_every_token(tokens: list[int], likeliest: int) -> None:
     pieces = echoed(TINY, tokens, likeliest)
     assert "".join(piece.text for piece in pieces) == TINY.decode(tokens)
-    assert all(len(piece.logprobs) * (1 + likeliest) <= ENTRIES_A_PIECE for piece in pieces)
+    assert all(len(piece.logprobs) * (TOKEN_ENTRIES + likeliest) <= ENTRIES_A_PIECE for piece in pieces)
     assert {(piece.choice, piece.tokens) for piece in pieces} == {(3, 0)}
     columns = table(pieces)
     assert len(columns.tokens) == len(columns.text_offset) == len(tokens)

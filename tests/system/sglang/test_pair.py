@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from ctypes.util import find_library
+from typing import Any
 
+import httpx2
 import pytest
 
 from bench.rig.clients import BackgroundReader, Chat, chat_body
@@ -23,6 +25,7 @@ READY_WITHIN_S = 240.0
 WITHIN_S = 90.0
 SOON_S = 20.0  # and a node that nobody ends would drain for half a minute
 AT_ONCE = 16
+ROUNDED = 0.3  # of logarithms that may be -20
 PROMPTS = prompts(64, longest=300, seed=5)
 
 MEMORY, LITTLE_MEMORY = "kv_tokens_max = 16384\n", "kv_tokens_max = 2048\npage_size = 64\n"
@@ -49,11 +52,30 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     assert {len(tokens) for tokens, _, _ in got} != {0}
     assert [count for _, _, count in got] == [len(prompt) for prompt in PROMPTS]
     assert list(nodes(pair)) == ["decode", "front", "prefill"]
+    for prompt in PROMPTS[:4]:
+        check_alike(scored(served.port, prompt), scored(pair.port, prompt), len(prompt))
     # No answer needed a second try: a resume, a restart or a lost link would be logged.
     loud = [line for line in pair.output().splitlines() if '"level": "warning"' in line]
     assert not [line for line in loud if "a turn took too long" not in line]  # which depends on the machine
     pair.signal(signal.SIGINT)
     check_exit(pair)
+
+
+def scored(port: int, prompt: list[int]) -> dict[str, list[Any]]:
+    """Return the table of the log probabilities of a prompt and a token behind it."""
+    wanted = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
+    answer = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=wanted, timeout=WITHIN_S).json()
+    table: dict[str, list[Any]] = answer["choices"][0]["logprobs"]
+    return table
+
+
+def check_alike(one: dict[str, list[Any]], other: dict[str, list[Any]], prompt: int) -> None:
+    """Check that two engines found the same log probabilities, but for the rounding of bfloat16."""
+    assert one["tokens"] == other["tokens"]
+    assert {len(column) for column in (*one.values(), *other.values())} == {prompt + 1}
+    assert one["token_logprobs"][0] is other["token_logprobs"][0] is None
+    pairs = zip(one["token_logprobs"][1:], other["token_logprobs"][1:], strict=True)
+    assert all(abs(value - another) < ROUNDED for value, another in pairs)
 
 
 @pytest.mark.nightly

@@ -113,6 +113,11 @@ def usage(request: PlannedRequest, answer: Json) -> None:
 
 def scores(request: PlannedRequest, correct: Choice, answer: list[Json | None], *, ended: bool) -> None:
     """Judge the log probabilities of one choice: each token's own, in order, and none left out."""
+    if request.table is not None:
+        given = [value for each in answer if each is not None for value in each["token_logprobs"]]
+        all_given = ended and correct.reason == "length"
+        assert any(given == (table if all_given else table[: len(given)]) for table in correct.tables(request))
+        return
     actual = [token for each in answer if each is not None for token in each["content"]]
     if request.logprobs is None:
         assert not actual

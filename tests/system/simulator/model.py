@@ -13,6 +13,7 @@ from functools import cache
 
 from attrs import evolve, frozen
 
+from actors.engines.simulated.scores import PromptScorer
 from tests.rig.fake_engine import logprob_at, token_at
 from tests.rig.gateway import TINY
 from tests.system.simulator.pictures import SIGHTED, Album, Content, Picture, pictures_of, seen, text_of, with_others
@@ -39,6 +40,7 @@ class PlannedRequest:
     salt: str | None = None  # of its prefix cache
     ttft_ms: float | None = None  # the target of its first token
     logprobs: int | None = None  # the number of likeliest tokens, beside each token's own
+    table: int | None = None  # the same for the prompt too, as completions have them
     stream: bool = True
     usage: bool = False
     refused: bool = False  # by the engine
@@ -88,6 +90,22 @@ class Choice:
         """Each token of the text, as bytes, with its log probability; ids that end answers have no text."""
         tokens = [(token, place) for place, token in enumerate(self.ids) if token not in TINY.eos_token_ids]
         return [(TINY.data(token), logprob_at(token, place, 0, VOCABULARY).logprob) for token, place in tokens]
+
+    def tables(self, request: PlannedRequest) -> list[list[float | None]]:
+        """The log probabilities of the prompt's tokens and its own, those that end answers too.
+
+        They depend on the size of the engine's vocabulary, in which a model that sees has two tokens more.
+        """
+        own = [logprob_at(token, place, 0, VOCABULARY).logprob for place, token in enumerate(self.ids)]
+        prompt = tuple(request.prompt)
+        return [[None, *prompt_logprobs(prompt, size), *own] for size in (VOCABULARY, VOCABULARY + 2)]
+
+
+@cache
+def prompt_logprobs(prompt: tuple[int, ...], vocabulary_size: int) -> list[float]:
+    scorer = PromptScorer(vocabulary_size, 0)
+    scorer.add(prompt)
+    return [*scorer.scores().logprobs.data.cast("B").cast("f")]
 
 
 @frozen

@@ -18,12 +18,13 @@ class TextClient(HttpClient):
     """A client of text completions."""
 
     def _draw(self, name: str) -> PlannedRequest:
-        wanted = evolve(draw(self.rng, name, choices_max=3), plain=True, logprobs=None)
-        return evolve(wanted, turns=wanted.turns[-1:], echo=self.rng.random() < 0.3)
+        drawn = draw(self.rng, name, choices_max=3)
+        wanted = evolve(drawn, plain=True, logprobs=None, turns=drawn.turns[-1:], echo=self.rng.random() < 0.3)
+        return evolve(wanted, table=drawn.logprobs if wanted.echo else None)
 
     def post(self, wanted: PlannedRequest, **headers: str) -> bytes:
         body: dict[str, object] = {"model": "tiny", "prompt": wanted.turns[-1][1], "max_tokens": wanted.tokens_max}
-        body |= {"n": wanted.n, "stream": wanted.stream, "echo": wanted.echo}
+        body |= {"n": wanted.n, "stream": wanted.stream, "echo": wanted.echo, "logprobs": wanted.table}
         if wanted.stream and wanted.usage:
             body["stream_options"] = {"include_usage": True}
         return post(body | options(wanted), "/v1/completions", **headers)
