@@ -18,10 +18,10 @@ def environment_names() -> list[str]:
     return sorted(path.stem for path in LISTS.glob("*.txt"))
 
 
-def is_installed(name: str, environments: Path, lists: Path = LISTS) -> bool:
+def is_installed(name: str, environments: Path, lists: Path | None = None) -> bool:
     """Whether an environment was installed to the end from its list as it is now: a peer's title names its version."""
     try:
-        return (environments / name / MARK).read_text() == digest(lists / f"{name}.txt")
+        return (environments / name / MARK).read_text() == digest((lists or LISTS) / f"{name}.txt")
     except FileNotFoundError:
         return False
 
@@ -34,14 +34,14 @@ def digest(packages: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def install(name: str, environments: Path, lists: Path = LISTS) -> None:
+def install(name: str, environments: Path, lists: Path | None = None) -> None:
     """Make an environment, or bring it up to its list; raises `CalledProcessError` if a package cannot be had.
 
     What is missing in it counts as not installed: its mark is written last.
     """
     if is_installed(name, environments, lists):
         return
-    folder, packages = environments / name, lists / f"{name}.txt"
+    folder, packages = environments / name, (lists or LISTS) / f"{name}.txt"
     mark = folder / MARK
     mark.unlink(missing_ok=True)
     if not (folder / "bin" / "python").exists():
