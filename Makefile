@@ -126,7 +126,7 @@ TEMPLATES := llama-cpp-python==0.3.36
 templates: $(VENV)/ready-dev  ## the laws of conversations over 70 real chat templates, which are downloaded once
 	@mkdir -p build/templates
 	@ls build/templates/*.jinja >/dev/null 2>&1 || { \
-		$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -d build/templates/source $(TEMPLATES) \
+		$(BIN)/python -m pip download --quiet --no-deps --no-binary llama-cpp-python -d build/templates/source $(TEMPLATES) \
 		&& tar -xzf build/templates/source/*.tar.gz -C build/templates --wildcards --transform 's|.*/||' '*/models/templates/*.jinja' \
 		&& rm -r build/templates/source; } || echo "without an index the tests of real templates are skipped"
 	ESPALIER_TEMPLATES=build/templates $(BIN)/python -m pytest tests/actors/text

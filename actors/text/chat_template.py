@@ -120,13 +120,23 @@ def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Temp
     """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = strftime
+    environment.globals["strftime_now"] = _named("strftime_now", strftime)
     environment.filters["tojson"] = tojson
     try:
         code = environment.compile(end_idle_loops(environment.parse(source)))
         return jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except jinja2.TemplateError as error:
         raise StartFailed(f"the chat template cannot be read: {error}") from error
+
+
+def _named(name: str, function: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a function whose errors have the name that templates know it by."""
+
+    def named(text: str) -> str:
+        return function(text)
+
+    named.__name__ = named.__qualname__ = name
+    return named
 
 
 # Named as templates know them, since errors about their arguments have their names.

@@ -81,12 +81,7 @@ class ConversationTemplate:
             # A template may raise anything to refuse a conversation.
             param = self._refused_field(merged, messages, rendering, error)
             raise BadRequest(f"the model's chat template refuses this conversation: {error}", param=param) from error
-        lost = self.kept.first_lost(
-            messages,
-            prompt,
-            lambda probes: self.rendered(probes, rendering),
-            "" if rendering is DEFAULT_RENDERING else repr(rendering),
-        )
+        lost = self.kept.first_lost(messages, prompt, lambda probes: self.rendered(probes, rendering), rendering)
         if lost is not None:
             raise _left_out(merged, lost)
         return prompt

@@ -22,7 +22,7 @@ CERTAIN_CHARACTERS_MIN = 24  # a text of so many is in a prompt only if it was p
 HEAD_CHARACTERS = 32
 MOVED_MAX = 16  # texts that are looked for in the whole prompt: a template may move some to its beginning
 SHAPES_MAX = 1_024
-SHAPE_CHARACTERS_MAX = 256  # of a shape that is kept
+SHAPE_CHARACTERS_MAX = 512  # of a shape that is kept
 
 _SENTINELS = re.compile(SENTINEL.replace("{:06}", r"(\d{6})"))
 # What a template does with three repetitions of a few messages, it does with any number of them.
@@ -36,10 +36,12 @@ class KeptTexts:
 
     _all_kept: dict[tuple[str, str], bool] = field(factory=dict)  # by the shapes of messages
 
-    def first_lost(self, messages: Sequence[TemplateMessage], prompt: str, render: Render, options: str) -> int | None:
+    def first_lost(
+        self, messages: Sequence[TemplateMessage], prompt: str, render: Render, options: object
+    ) -> int | None:
         """Return the index of the first message with a text that is not in the prompt, None if all are there.
 
-        `render` renders messages as the prompt was rendered; `options` names what else the prompt depends on.
+        `render` renders messages as the prompt was rendered; `options` are what else the prompt depends on.
         """
         missing, certain = _find(messages, prompt)
         if certain:
@@ -52,16 +54,16 @@ class KeptTexts:
             return missing
         return lost
 
-    def _lost_by_shape(self, messages: Sequence[TemplateMessage], render: Render, options: str) -> int | None:
+    def _lost_by_shape(self, messages: Sequence[TemplateMessage], render: Render, options: object) -> int | None:
         shapes = list(map(_shape, messages))
         kept = range(len(shapes)) if len(shapes) <= REPETITIONS else _without_repetitions(shapes)
-        key = (" ".join([shapes[index] for index in kept]), options)
+        key = (" ".join([shapes[index] for index in kept]), repr(options))
         if key not in self._all_kept:
             try:
                 verdict = _first_left_out([messages[index] for index in kept], render) is None
             except Exception:  # noqa: BLE001  # a template may refuse a shorter conversation
                 return _first_left_out(messages, render)
-            if len(key[0]) + len(options) > SHAPE_CHARACTERS_MAX:
+            if len(key[0]) + len(key[1]) > SHAPE_CHARACTERS_MAX:
                 return None if verdict else _first_left_out(messages, render)
             if len(self._all_kept) >= SHAPES_MAX:
                 self._all_kept.clear()

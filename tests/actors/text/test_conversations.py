@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from actors.text.chat_template import compile_template
@@ -143,12 +145,13 @@ def test_no_class_of_this_server_is_named_to_a_client() -> None:
         "'a' + messages",
         "'a' + messages[0]",
         "tojson(messages, x=1)",
+        "strftime_now()",
+        "range(99) + 'a'",
     ):
         source = CHATML + "{% if messages[0].content == '?' %}{{ " + expression + " }}{% endif %}"
         with pytest.raises(BadRequest, match="refuses this conversation") as caught:
             template(source).render(talk((USER, "?")))
-        assert "actors" not in str(caught.value)
-        assert "_" not in str(caught.value).partition(":")[2].replace("'tojson'", "")
+        assert not re.search(r"actors|Counted|Watched|lambda|locals", str(caught.value))
 
 
 @pytest.mark.parametrize("source", ["Some text.", "{{ 1 + 1 }}", "{% for m in messages %}{{ m.role }}{% endfor %}"])
