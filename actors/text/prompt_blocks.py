@@ -21,17 +21,24 @@ from protocol.messages.media import MediaInfo, Modality
 async def with_blocks(
     generations: Sequence[Sequence[Generate]], page_sizes: Sequence[int], media: MediaInfo | None, run: RunWork
 ) -> list[list[Generate]]:
-    """Return generations with the hashes of their prompts; those of one list have the same prompt."""
+    """Return generations with the hashes of their prompts; those of one list have the same prompt.
+
+    One that wants the log probabilities of its prompt gets none: an engine computes that whole, so any other engine is
+    as good as the one that has the prompt in its cache.
+    """
     await trio.lowlevel.checkpoint()
     hashed = list[list[Generate]]()
     for choices in generations:
         first = choices[0]
+        if first.prompt_logprobs and not choices[1:]:
+            hashed.append([first])
+            continue
         tokens = first.tokens[: _text_tokens(first, media)]
         hints = first.hints or RoutingHints()
         size = len(tokens) * len(page_sizes)
         blocks = await run(size, partial(_blocks, tokens, page_sizes, first.cache_salt))
         hints = evolve(hints, blocks=blocks)
-        hashed.append([evolve(choice, hints=hints) for choice in choices])
+        hashed.append([choice if choice.prompt_logprobs else evolve(choice, hints=hints) for choice in choices])
     return hashed
 
 

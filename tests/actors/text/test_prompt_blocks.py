@@ -73,3 +73,13 @@ async def test_a_long_prompt_is_hashed_in_a_thread(autojump_clock: MockClock) ->
 
 WORK = Offload(run_inline, "me").run
 ITEM = MediaItem(Modality.IMAGE, "0" * 64, (1, 2, 2), 1, MediaForm.PLACES)
+
+
+async def test_a_prompt_that_is_computed_whole_goes_anywhere_and_its_further_choices_behind_it(
+    autojump_clock: MockClock,
+) -> None:
+    first, second = (generation(logprobs=1, prompt_logprobs=whole) for whole in (True, False))
+    [[alone], [leading, behind]] = await with_blocks([[first], [first, second]], (4,), None, WORK)
+    assert (alone, leading) == (first, first)
+    assert behind.hints is not None
+    assert behind.hints.blocks
