@@ -8,18 +8,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from supervisor.files import reading
 
 TOKENIZER = "tokenizer.json"
 TIKTOKEN = "tiktoken.model"
-OTHER_TOKENIZERS = (TIKTOKEN, "tekken.json", "tokenizer.model", "spiece.model", "vocab.json")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG_BYTES_MAX = 16 * 1024 * 1024
+TEKKEN = "tekken.json"
+OTHER_TOKENIZERS = (TIKTOKEN, TEKKEN, "tokenizer.model", "spiece.model", "vocab.json")
 CONVERSION = """python -c 'from transformers import AutoTokenizer as T; T.from_pretrained(".").save_pretrained(".")\'"""
 POINTER = b"version https://git-lfs.github.com/spec/"
 POINTER_BYTES_MAX = 1024
 LISTED_MAX = 3  # names of files in a sentence
 SAFETENSORS = ".safetensors"
+CONSOLIDATED, WHOLE = "consolidated.safetensors", "model.safetensors"
 INDEXES = {SAFETENSORS: "model.safetensors.index.json", ".bin": "pytorch_model.bin.index.json"}
 INDEX_BYTES_MAX = 256 * 1024 * 1024
 LENGTH_BYTES = 8  # of the length of a header, before the header itself
@@ -37,9 +42,10 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     if absent := [name for name in needed if not (folder / name).is_file()]:
         yield f"{folder} has no {' and no '.join(absent)}{_advice(folder, absent)}"
     found = _matching(folder, weights)
-    named = _named(folder, found) if found else set[str]()
+    index = folder / INDEXES.get(found[0].suffix, "") if found else folder
+    named = _named(index, found)
     loaded = [path for path in found if path.name in named and path.exists()]  # a link may lead nowhere
-    small = {path for pattern in read for path in folder.glob(pattern)}
+    small = {path for pattern in read for path in folder.glob(pattern) if path.name not in _unread(folder)}
     pointers = sorted(path.name for path in {*small, *loaded} if _is_pointer(path))
     if pointers:
         yield (
@@ -48,6 +54,8 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
         )
     if weights and not found:
         yield _no_weights(folder, weights)
+    if index.is_file() and _indexed(index) is None:
+        yield f"{index.name} in {folder} is no index of weights: copy or download it again"
     if missing := sorted(named - {path.name for path in loaded}):
         yield (
             f"{_listed(missing)} of the model's weights {'is' if len(missing) == 1 else 'are'} not in {folder}:"
@@ -70,6 +78,21 @@ def _advice(folder: Path, absent: Sequence[str]) -> str:
         return ": copy or download the whole folder of the model"
     pattern = " (docs/first-steps.md has the lines that keep the model's own pattern)" if own == TIKTOKEN else ""
     return f", and its {own} is not read: make the file there, by `{CONVERSION}`{pattern}"
+
+
+def _unread(folder: Path) -> tuple[str, ...]:
+    """Return the names of tokenizers that an engine does not read, since it reads `tokenizer.json`."""
+    if not (folder / TOKENIZER).is_file():
+        return ()
+    try:
+        config = json.loads(reading.read(folder / TOKENIZER_CONFIG, TOKENIZER_CONFIG_BYTES_MAX))
+        own_code = "AutoTokenizer" in config.get("auto_map", {})  # it may read any of them
+    except (OSError, ValueError, TypeError, AttributeError):
+        own_code = False
+    if own_code:
+        return ()
+    # With this package, which SGLang asks for, a Mistral model is read by its own tokenizer.
+    return tuple(name for name in OTHER_TOKENIZERS if name != TEKKEN or find_spec("mistral_common") is None)
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
@@ -96,23 +119,30 @@ def _no_weights(folder: Path, weights: Sequence[str]) -> str:
     return f"there are no weights in {folder} ({', '.join(weights)}): copy or download the whole folder of the model"
 
 
-def _named(folder: Path, loaded: Sequence[Path]) -> set[str]:
+def _named(index: Path, found: Sequence[Path]) -> set[str]:
     """Return the names of the files that all of the weights are in, by the index of the folder, else by their numbers.
 
     Of files that an index does not name, such as a second copy in one piece, none is loaded.
     """
-    index = INDEXES.get(loaded[0].suffix, "")
+    if (indexed := _indexed(index)) is not None:
+        return indexed
+    names = {path.name for path in found}
+    if names == {CONSOLIDATED, WHOLE}:  # which SGLang knows as copies of the same
+        return {WHOLE}
+    numbered = [match for name in names if (match := SHARD.fullmatch(name)) is not None]
+    return names | {
+        f"{match[1]}-{number:05}-of-{match[2]}{match[3]}"
+        for match in numbered
+        for number in range(1, int(match[2]) + 1)
+    }
+
+
+def _indexed(index: Path) -> set[str] | None:
+    """Return the names of the files in an index of weights, None if it is not one or is not there."""
     try:
-        named = json.loads(reading.read(folder / index, INDEX_BYTES_MAX))["weight_map"].values()
-        return {str(name) for name in named}
+        return {str(name) for name in json.loads(reading.read(index, INDEX_BYTES_MAX))["weight_map"].values()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        numbered = [match for path in loaded if (match := SHARD.fullmatch(path.name)) is not None]
-        others = {
-            f"{match[1]}-{number:05}-of-{match[2]}{match[3]}"
-            for match in numbered
-            for number in range(1, int(match[2]) + 1)
-        }
-        return {path.name for path in loaded} | others
+        return None
 
 
 def _damage(path: Path) -> str | None:

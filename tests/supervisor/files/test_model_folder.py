@@ -63,7 +63,10 @@ def cut(size: int) -> Callable[[Path], object]:
             ),
         ),
         (
-            lambda folder: (folder / "tokenizer.model").write_text(POINTER),
+            lambda folder: [
+                (folder / "tokenizer.model").write_text(POINTER),
+                (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Own", null]}}'),
+            ],
             "tokenizer.model in {} is a pointer of git-lfs in place of the contents: run `git lfs pull` there",
         ),
         (
@@ -82,6 +85,17 @@ def cut(size: int) -> Callable[[Path], object]:
             (
                 f"{SHARDS[1]} and {SHARDS[2]} of the model's weights are not in {{}}: the copy or download of the folder is"
                 " incomplete"
+            ),
+        ),
+        (
+            lambda folder: (folder / f"{WHOLE}.index.json").write_text("{bad"),
+            "model.safetensors.index.json in {} is no index of weights: copy or download it again",
+        ),
+        (
+            lambda folder: (folder / "adapter_model.safetensors").write_text(POINTER),
+            (
+                "adapter_model.safetensors in {} is a pointer of git-lfs in place of the contents: run `git lfs pull`"
+                " there"
             ),
         ),
         (
@@ -141,14 +155,28 @@ def test_many_files_are_counted(folder: Path) -> None:
 def test_what_is_not_read_may_be_a_pointer_or_missing(folder: Path) -> None:
     (folder / "picture.png").write_text(POINTER)
     (folder / "pytorch_model.bin").write_text(POINTER)  # there are safetensors
+    for name in ("tekken.json", "tokenizer.model"):
+        (folder / name).write_text(POINTER)  # there is a tokenizer.json
     assert found(folder) == []
-    (folder / "consolidated.safetensors").write_text(POINTER)  # the index does not name it
+    (folder / "consolidated.safetensors").write_text(POINTER)  # of this pair it is left out
+    assert found(folder) == []
+    (folder / "adapter_model.safetensors").write_text(POINTER)  # the index names neither
     (folder / f"{WHOLE}.index.json").write_text(json.dumps({"weight_map": {"a": WHOLE}}))
     assert found(folder) == []
     (folder / f"{WHOLE}.index.json").unlink()
     (folder / "consolidated.safetensors").unlink()
+    (folder / "adapter_model.safetensors").unlink()
     (folder / WHOLE).write_text(POINTER)
     assert list(mistakes(folder, needed=NEEDED, read=SMALL, weights=())) == []
     (folder / WHOLE).unlink()
     assert list(mistakes(folder, needed=NEEDED, read=SMALL, weights=())) == []
     assert "pytorch_model.bin in" in found(folder)[0]
+
+
+def test_a_tokenizer_of_mistral_is_read_where_its_package_is_installed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "tekken.json").write_text(POINTER)
+    (tmp_path / "mistral_common.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found(folder)[0].startswith("tekken.json in")
