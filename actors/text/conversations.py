@@ -41,11 +41,16 @@ class ConversationTemplate:
 
     @classmethod
     def learned(
-        cls, template: jinja2.Template, source: str, specials: Mapping[str, str], variables: Variables | None = None
+        cls,
+        template: jinja2.Template,
+        source: str,
+        specials: Mapping[str, str],
+        variables: Variables | None = None,
+        salt: str = "",
     ) -> Self:
         """Return a template with the facts about it; raises `StartFailed` if it does not render a user's message.
 
-        `variables` are the operator's values of its variables.
+        `variables` are the operator's values of its variables; `salt` has digits that no client knows.
         """
         bare = cls(template, specials)
         defaults = variables or {}
@@ -59,7 +64,7 @@ class ConversationTemplate:
             return bare.rendered_with(hello, given, Steps(), begins_answer=True)
 
         read = TemplateVariables.read(template.environment, source, defaults, hello_with)
-        learned = evolve(bare, facts=facts, cost=cost, variables=read)
+        learned = evolve(bare, facts=facts, cost=cost, kept=KeptTexts(salt), variables=read)
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:

@@ -11,74 +11,119 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from hashlib import blake2b
 from itertools import count
 from typing import cast
 
-from attrs import define, field
+from attrs import define, evolve, field, frozen
 
-from actors.text.template_facts import SENTINEL, Render, TemplateMessage
+from actors.text.template_facts import Render, TemplateMessage
 
 CERTAIN_CHARACTERS_MIN = 24  # a text of so many is in a prompt only if it was put there
 HEAD_CHARACTERS = 32
 MOVED_MAX = 16  # texts that are looked for in the whole prompt: a template may move some to its beginning
 SHAPES_MAX = 1_024
-SHAPE_CHARACTERS_MAX = 512  # of a shape that is kept
+SHAPE_BYTES = 16  # of the digest of a conversation's shape
+THOUGHT_ENDS = "</think>"
 
-_SENTINELS = re.compile(SENTINEL.replace("{:06}", r"(\d{6})"))
-# What a template does with three repetitions of a few messages, it does with any number of them.
-_REPEATED = re.compile(r"(.{1,4}?)\1{3,}", re.DOTALL)
-REPETITIONS = 3
+_OWN = frozenset({"role", "content"})  # the keys of every message
 
 
 @define(eq=False)
 class KeptTexts:
-    """The law that every text reaches the prompt, and what is known already about one template."""
+    """The law that every text reaches the prompt, and what is known already about one template.
 
-    _all_kept: dict[tuple[str, str], bool] = field(factory=dict)  # by the shapes of messages
+    `salt` has digits alone. A client that does not know it cannot write a sentinel.
+    """
+
+    salt: str = ""
+    _all_kept: dict[bytes, bool] = field(factory=dict)  # by the shapes of messages
 
     def first_lost(
-        self, messages: Sequence[TemplateMessage], prompt: str, render: Render, options: object
+        self,
+        messages: Sequence[TemplateMessage],
+        prompt: str,
+        render: Render,
+        options: object,
+        *,
+        may_render: bool = True,
     ) -> int | None:
         """Return the index of the first message with a text that is not in the prompt, None if all are there.
 
-        `render` renders messages as the prompt was rendered; `options` are what else the prompt depends on.
+        `render` renders messages as the prompt was rendered; `options` are what else the prompt depends on. Where it
+        may not be rendered again, or the template refuses sentinels, what was found in the prompt counts.
         """
         missing, certain = _find(messages, prompt)
-        if certain:
-            return None
-        try:
-            lost = self._lost_by_shape(messages, render, options)
-            if lost is None and missing is not None:
-                lost = _lost_by_content(messages, render)
-        except Exception:  # noqa: BLE001  # a template may raise anything to refuse a sentinel
+        if certain or not may_render:
             return missing
+        probes, lost = _Probes(messages, render, self.salt), missing
+        for probe in (partial(self._lost_by_shape, probes, options), probes.lost_by_content):
+            try:
+                lost = probe()
+            except MemoryError:
+                raise
+            except Exception:  # noqa: BLE001  # a template may raise anything to refuse a sentinel
+                lost = missing
+            else:
+                if lost is not None or missing is None:
+                    break
         return lost
 
-    def _lost_by_shape(self, messages: Sequence[TemplateMessage], render: Render, options: object) -> int | None:
-        shapes = list(map(_shape, messages))
-        kept = range(len(shapes)) if len(shapes) <= REPETITIONS else _without_repetitions(shapes)
-        key = (" ".join([shapes[index] for index in kept]), repr(options))
-        if key not in self._all_kept:
-            try:
-                verdict = _first_left_out([messages[index] for index in kept], render) is None
-            except Exception:  # noqa: BLE001  # a template may refuse a shorter conversation
-                return _first_left_out(messages, render)
-            if len(key[0]) + len(key[1]) > SHAPE_CHARACTERS_MAX:
-                return None if verdict else _first_left_out(messages, render)
+    def _lost_by_shape(self, probes: _Probes, options: object) -> int | None:
+        shape = " ".join([*map(_shape, probes.messages), repr(options)])
+        key = blake2b(shape.encode(errors="surrogatepass"), digest_size=SHAPE_BYTES).digest()
+        all_kept = self._all_kept.get(key)
+        if all_kept is None:
+            # What other conversations of this shape are served by cannot depend on this one's names and reasoning.
+            all_kept = evolve(probes, messages=list(map(_neutral, probes.messages))).first_left_out() is None
             if len(self._all_kept) >= SHAPES_MAX:
                 self._all_kept.clear()
-            self._all_kept[key] = verdict
-        return None if self._all_kept[key] else _first_left_out(messages, render)
+            self._all_kept[key] = all_kept
+        return None if all_kept else probes.first_left_out()
 
 
-def _first_left_out(messages: Sequence[TemplateMessage], render: Render) -> int | None:
-    """Return the index of the first message of which a template leaves out a text, even a sentinel."""
-    seen = _seen(render(_marked(messages, lambda mark, _: mark)))
-    numbers = count()
-    for index, message in enumerate(messages):
-        if any(next(numbers) not in seen for _ in _texts(message)):
-            return index
-    return None
+@frozen
+class _Probes:
+    """Renderings of a conversation with sentinels."""
+
+    messages: Sequence[TemplateMessage]
+    render: Render
+    salt: str
+
+    def first_left_out(self) -> int | None:
+        """Return the index of the first message of which a template leaves out a text, even a sentinel."""
+        seen = self._seen(lambda mark, _: mark)
+        numbers = count()
+        for index, message in enumerate(self.messages):
+            if any(next(numbers) not in seen for _ in _texts(message)):
+                return index
+        return None
+
+    def lost_by_content(self) -> int | None:
+        """Return the index of the first message of which the template leaves out a text because of what the text is."""
+        begins = self._seen(lambda mark, text: mark + text)
+        ends = self._seen(lambda mark, text: text + mark)
+        numbers = count()
+        for index, message in enumerate(self.messages):
+            for _ in _texts(message):
+                number = next(numbers)
+                # Of an earlier answer many templates leave out the reasoning, which is its beginning.
+                enough = any if message["role"] == "assistant" else all
+                if not enough((number in begins, number in ends)):
+                    return index
+        return None
+
+    def _seen(self, change: Callable[[str, str], str]) -> set[int]:
+        """Return the numbers of the sentinels that reach the prompt, where each changes a text."""
+        before, after, numbers = f"90417{self.salt}", "83526", count()
+
+        # Digits, which no template escapes, trims or writes in another case.
+        def marked(text: str) -> str:
+            return change(f"{before}{next(numbers):06}{after}", text)
+
+        prompt = self.render([_changed(message, marked) for message in self.messages])
+        return set(map(int, re.findall(rf"{before}(\d{{6}}){after}", prompt)))
 
 
 def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None, bool]:
@@ -88,10 +133,11 @@ def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None,
         content = message["content"]
         for whole in (content,) if isinstance(content, str) else _texts(message):
             text = whole.strip()
-            # A short needle is found sooner, and nearly always where the whole text is.
-            found = prompt.find(text[:HEAD_CHARACTERS], place)
-            if found >= 0 and not prompt.startswith(text, found):
-                found = prompt.find(text, found)
+            found = _place(text, prompt, place)
+            if found < 0 and message["role"] == "assistant" and THOUGHT_ENDS in text:
+                # Of an earlier answer many templates leave out the reasoning.
+                text = text.rpartition(THOUGHT_ENDS)[2].strip()
+                found = _place(text, prompt, place)
             if found >= 0:
                 place = found + len(text)
                 certain = certain and (len(text) >= CERTAIN_CHARACTERS_MIN or not text)
@@ -102,29 +148,10 @@ def _find(messages: Sequence[TemplateMessage], prompt: str) -> tuple[int | None,
     return None, certain
 
 
-def _lost_by_content(messages: Sequence[TemplateMessage], render: Render) -> int | None:
-    """Return the index of the first message of which the template leaves out a text because of what the text is."""
-    begins = _seen(render(_marked(messages, lambda mark, text: mark + text)))
-    ends = _seen(render(_marked(messages, lambda mark, text: text + mark)))
-    numbers = count()
-    for index, message in enumerate(messages):
-        for _ in _texts(message):
-            number = next(numbers)
-            # Of an earlier answer many templates leave out the reasoning, which is its beginning.
-            enough = any if message["role"] == "assistant" else all
-            if not enough((number in begins, number in ends)):
-                return index
-    return None
-
-
-def _marked(messages: Sequence[TemplateMessage], change: Callable[[str, str], str]) -> list[TemplateMessage]:
-    """Return messages with a change of each text by a sentinel of its own."""
-    numbers = count()
-    return [_changed(message, lambda text: change(SENTINEL.format(next(numbers)), text)) for message in messages]
-
-
-def _seen(prompt: str) -> set[int]:
-    return set(map(int, _SENTINELS.findall(prompt)))
+def _place(text: str, prompt: str, start: int) -> int:
+    # A short needle is found sooner, and nearly always where the whole text is.
+    found = prompt.find(text[:HEAD_CHARACTERS], start)
+    return found if found < 0 or prompt.startswith(text, found) else prompt.find(text, found)
 
 
 def _texts(message: TemplateMessage) -> Iterator[str]:
@@ -152,23 +179,16 @@ def _changed(message: TemplateMessage, change: Callable[[str], str]) -> Template
     return {**message, "content": [{**one, "text": of(one["text"])} if "text" in one else one for one in pieces]}
 
 
+def _neutral(message: TemplateMessage) -> TemplateMessage:
+    """Return a message with another value in place of each that is neither its role nor its content."""
+    return {key: value if key in _OWN else "x" for key, value in message.items()}
+
+
 def _shape(message: TemplateMessage) -> str:
-    """Return what a template knows of a message without its texts."""
+    """Return what a template knows of a message without its texts, its name and its reasoning."""
     content, role = message["content"], cast("str", message["role"])
-    named = ":" if "name" in message else ""
+    others = "".join([f":{key}" for key in message if key not in _OWN])
     if isinstance(content, str):
-        return role + named if content.strip() else f"{role}{named}0"
+        return f"{role}{others}" if content.strip() else f"{role}{others}0"
     pieces = cast("list[dict[str, str]]", content)
-    return f"{role}{named}({','.join(['0' if not one.get('text', 'x').strip() else one['type'] for one in pieces])})"
-
-
-def _without_repetitions(shapes: Sequence[str]) -> Sequence[int]:
-    """Return the indices of the messages that are left if a few that are repeated are repeated no more than thrice."""
-    letters: dict[str, str] = {}
-    text = "".join([letters.setdefault(shape, chr(len(letters))) for shape in shapes])
-    kept: list[int] = []
-    begin = 0
-    for match in _REPEATED.finditer(text):
-        kept += range(begin, match.start() + REPETITIONS * len(match[1]))
-        begin = match.end()
-    return [*kept, *range(begin, len(shapes))]
+    return f"{role}{others}({','.join(['0' if not one.get('text', 'x').strip() else one['type'] for one in pieces])})"

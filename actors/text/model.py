@@ -86,13 +86,15 @@ def load(
     variables: Variables | None = None,
     *,
     strftime: Callable[[str], str],
+    salt: str,
 ) -> TextModel:
     """Build the text side of a model from the contents of `FILES`.
 
     `template` is the text of a file that overrides the model's own template; of several in one file,
     `template_name` chooses one, and `variables` are the operator's values of its variables. `strftime` formats the
-    current time, for templates that name today's date. Raises `StartFailed` with a sentence if a file is missing or
-    cannot be read, and its kind `BadTemplate` if there is no chat template or it cannot render a conversation.
+    current time, for templates that name today's date, and `salt` has digits that no client knows. Raises
+    `StartFailed` with a sentence if a file is missing or cannot be read, and its kind `BadTemplate` if there is no chat
+    template or it cannot render a conversation.
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
@@ -113,7 +115,7 @@ def load(
         if (text := _as_text(tokenizing.get(name))) is not None
     }
     try:
-        learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables)
+        learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables, salt)
     except StartFailed as error:
         raise BadTemplate(str(error), "folder" if template is None else "file") from error
 

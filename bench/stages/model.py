@@ -31,7 +31,7 @@ class Subject:
 def subject(folder: Path = TINY) -> Subject:
     """Read a model's folder; raises a node's own error for an unusable one."""
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    model = load(files, strftime=lambda form: form)
+    model = load(files, strftime=lambda form: form, salt="")
     return Subject(model, model.encode_text(WORDS * 4, special=False), model.encode(TURNS))
 
 

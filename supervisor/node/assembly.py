@@ -49,6 +49,7 @@ from supervisor.version import version
 
 RESTARTS_MAX, RESTARTS_WINDOW_S = 5, 300.0
 ENGINE_CHILD = "/engine"  # the end of the path of an engine among its siblings
+SALT_BYTES = 8  # of what a client would have to guess to deceive the check of its conversation
 Children = tuple[Child | Tree, ...]
 
 
@@ -102,7 +103,8 @@ def assemble(
 ) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
     has_gateway = node in cluster.gateway_nodes
-    texts = load_text_models(cluster, node, runtime.strftime)
+    salt = str(int.from_bytes(runtime.new_nonce()[:SALT_BYTES]))
+    texts = load_text_models(cluster, node, runtime.strftime, salt)
     identities = ModelIdentities({name: text.digest for name, text in texts.items()}, hand_off_refusal)
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=identities)
     context = NodeContext(cluster, node, runtime, directory)

@@ -21,8 +21,8 @@ from supervisor.files import reading
 FILE_BYTES_MAX = 64 * 1024 * 1024  # of a small file of a model
 
 
-def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]) -> dict[str, TextModel]:
-    """Return the text models that a node needs, by name.
+def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str], salt: str) -> dict[str, TextModel]:
+    """Return the text models that a node needs, by name; `salt` has digits that no client knows.
 
     With a model comes its vision layout, which encoders need, too. Raises `Misconfigured` with all of them whose files
     cannot be used.
@@ -31,7 +31,7 @@ def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]
     errors: list[Misconfigured] = []
     for name in names(cluster, (node,)):
         try:
-            models[name] = _load(cluster, name, strftime)
+            models[name] = _load(cluster, name, strftime, salt)
         except Misconfigured as error:
             errors.append(error)
     if errors:
@@ -50,14 +50,14 @@ def names(cluster: Cluster, nodes: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in cluster.model if name in read)
 
 
-def _load(cluster: Cluster, name: str, strftime: Callable[[str], str]) -> TextModel:
+def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str) -> TextModel:
     section, folder = cluster.model[name], cluster.model_path(name)
     try:
         contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
         file = section.chat_template.file
         template = None if file is None else reading.template(cluster.folder / file)
         chosen = section.chat_template
-        model = load(contents, template, chosen.name, chosen.variables, strftime=strftime)
+        model = load(contents, template, chosen.name, chosen.variables, strftime=strftime, salt=salt)
         model = evolve(model, digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}

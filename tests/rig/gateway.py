@@ -56,7 +56,7 @@ from tests.rig.fake_engine import logprob_at
 from tests.rig.prompt_scores import scores_of
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tiny"
-load_with_fixed_clock = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)))
+load_with_fixed_clock = partial(load, strftime=lambda form: time.strftime(form, time.gmtime(43_200)), salt="")
 CONTENTS_OF_TINY = {name: (FOLDER / name).read_bytes() for name in FILES if (FOLDER / name).is_file()}
 TINY: TextModel = load_with_fixed_clock(CONTENTS_OF_TINY)
 INFO = EngineInfo("fake", "1", 512, 2048, 65_536, 2048, 16, 16, honours_seed=False, grammars=tuple(GrammarKind))

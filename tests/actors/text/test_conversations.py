@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import pytest
 
@@ -136,6 +137,83 @@ def test_a_name_is_rendered_where_a_template_reads_it() -> None:
     turns = [Turn(USER, "Hi", name="bob"), Turn(ASSISTANT, "Yes?")]
     assert template(NAMES).render(turns) == "<bob>Hi<assistant>Yes?"
     assert template(CHATML).render(turns) == "<user>Hi<assistant>Yes?"
+
+
+def test_no_client_decides_by_a_name_or_reasoning_what_is_refused_to_another() -> None:
+    source = """
+{%- for m in messages %}
+    {%- if loop.first or m.role != 'system' %}<{{ m.name or m.role }}>{{ m.reasoning_content }}{{ m.content }}{% endif %}
+{%- endfor %}"""
+
+    def turns(said: str, later: str, *, name: str = "", reasoning: str = "") -> list[Turn]:
+        return [
+            Turn(USER, "a", name=name),
+            Turn(ASSISTANT, "b", reasoning=reasoning),
+            Turn(SYSTEM, said, param="messages[2]"),
+            Turn(USER, later),
+        ]
+
+    for kind in ("name", "reasoning"):
+        shared = ConversationTemplate.learned(compile_template(source, str), source, {}, salt="4711")
+        for guess in ("90417{:06}83526", "90417471{:06}83526", "904174711{:06}83526"):
+            # Also one who guesses the salt serves himself alone.
+            with suppress(BadRequest):
+                shared.render(turns("y", "y x", **{kind: guess.format(2)}))
+        with pytest.raises(BadRequest) as caught:
+            shared.render(turns("2", "2 1", **{kind: "bob"}))
+        assert caught.value.param == "messages[2]"
+
+
+def test_a_verdict_about_answers_without_reasoning_is_none_about_answers_with_it() -> None:
+    either = template(
+        "{% for m in messages %}<{{ m.role }}>"
+        "{% if m.reasoning_content %}{{ m.reasoning_content }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    assert either.render(talk((USER, "a"), (ASSISTANT, "b"), (USER, "c"))) == "<user>a<assistant>b<user>c"
+    with pytest.raises(BadRequest) as caught:
+        either.render(
+            [Turn(USER, "a"), Turn(ASSISTANT, "b", param="messages[1]", reasoning="I think b"), Turn(USER, "c")]
+        )
+    assert caught.value.param == "messages[1]"
+
+
+@pytest.mark.parametrize("window", ["[-10:]", "[-14:]"])
+def test_a_window_over_a_long_conversation_hides_no_message(window: str) -> None:
+    last = template(CHATML.replace("in messages", f"in messages{window}"))
+    turns = talk(*[((USER, ASSISTANT)[place % 2], ("yes", "ok")[place % 2]) for place in range(41)])
+    assert last.render(turns[:7]).count("<") == 7
+    for count in (15, 19, 21, 41):
+        with pytest.raises(BadRequest) as caught:
+            last.render(turns[:count])
+        assert caught.value.param == "messages[0]"
+
+
+def test_an_answer_without_its_reasoning_is_found_without_a_second_rendering() -> None:
+    calls = list[int]()
+    source = THOUGHTLESS + "{{ strftime_now('') }}"
+
+    def strftime(form: str) -> str:
+        calls.append(1)
+        return form
+
+    counted = ConversationTemplate.learned(compile_template(source, strftime), source, {})
+    calls.clear()
+    long = "An answer of more than some characters."
+    for turn in range(3):
+        counted.render(talk((USER, long), (ASSISTANT, f"<think>\nhm {turn}\n</think>\n\n{long}"), (USER, long)))
+    assert len(calls) == 3
+
+
+def test_a_template_that_refuses_sentinels_serves_what_is_in_its_prompt() -> None:
+    source = (
+        "{% for m in messages %}{% if '9' in m.content %}{{ raise_exception('digits') }}{% endif %}"
+        "{% if loop.last or m.content != 'no' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    shy = ConversationTemplate(compile_template(source, str))
+    assert shy.render(talk((USER, "a"), (ASSISTANT, "b"), (USER, "c"))) == "<user>a<assistant>b<user>c"
+    with pytest.raises(BadRequest) as caught:
+        shy.render(talk((USER, "no"), (ASSISTANT, "b"), (USER, "c")))
+    assert caught.value.param == "messages[0]"
 
 
 def test_no_class_of_this_server_is_named_to_a_client() -> None:

@@ -20,7 +20,7 @@ from supervisor.engines.kinds import read_cluster
 def test_the_model_has_a_layout_placeholders_and_a_template_with_parts(tmp_path: Path) -> None:
     folder = write_vision_model(tmp_path / "model", pixels_max=PIXELS_MAX)
     files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
-    model = load(files, None, strftime=time.strftime)
+    model = load(files, None, strftime=time.strftime, salt="")
     assert model.vision is not None
     assert (model.vision.image_token, model.vision.video_token) == (IMAGE_TOKEN, VIDEO_TOKEN)
     assert model.vision.image == PixelLimits(PIXELS_MIN, PIXELS_MAX)

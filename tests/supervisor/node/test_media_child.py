@@ -94,7 +94,7 @@ def test_a_file_of_authorities_that_is_none_is_a_reason_not_to_start(tmp_path: P
 async def running(cluster: Cluster) -> AsyncIterator[MediaChildren]:
     runtime = evolve(built_runtime(), logs=cluster.folder)
     context = NodeContext(cluster, "front", runtime, built_assembly(cluster, "front")[0].directory)
-    media = media_children(context, load_text_models(cluster, "front", str))
+    media = media_children(context, load_text_models(cluster, "front", str, ""))
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: supervise(media.children[0], rng=Random(0), task_status=task_status))
         yield media
