@@ -42,6 +42,8 @@ OFF_EFFORTS = ("none", "no_think", "off")  # values of such a variable that turn
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # of a message
 # The marks of thinking in a template: a tag, or the key of a message. Words of its own texts are none.
 THINKS = re.compile(r"[<\[/|◁]think|start_thinking|reasoning_content|\.thinking|['\"]thinking", re.IGNORECASE)
+# A mark of thinking with the mark of its end directly behind it.
+EMPTY_THOUGHT = re.compile(r"<\W?think\w*\W?>\s*<[^<>]*(?:/|end)[^<>]*>", re.IGNORECASE)
 COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 
@@ -123,7 +125,7 @@ class TemplateVariables:
         if (effort := rendering.effort) is None:
             return
         if effort not in self.efforts:
-            possible = ", ".join([level for level in EFFORTS if self.efforts.get(level)])
+            possible = ", ".join([level for level in EFFORTS if level in self.efforts and any(self.efforts.values())])
             instead = f"takes {possible} alone" if possible else "has no effort of reasoning; leave it out"
             yield Mistake(rendering.effort_field, f"the model's chat template {instead}, got {describe(effort)}")
             return
@@ -198,15 +200,23 @@ def _efforts(names: frozenset[str], render: RenderWith, *, thinks: bool) -> Mapp
     if graded is not None:
         words = trial.words(graded, on)
         if off is None:
-            off = next(({graded: word} for word in OFF_EFFORTS if word in (words or {})), None)
+            word = _off_word(words or {}, trial.prompt({}))
+            off = None if word is None else {graded: word}
         efforts = {level: {**on, graded: level} for level in _levels(trial, graded, on, off, words)}
     elif switch is not None:
         efforts = {level: on for level in EFFORTS if level not in LITTLE_EFFORTS}
-    else:
-        efforts[DEFAULT_EFFORT] = {}
+    efforts.setdefault(DEFAULT_EFFORT, {})  # a client that names the default of an API asks for nothing
     if off is not None:
         return {"minimal": off, **efforts, "none": off}
     return efforts if thinks else {**efforts, "none": {}, "minimal": {}}
+
+
+def _off_word(words: Mapping[str, str], usual: str | None) -> str | None:
+    """Return the effort that turns thinking off, None if there is none; `words` and `usual` are prompts."""
+    word = next((word for word in OFF_EFFORTS if word in words), None)
+    if word is None and EMPTY_THOUGHT.search(words.get("minimal", "")) and not EMPTY_THOUGHT.search(usual or ""):
+        return "minimal"
+    return word
 
 
 def _levels(

@@ -22,6 +22,9 @@ STRICT_LEVELS = f"""
 {{%- set effort = reasoning_effort | default('no_think') %}}
 {{%- if effort not in ['no_think', 'low', 'high'] %}}{{{{ raise_exception('no such effort') }}}}{{% endif %}}
 {{{{- '<effort:' + effort + '>' }}}}{TURNS}{ANSWER}"""
+LEAST_IS_OFF = f"""
+{{%- set effort = reasoning_effort | default('high') %}}{TURNS}
+{{%- if effort in ['low', 'minimal'] %}}<|begin|>assistant<|think|><|end|>{{% endif %}}{ANSWER}"""
 SWITCH_AND_LEVEL = f"""
 {{%- set on = thinking | default(true) %}}
 {{%- if on and reasoning_effort == 'max' %}}Think hard.{{% endif %}}{TURNS}{ANSWER}{{% if not on %}}{_OFF}{{% endif %}}"""

@@ -100,7 +100,10 @@ def test_a_template_that_turns_thinking_on_and_off(source: str) -> None:
     ("source", "written"),
     [
         (templates.WRITTEN, {"low": "low", "medium": "medium", "high": "high"}),
-        (templates.STRICT_LEVELS, {"none": "no_think", "minimal": "no_think", "low": "low", "high": "high"}),
+        (
+            templates.STRICT_LEVELS,
+            {"none": "no_think", "minimal": "no_think", "low": "low", "medium": "no_think", "high": "high"},
+        ),
     ],
 )
 def test_a_template_with_levels_takes_those_that_it_distinguishes(source: str, written: Mapping[str, str]) -> None:
@@ -113,6 +116,19 @@ def test_a_template_with_levels_takes_those_that_it_distinguishes(source: str, w
                 "reasoning_effort",
                 f'reasoning_effort: the model\'s chat template takes {possible} alone, got "{effort}"',
             )
+
+
+def test_an_effort_whose_thought_is_empty_turns_thinking_off() -> None:
+    source = templates.LEAST_IS_OFF
+    assert "<|think|><|end|>" in prompt(source, "minimal")
+    assert prompt(source, "none") == prompt(source, "minimal") == prompt(source, "low")
+    assert prompt(source, "medium") == prompt(source, "high") == prompt(source)
+
+
+def test_the_default_of_openais_apis_is_never_refused() -> None:
+    levels = templates.STRICT_LEVELS.replace("default('no_think')", "default('high')")
+    assert prompt(levels, "medium") == prompt(levels, "high") != prompt(levels, "none")
+    assert prompt(levels, "medium", reasoning_effort="low") == prompt(levels, "low")
 
 
 def test_a_level_without_a_word_is_the_thinking_as_such() -> None:
