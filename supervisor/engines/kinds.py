@@ -85,9 +85,11 @@ def check_host(cluster: Cluster, *nodes: str) -> None:
 def mistakes_here(cluster: Cluster, nodes: Collection[str], environment: Mapping[str, str]) -> Iterator[Mistake]:
     """Yield what the engines of these nodes of this host ask for and this host has not."""
     for name, section in cluster.engine.items():
-        if section.model in cluster.model and not {*nodes}.isdisjoint(section.nodes):
-            path = join("engine", segment(name))
-            yield from KINDS[section.kind].mistakes_here(cluster, section, path, environment)
+        kind = KINDS[section.kind]
+        # An engine whose kind is itself a mistake has the keys of all kinds alone.
+        valid = isinstance(section, kind.section) and section.model in cluster.model
+        if valid and not {*nodes}.isdisjoint(section.nodes):
+            yield from kind.mistakes_here(cluster, section, join("engine", segment(name)), environment)
 
 
 def remove_leftovers(folder: str, within: int) -> None:

@@ -87,7 +87,7 @@ def _unread(folder: Path) -> tuple[str, ...]:
     try:
         config = json.loads(reading.read(folder / TOKENIZER_CONFIG, TOKENIZER_CONFIG_BYTES_MAX))
         own_code = "AutoTokenizer" in config.get("auto_map", {})  # it may read any of them
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         own_code = False
     if own_code:
         return ()
@@ -141,7 +141,7 @@ def _indexed(index: Path) -> set[str] | None:
     """Return the names of the files in an index of weights, None if it is not one or is not there."""
     try:
         return {str(name) for name in json.loads(reading.read(index, INDEX_BYTES_MAX))["weight_map"].values()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

@@ -41,8 +41,10 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
     assert isinstance(section, SglangSection)
     variables = {**environment, **section.environment}
     if section.context_max is not None and variables.get(ALLOW_LONGER, "").lower() not in TRUE:
-        folder = cluster.model_path(section.model)
-        limit = context_limit(folder, str(section.settings.get(OVERRIDES, "{}")))
+        folder, limit = Path(), None
+        with suppress(OSError, RuntimeError):  # other checks report a path that leads nowhere
+            folder = cluster.model_path(section.model)
+            limit = context_limit(folder, str(section.settings.get(OVERRIDES, "{}")))
         if limit is not None and section.context_max > limit:
             yield Mistake(
                 f"{path}.context_max",
@@ -58,7 +60,8 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
 
 def context_limit(folder: Path, overrides: str = "{}") -> int | None:
     """Return the longest context that SGLang takes from the configuration of a model, None if it has none."""
-    with suppress(OSError, ValueError):
+    # What nests too deeply or has infinite factors, too, is for SGLang to refuse.
+    with suppress(OSError, ValueError, OverflowError, RecursionError):
         texts = (reading.read(folder / CONFIG, CONFIG_BYTES_MAX).decode(), overrides)
         text = _text_config({key: value for each in texts for key, value in _table(json.loads(each)).items()})
         limit = next((value for key in LIMIT_KEYS if (value := text.get(key)) is not None), None)

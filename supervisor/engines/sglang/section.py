@@ -119,7 +119,8 @@ class SglangSection(EngineSection):
     @property
     def weights(self) -> tuple[str, ...]:
         """The patterns of its files of weights, by its format; none if SGLang looks for them elsewhere."""
-        return WEIGHTS.get(self.settings.get("load_format", "auto"), ())
+        named = self.settings.get("load_format", "auto")
+        return WEIGHTS.get(named, ()) if isinstance(named, str) else ()  # another check reports what is no text
 
     @property
     def has_prefix_cache(self) -> bool:

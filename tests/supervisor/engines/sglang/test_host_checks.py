@@ -65,7 +65,8 @@ def test_the_limit_of_a_model_is_in_its_configuration(tmp_path: Path) -> None:
     assert limits == {name: limit for name, (_, limit) in CONFIGS.items()}
     assert context_limit(TINY.with_name("tiny-vision")) == 4096
     assert context_limit(tmp_path / "plain", '{"max_position_embeddings": 8192}') == 8192
-    for text in ("{}", "[]", "nonsense", '{"max_position_embeddings": "many"}'):
+    huge = '{"max_position_embeddings": 1e308, "rope_scaling": {"type": "linear", "factor": 1e308}}'
+    for text in ("{}", "[]", "nonsense", '{"max_position_embeddings": "many"}', "[" * 200_000, huge):
         (tmp_path / "config.json").write_text(text)
         assert context_limit(tmp_path) is None
 
@@ -103,6 +104,20 @@ def test_a_context_beyond_the_models_is_a_mistake_unless_sglang_may_go_beyond(wr
     assert not report(written(f'{GOOD}context_max = 4097\nenvironment.{host_checks.ALLOW_LONGER} = "1"\n'))
     assert not report(written(f"{GOOD}context_max = 4096\n"))
     assert not report(written(f"{GOOD.replace('device', 'kind').replace('cpu', 'simulated')}context_max = 4097\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (f'{GOOD}kind = "vllm"\n', 'engine.tiny-0.kind: expected "sglang" or "simulated", got "vllm"'),
+        (f"{GOOD}kind = 3\n", 'engine.tiny-0.kind: expected "sglang" or "simulated", got 3'),
+        (f'{GOOD}settings.load_format = ["auto"]\n', "engine.tiny-0.settings.load_format: "),
+        (GOOD.replace(str(TINY), "~no-such-user/model") + "context_max = 5000\n", "model.tiny.path: "),
+    ],
+)
+def test_what_another_check_refuses_reaches_none_here(written: Written, text: str, mistake: str) -> None:
+    (row,) = report(written(text)).splitlines()[1:]
+    assert mistake in row
 
 
 @pytest.fixture
