@@ -50,7 +50,7 @@ class ChatRequest(ChoiceOptions):
         "user": (str,),
         "safety_identifier": (str,),
         "metadata": (dict,),
-        "prompt_cache_retention": ("in_memory",),
+        "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "echo": (False,),
     }

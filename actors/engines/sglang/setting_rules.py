@@ -6,6 +6,7 @@ crashes at its first request, and an engine with more ranks than configured gets
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 
 from actors.engines.sglang.arguments import CHOICES, TYPES
@@ -85,6 +86,9 @@ REFUSED: dict[str, str] = {
 }
 """What cannot be set, by its name, with the reason."""
 
+JSON = ("json_model_override_args", "model_loader_extra_config")
+"""The texts that SGLang parses as an object of JSON."""
+
 _GRAMMAR_BACKENDS = ("xgrammar", "none")  # backends whose grammars can be checked ahead; `none` has no grammars
 _KINDS: dict[str, tuple[type, ...]] = {
     "choice": (str,),
@@ -116,4 +120,13 @@ def setting_mistake(name: str, value: object) -> str | None:
         near = get_close_matches(str(value), CHOICES[name], n=1, cutoff=0.8)
         advice = f"; did you mean {near[0]}?" if near else ""
         return f"must be one of {', '.join(CHOICES[name])}, got {value!r:.60}{advice}"
+    if fits and name in JSON and not _is_object(str(value)):
+        return f"must be an object of JSON, got {value!r:.60}"
     return None if fits else f"must be {'an' if kind == 'integer' else 'a'} {kind}, got {value!r:.60}"
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -101,7 +101,7 @@ class ResponseRequest(Options):
         "tools": ([],),
         "max_tool_calls": (),
         "service_tier": ("auto", "default"),
-        "prompt_cache_retention": ("in_memory",),
+        "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "stream_options": ({}, {"include_obfuscation": False}),
         "conversation": (),

@@ -275,7 +275,9 @@ def _report(old: object, new: object, path: str, names: Iterable[str], outcome: 
     for name in names:
         if getattr(old, name) != (value := getattr(new, name)):
             shown = ", ".join(value) if isinstance(value, tuple) else value
-            outcome.changed.append(f"{path}.{name} is {shown or 'nothing'} now")
+            if isinstance(shown, float):
+                shown = f"{shown:g}"
+            outcome.changed.append(f"{path}.{name} is {'nothing' if shown in ('', None) else shown} now")
 
 
 def _describe_keys(before: Collection[tuple[str, str]], now: Collection[tuple[str, str]]) -> str:

@@ -167,6 +167,7 @@ def test_keys_of_other_servers_are_taken_with_their_defaults_and_refused_with_an
         {"include": ["reasoning.encrypted_content"]},
         {"include": ["file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources"]},
         {"text": {"verbosity": "medium"}, "prompt_cache_options": {"mode": "implicit"}, "service_tier": "auto"},
+        {"prompt_cache_retention": "24h"},
         {"truncation": "disabled", "background": False, "parallel_tool_calls": True, "top_logprobs": 0},
     ],
 )

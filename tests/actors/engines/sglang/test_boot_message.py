@@ -72,6 +72,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ("cuda_graph_bs_decode = 8", "settings.cuda_graph_bs_decode: must be a list, got 8"),
         ('grammar_backend = "outlines"', "settings.grammar_backend: must be xgrammar or none: no limit on"),
         ('load_format = "saftensors"', "settings.load_format: must be one of auto, pt, safetensors, instanttensor, np"),
+        ('json_model_override_args = "{"', "settings.json_model_override_args: must be an object of JSON, got '{'"),
         ('deepep_mode = "fast"', "settings.deepep_mode: must be one of auto, normal, low_latency"),
     ],
 )

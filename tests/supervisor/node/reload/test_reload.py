@@ -153,8 +153,15 @@ async def test_allowed_hosts_origins_and_the_time_of_a_drain_change_at_once(
             "node.front.drain_s is 12.5 now",
             "gateway.allowed_hosts is here now",
             "gateway.allowed_origins is https://app.example now",
-            "gateway.keepalive_s is 3.0 now",
+            "gateway.keepalive_s is 3 now",
         )
+    )
+    turned_off = await node.reload(("requests_max = 8\n", "requests_max = 8\nkeepalive_s = 0\n"))
+    assert turned_off.changed == (
+        "node.front.drain_s is 30 now",
+        "gateway.allowed_hosts is nothing now",
+        "gateway.allowed_origins is nothing now",
+        "gateway.keepalive_s is 0 now",
     )
 
 
