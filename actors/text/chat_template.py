@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import jinja2
 import jinja2.ext
@@ -19,6 +19,7 @@ import jinja2.sandbox
 from attrs import define
 
 from actors.text.template_loops import end_idle_loops
+from actors.text.template_sizes import OPERATORS, BoundedFormatter, bounded, check_call, check_operation
 from actors.text.template_steps import CountedList, CountedRange, LimitReached, Steps, count_steps, take
 from protocol.errors import StartFailed
 
@@ -66,7 +67,9 @@ _VIEWS = (KeysView, ValuesView, ItemsView)  # what a template may iterate over o
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox with a count of steps; a template can compute text, and nothing else."""
+    """A sandbox with a count of steps and bounds on sizes; a template can compute text, and nothing else."""
+
+    intercepted_binops = OPERATORS
 
     def getattr(self, obj: object, attribute: str) -> object:
         take(1)
@@ -80,9 +83,25 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call(self, context: jinja2.runtime.Context, obj: object, /, *args: object, **kwargs: object) -> object:
+        check_call(obj, args)
         result = super().call(context, obj, *args, **kwargs)
         take(1 + (len(result) if isinstance(result, _VIEWS) else 0))
         return CountedRange(result) if isinstance(result, range) else result
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
+        check_operation(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:  # type: ignore[explicit-any]
+        if super().wrap_str_format(value) is None:
+            return None
+        pattern, by_map = str(value.__self__), value.__name__ == "format_map"  # type: ignore[attr-defined]
+
+        def format(*args: object, **kwargs: object) -> str:  # noqa: A001  # the name is that of the text's method
+            named = cast("Mapping[str, object]", args[0]) if by_map else kwargs
+            return BoundedFormatter(self).vformat(pattern, args, named)
+
+        return format
 
 
 def render_conversation(
@@ -122,6 +141,7 @@ def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Temp
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _named("strftime_now", strftime)
     environment.filters["tojson"] = tojson
+    environment.filters |= bounded(environment.filters)
     try:
         code = environment.compile(end_idle_loops(environment.parse(source)))
         return jinja2.Template.from_code(environment, code, environment.make_globals(None))

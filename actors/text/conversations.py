@@ -15,17 +15,19 @@ from attrs import Factory, evolve, frozen
 from actors.text.chat_template import render_conversation, watched
 from actors.text.continuation import rendered_up_to_last_text
 from actors.text.kept_texts import KeptTexts
-from actors.text.template_cost import TemplateCost, learn_cost
+from actors.text.template_cost import REPEATED_STEPS_MAX, TemplateCost, learn_cost
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
 from actors.text.template_steps import LimitReached, Steps, counted
-from actors.text.template_variables import TemplateVariables, Variables
-from protocol.errors import BadRequest, StartFailed
+from actors.text.template_variables import KWARGS, TemplateVariables, Variables
+from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.media import Media
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
+from protocol.strict.mistakes import join, segment
 
 SYSTEM, DEVELOPER, USER, ASSISTANT = Role  # by identity: the hash of a role is computed in Python
 PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
 SYSTEMS_JOIN = "\n\n"
+SENTENCE_CHARACTERS_MAX = 300  # of a template, in a refusal
 
 
 @frozen
@@ -78,25 +80,35 @@ class ConversationTemplate:
         """Return the prompt of a conversation; raises `BadRequest` if the template refuses it, or leaves a text out."""
         merged = self._merged(turns)
         messages = [self._message(turn) for turn in merged]
+        steps = Steps(self.cost.steps_max(len(messages)))
         try:
-            prompt = self.rendered(messages, rendering)
+            prompt = self.rendered(messages, rendering, steps)
+            lost = self.kept.first_lost(
+                messages,
+                prompt,
+                lambda probes: self.rendered(probes, rendering),
+                rendering,
+                may_render=steps.taken <= REPEATED_STEPS_MAX,
+            )
         except BadRequest:
             raise
+        except MemoryError:
+            raise Overloaded("the server has too little memory to render this conversation now") from None
         except Exception as error:
             # A template may raise anything to refuse a conversation.
-            param = self._refused_field(merged, messages, rendering, error)
-            raise BadRequest(f"the model's chat template refuses this conversation: {error}", param=param) from error
-        lost = self.kept.first_lost(messages, prompt, lambda probes: self.rendered(probes, rendering), rendering)
+            raise self._refused(
+                merged, messages, rendering, error, may_render=steps.taken <= REPEATED_STEPS_MAX
+            ) from error
         if lost is not None:
             raise _left_out(merged, lost)
         return prompt
 
-    def rendered(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str:
-        """Return what the template makes of messages; raises its own error."""
+    def rendered(self, messages: Sequence[TemplateMessage], rendering: Rendering, steps: Steps | None = None) -> str:
+        """Return what the template makes of messages, counting its `steps`; raises its own error."""
         variables = self.variables.values(rendering)
+        steps = steps or Steps(self.cost.steps_max(len(messages)))
 
         def render(messages: Sequence[TemplateMessage]) -> str:
-            steps = Steps(self.cost.steps_max(len(messages)))
             return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer)
 
         return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
@@ -135,18 +147,47 @@ class ConversationTemplate:
             message[self.variables.reasoning_key] = turn.reasoning
         return message
 
+    def _refused(
+        self,
+        turns: Sequence[Turn],
+        messages: Sequence[TemplateMessage],
+        rendering: Rendering,
+        error: Exception,
+        *,
+        may_render: bool,
+    ) -> BadRequest:
+        """Return the refusal of a conversation for an error of the template."""
+        sentence, param = f"the model's chat template refuses this conversation: {_line(error)}", None
+        if rendering.variables and self._renders_without_variables(messages, rendering):
+            name, *others = rendering.variables
+            param = KWARGS if others else join(KWARGS, segment(name))
+        elif isinstance(error, LimitReached):
+            sentence += "; send fewer or shorter messages"
+        elif may_render:
+            param = self._refused_field(turns, messages, rendering, error)
+        return BadRequest(sentence, param=param)
+
+    def _renders_without_variables(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> bool:
+        steps = Steps(min(REPEATED_STEPS_MAX, self.cost.steps_max(len(messages))))
+        try:
+            self.rendered(messages, evolve(rendering, variables={}), steps)
+        except Exception:  # noqa: BLE001  # a template may raise anything to refuse a conversation
+            return False
+        return True
+
     def _refused_field(
         self, turns: Sequence[Turn], messages: Sequence[TemplateMessage], rendering: Rendering, error: Exception
     ) -> str | None:
         """Return the client's name of the message that a template refuses, None if that is none alone."""
         copies, last = watched(messages)
-        if isinstance(error, LimitReached) or self._refusal(copies, rendering) != str(error) or last.place is None:
+        if self._refusal(copies, rendering) != str(error) or last.place is None:
             return None
         read = last.place
         for others in (messages[:read], [*messages[:read], *messages[read + 1 :]]):
-            if others and self._refusal(others, rendering) != str(error):
+            # Nothing before the first message can be at fault.
+            if not others or self._refusal(others, rendering) != str(error):
                 return turns[read].param or None
-        return turns[read].param or None if len(turns) == 1 else None
+        return None
 
     def _refusal(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str | None:
         try:
@@ -154,6 +195,12 @@ class ConversationTemplate:
         except Exception as error:  # noqa: BLE001  # a template may raise anything to refuse a conversation
             return str(error)
         return None
+
+
+def _line(error: Exception) -> str:
+    """Return a template's sentence as one line of a bounded length."""
+    line = " ".join(str(error).split())
+    return line if len(line) <= SENTENCE_CHARACTERS_MAX else f"{line[:SENTENCE_CHARACTERS_MAX]}..."
 
 
 def _instructs(turn: Turn) -> bool:

@@ -1,8 +1,8 @@
 """The cost of a chat template and the size of its prompts, learned by rendering a few short conversations.
 
 The cost of most templates grows with the messages, and that of some with their square, since they look through all
-messages for each. So the steps of a conversation are known before it is rendered: long work waits with long work, and a
-conversation that a model can hold is never refused for its steps.
+messages for each. So the steps of a conversation are known before it is rendered: long work waits with long work. A
+conversation that a model can hold is refused for its steps only where they take some tens of seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ RenderCounted: TypeAlias = Callable[[Sequence[TemplateMessage], Steps], str]
 TRIED = (8, 16, 24)  # messages
 # Conversations of other shapes take a few times the steps of those that were tried, at most.
 ALLOWED_FACTOR = 4
+# The most steps of any rendering, some tens of seconds. Published templates take less for 32k tokens of short messages.
+RENDERING_STEPS_MAX = 10_000_000
+# A rendering with more steps is not repeated, whether to check a prompt or to find what is at fault.
+REPEATED_STEPS_MAX = 1_000_000
 
 _SHAPES = (("user", "assistant"), ("user",), ("assistant",), ("system", "user"))
 
@@ -40,7 +44,7 @@ class TemplateCost:
 
     def steps_max(self, messages: int) -> int:
         """Return how many steps a conversation of so many messages may take."""
-        return max(STEPS_MAX, ALLOWED_FACTOR * self.steps(messages))
+        return min(RENDERING_STEPS_MAX, max(STEPS_MAX, ALLOWED_FACTOR * self.steps(messages)))
 
 
 def learn_cost(render: RenderCounted) -> TemplateCost:

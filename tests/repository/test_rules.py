@@ -69,6 +69,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/template_variables.py"): {"jinja2"},
     Path("actors/text/chat_template.py"): {"jinja2"},
     Path("actors/text/template_loops.py"): {"jinja2"},
+    Path("actors/text/template_sizes.py"): {"jinja2"},
     Path("actors/text/template_steps.py"): {"jinja2"},
     Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},

@@ -9,7 +9,7 @@ import pytest
 
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
-from protocol.errors import BadRequest, StartFailed
+from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.text import Role, Turn
 from tests.rig.templates import (
     ALTERNATING,
@@ -89,6 +89,7 @@ def test_later_instructions_are_where_the_template_renders_them(source: str, pro
         (LEADING, talk((USER, A), (SYSTEM, B), (USER, f"{A} {B}")), "messages[1]", r"leaves the text of messages\[1\]"),
         (ALTERNATING, talk((SYSTEM, A), (DEVELOPER, B), (USER, C)), "messages[0]", "System role not supported"),
         (ALTERNATING, talk((USER, A), (ASSISTANT, B), (ASSISTANT, C), (USER, A)), "messages[2]", "must alternate"),
+        (ALTERNATING, talk((ASSISTANT, A), (USER, B), (USER, C)), "messages[0]", "must alternate"),
         (SEARCHING, talk((SYSTEM, A), (ASSISTANT, B)), None, "No user"),
     ],
 )
@@ -214,6 +215,54 @@ def test_a_template_that_refuses_sentinels_serves_what_is_in_its_prompt() -> Non
     with pytest.raises(BadRequest) as caught:
         shy.render(talk((USER, "no"), (ASSISTANT, "b"), (USER, "c")))
     assert caught.value.param == "messages[0]"
+
+
+def test_a_templates_sentence_is_cut_to_a_line() -> None:
+    source = CHATML + "{% if messages[0].content == '?' %}{{ raise_exception('no\\n' * 9999) }}{% endif %}"
+    with pytest.raises(BadRequest) as caught:
+        template(source).render(talk((USER, "?")))
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_without_memory_does_not_blame_the_client() -> None:
+    def strftime(form: str) -> str:
+        if form == "full":
+            raise MemoryError
+        return form
+
+    source = CHATML + "{% if messages[0].content == '?' %}{{ strftime_now('full') }}{% endif %}"
+    full = ConversationTemplate.learned(compile_template(source, strftime), source, {})
+    with pytest.raises(Overloaded, match="too little memory"):
+        full.render(talk((USER, "?")))
+
+
+COUNTING = """
+{%- for m in messages %}
+    {%- set ns = namespace(n=0) %}
+    {%- for k in messages %}{% if k.role == 'user' %}{% set ns.n = ns.n + 1 %}{% endif %}{% endfor %}
+    {{- '<' + m.role + '>' + m.content }}
+{%- endfor %}"""
+
+
+def test_a_quadratic_template_renders_once_and_is_held_to_a_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.text.template_cost.RENDERING_STEPS_MAX", 1_500_000)
+    calls = list[int]()
+
+    def strftime(form: str) -> str:
+        calls.append(1)
+        return form
+
+    source = COUNTING + "{{ strftime_now('') }}"
+    slow = ConversationTemplate.learned(compile_template(source, strftime), source, {})
+    turns = talk(*[((USER, ASSISTANT)[place % 2], "yes") for place in range(900)])
+    for count, renderings in ((100, 2), (650, 1)):
+        calls.clear()
+        assert slow.render(turns[:count]).count("<") == count
+        assert len(calls) == renderings
+    with pytest.raises(BadRequest, match="it takes more than 1500000 steps; send fewer or shorter messages") as caught:
+        slow.render(turns)
+    assert caught.value.param is None
 
 
 def test_no_class_of_this_server_is_named_to_a_client() -> None:

@@ -62,6 +62,20 @@ def test_a_variable_changes_the_prompt() -> None:
     assert prompt(templates.DOCUMENTS, documents=documents).startswith("[A: x][B: y]<|im_start|>")
 
 
+def test_a_variable_that_a_template_cannot_use_is_refused_by_its_name() -> None:
+    for variables, param in (
+        ({"documents": 5}, "chat_template_kwargs.documents"),
+        ({"documents": 5, "note": 1}, "chat_template_kwargs"),
+    ):
+        found, sentence = refused(templates.DOCUMENTS + "{{ note }}", **variables)
+        assert found == param
+        assert sentence == "the model's chat template refuses this conversation: 'int' object is not iterable"
+    strict = template(templates.ALTERNATING + "{{ note }}")
+    with pytest.raises(BadRequest) as raised:
+        strict.render([Turn(Role.SYSTEM, "Hi", param="messages[0]"), *HELLO], Rendering({"note": 1}))
+    assert raised.value.param == "messages[0]"
+
+
 def test_names_that_a_template_does_not_read_are_refused_with_those_that_it_reads() -> None:
     param, sentence = refused(templates.OFF_BY_DEFAULT, enable_thinkng=False, note="y")
     assert param == "chat_template_kwargs.enable_thinkng"
