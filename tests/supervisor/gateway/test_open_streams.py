@@ -18,7 +18,7 @@ from actors.processor import TextReply, TextRequest, TextResult
 from protocol.errors import EngineLost
 from protocol.messages.generation import RouteTaken
 from supervisor.gateway.http.response import HttpResponse
-from supervisor.gateway.open_streams import COMMENT, HEAD_WITHIN_S, LOOKS
+from supervisor.gateway.open_streams import COMMENT, HEAD_WITHIN_S, LOOKS, LOOKS_A_TURN
 from tests.rig.gateway import Client, Rig, Worker, chat, gateway_client, gateway_rig, leave_all, post, response, text
 
 KEEPALIVE_S = 15.0
@@ -222,3 +222,38 @@ async def test_a_client_may_leave_at_any_moment(ask: Any, rather_slow: MockClock
             await trio.sleep(after_s)
             await client.stream.aclose()
             await rig.worker.wait_left(place + 1)
+
+
+async def test_other_tasks_run_between_the_comments_of_many_streams_and_may_end_some(
+    rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, sent, turns = 4 * LOOKS_A_TURN, list[HttpResponse](), [0]
+    limits = {"requests_max": count, "connections_max": count, "key_connections_max": count}
+    async with gateway_rig(first_token_s=600, **limits) as rig, trio.open_nursery() as nursery:
+        for _ in range(count):
+            await (await rig.client()).send(chats("n=1 s=12"))
+        await trio.testing.wait_all_tasks_blocked()
+        streams = rig.gateway.streams
+        left = [*streams._open][-1]  # noqa: SLF001  # the last that a look comes to
+
+        begun = trio.Event()
+
+        def begin_stream(response: HttpResponse) -> None:
+            begun.set()
+            sent.append(response)
+            turns[-1] += 1
+
+        async def take_turns() -> None:
+            await begun.wait()
+            streams.remove(left)
+            while len(sent) < count - 1:
+                turns.append(0)
+                await trio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(HttpResponse, "begin_stream", begin_stream)
+        nursery.start_soon(take_turns)
+        await trio.sleep(HEAD_WITHIN_S + 0.5)
+        assert len(sent) == count - 1
+        assert left.response not in sent
+        assert max(turns) <= 2 * LOOKS_A_TURN  # tasks that run at once do so in any order
+        await leave_all(rig)
