@@ -18,7 +18,7 @@ from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogprobs, respond
 from protocol.dialects.other_servers import CHAT_KEYS, GENERATION_KEYS
-from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Respond, Text
 from protocol.strict.checks import Holds
@@ -50,6 +50,8 @@ class ChatRequest(ChoiceOptions):
         "user": (str,),
         "safety_identifier": (str,),
         "metadata": (dict,),
+        "client_metadata": (dict,),
+        "reasoning": ({},),  # of Responses; here the effort is a field of its own
         "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "echo": (False,),
@@ -83,6 +85,7 @@ class ChatRequest(ChoiceOptions):
             self._check_media,
             self._check_tokens_max,
             self._check_logprobs,
+            self._check_ending,
             self._check_continuation,
             *super().checks(),
         )
@@ -97,6 +100,9 @@ class ChatRequest(ChoiceOptions):
     def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and not self.logprobs:
             yield Mistake("top_logprobs", "needs logprobs to be true")
+
+    def _check_ending(self) -> Iterator[Mistake]:
+        yield from ending_mistakes(self)
 
     def _check_continuation(self) -> Iterator[Mistake]:
         yield from continuation_mistakes(self, self.messages[-1].role)

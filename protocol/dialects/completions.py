@@ -35,6 +35,8 @@ class CompletionRequest(ChoiceOptions):
         **GENERATION_KEYS,
         "user": (str,),
         "metadata": (dict,),
+        "client_metadata": (dict,),
+        "reasoning": ({},),
         "service_tier": ("auto", "default"),
         "store": (False,),
         "add_special_tokens": (True,),

@@ -102,13 +102,16 @@ class Options:
         return None
 
     def grammars(self) -> list[tuple[str, Grammar]]:
-        """Return every grammar that is required, each with the name of its field."""
-        tag = None if self.structural_tag is None else self.structural_tag.text
+        """Return every grammar that is required, each with the name of its field.
+
+        Where only the valid fields of a request are checked, one that could not be read counts as not given.
+        """
         from_format = self.format_grammar()
-        extensions = (
-            ("regex", GrammarKind.REGEX, self.regex),
-            ("ebnf", GrammarKind.EBNF, self.ebnf),
-            ("structural_tag", GrammarKind.STRUCTURAL_TAG, tag),
+        tag: JsonObjectOrText | None = getattr(self, "structural_tag", None)
+        extensions: tuple[tuple[str, GrammarKind, str | None], ...] = (
+            ("regex", GrammarKind.REGEX, getattr(self, "regex", None)),
+            ("ebnf", GrammarKind.EBNF, getattr(self, "ebnf", None)),
+            ("structural_tag", GrammarKind.STRUCTURAL_TAG, None if tag is None else tag.text),
         )
         grammars = [(name, Grammar(kind, text)) for name, kind, text in extensions if text is not None]
         return grammars if from_format is None else [from_format, *grammars]
@@ -134,8 +137,8 @@ class Options:
 
     def _check_grammars(self) -> Iterator[Mistake]:
         names = [name for name, _ in self.grammars()]
-        if names[1:]:
-            yield Mistake(names[1], f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
+        for name in names[1:]:
+            yield Mistake(name, f"cannot stand beside {names[0]}: an answer keeps to one grammar at most")
 
     def _check_grammar_without_least_tokens(self) -> Iterator[Mistake]:
         grammars = self.grammars()
@@ -176,7 +179,8 @@ class ChoiceOptions(Options):
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return `response_format` and the grammar that it requires."""
-        grammar = None if self.response_format is None else self.response_format.grammar()
+        response_format: ResponseFormat | None = getattr(self, "response_format", None)
+        grammar = None if response_format is None else response_format.grammar()
         return None if grammar is None else ("response_format", grammar)
 
 

@@ -61,12 +61,14 @@ def rendering(request: RenderingFields, effort: str | None, effort_field: str) -
     return Rendering(variables, effort, effort_field, continues, begins_answer)
 
 
-def continuation_mistakes(request: RenderingFields, last: Role) -> Iterator[Mistake]:
-    """Yield the mistakes of a request to go on with the last message; `last` is its role."""
-    if not request.continue_final_message:
-        return
-    if request.add_generation_prompt:
+def ending_mistakes(request: RenderingFields) -> Iterator[Mistake]:
+    """Yield the contradiction between the two fields about the end of a prompt."""
+    if request.continue_final_message and request.add_generation_prompt:
         message = "cannot stand beside add_generation_prompt: an answer goes on with a message, or begins a new one"
         yield Mistake("continue_final_message", message)
-    if last is not Role.ASSISTANT:
+
+
+def continuation_mistakes(request: RenderingFields, last: Role) -> Iterator[Mistake]:
+    """Yield the mistake of a request to go on with a last message that has another role than the assistant's."""
+    if request.continue_final_message and last is not Role.ASSISTANT:
         yield Mistake("continue_final_message", f"needs the last message to be the assistant's, not one of {last}")

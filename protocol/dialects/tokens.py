@@ -13,7 +13,7 @@ from protocol.dialects.chat_messages import ChatMessage
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
-from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
 from protocol.messages.text import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.checks import Holds
@@ -53,6 +53,7 @@ class TokenizeRequest:
             self._check_kind,
             self._check_special_tokens,
             self._check_media,
+            self._check_ending,
             self._check_continuation,
             self._check_effort,
             self._check_variables,
@@ -68,6 +69,9 @@ class TokenizeRequest:
         if self.messages is not None and self.add_special_tokens:
             text = "is for a prompt; the chat template puts around messages what they need"
             yield Mistake("add_special_tokens", text, unsupported=True)
+
+    def _check_ending(self) -> Iterator[Mistake]:
+        yield from ending_mistakes(self)
 
     def _check_continuation(self) -> Iterator[Mistake]:
         if self.messages is not None:

@@ -18,7 +18,7 @@ from protocol.dialects.formats import TextFormat
 from protocol.dialects.media_parts import excess, media_count
 from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, respond
 from protocol.dialects.other_servers import GENERATION_KEYS
-from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, rendering
+from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import as_request_error, decode, read
 from protocol.dialects.responses.items import InputMessage, continued
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
@@ -155,7 +155,8 @@ class ResponseRequest(Options):
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return `text.format` and the grammar that it requires."""
-        grammar = None if self.format is None else self.format.grammar()
+        text: TextConfig | None = getattr(self, "text", None)
+        grammar = None if text is None or text.format is None else text.format.grammar()
         return None if grammar is None else ("text.format", grammar)
 
     @property
@@ -174,6 +175,7 @@ class ResponseRequest(Options):
             self._check_media,
             self._check_include,
             self._check_logprobs,
+            self._check_ending,
             self._check_continuation,
             *super().checks(),
         )
@@ -191,6 +193,9 @@ class ResponseRequest(Options):
     def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and self.logprobs is None:
             yield Mistake("top_logprobs", f"needs include to name {describe(LOGPROBS)}")
+
+    def _check_ending(self) -> Iterator[Mistake]:
+        yield from ending_mistakes(self)
 
     def _check_continuation(self) -> Iterator[Mistake]:
         yield from continuation_mistakes(self, Role.USER if isinstance(self.input, str) else self.input[-1].role)

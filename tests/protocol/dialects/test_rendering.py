@@ -49,6 +49,20 @@ def test_what_a_client_asks_of_the_template(dialect: str) -> None:
     assert rendering(dialect, messages=[USER, BEGUN], add_generation_prompt=False) == evolve(continued, continues=False)
 
 
+@pytest.mark.parametrize("parse", [chat.parse, completions.parse])
+def test_keys_of_responses_that_cost_nothing_are_taken_elsewhere(parse: Any) -> None:
+    body: dict[str, Any] = {"model": "m"} | ({"messages": [USER]} if parse is chat.parse else {"prompt": "Hi"})
+    harmless: list[dict[str, Any]] = [
+        {"reasoning": {}},
+        {"reasoning": {"effort": None}},
+        {"client_metadata": {"turn": "1"}},
+    ]
+    for fields in harmless:
+        assert parse(json.dumps(body | fields)) == parse(json.dumps(body | {"reasoning": None}))
+    check_refused(parse, body | {"reasoning": {"effort": "high"}}, Unsupported, "reasoning")
+    check_refused(parse, body | {"client_metadata": "turn"}, BadRequest, "client_metadata")
+
+
 @pytest.mark.parametrize("dialect", ["chat", "posted", "socket", "tokenize"])
 @pytest.mark.parametrize(
     "fields",

@@ -89,6 +89,35 @@ def test_every_independent_mistake_is_listed(dialect: str, data: st.DataObject) 
         assert any(sentence.startswith(f"{path}: ") for sentence in sentences), (path, sentences)
 
 
+PAIRS = {"regex": "a", "ebnf": "b", "structural_tag": "{}", "min_tokens": 3}
+BOTH_ENDS = {"continue_final_message": True, "add_generation_prompt": True}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "paths"),
+    [
+        ("chat", {"messages": [{"role": "user"}], **BOTH_ENDS}, ["messages[0].content", "continue_final_message"]),
+        ("posted", {"input": 5, **BOTH_ENDS}, ["input", "continue_final_message"]),
+        ("tokenize", {"prompt": None, "messages": [{"role": "user"}], **BOTH_ENDS},
+         ["messages[0].content", "continue_final_message"]),
+        ("chat", {"continue_final_message": True, "add_generation_prompt": 5},
+         ["add_generation_prompt", "continue_final_message"]),
+        ("chat", {"response_format": {"type": "x"}, **PAIRS},
+         ["response_format.type", "ebnf", "structural_tag", "min_tokens"]),
+        ("posted", {"text": {"format": {"type": "x"}}, **PAIRS},
+         ["text.format.type", "ebnf", "structural_tag", "min_tokens"]),
+        ("completions", {**PAIRS, "regex": 5}, ["regex", "structural_tag", "min_tokens"]),
+    ],
+)  # fmt: skip
+def test_a_pair_is_checked_beside_a_field_that_is_not_of_it(
+    dialect: str, fields: dict[str, Any], paths: list[str]
+) -> None:
+    parse, base, _ = TABLES[dialect]
+    with pytest.raises(RequestError) as raised:
+        parse(json.dumps(base | fields))
+    assert re.findall(r"(?:^|; )([\w.\[\]]+): ", str(raised.value)) == paths
+
+
 @pytest.mark.parametrize("dialect", TABLES)
 def test_each_mistake_of_the_table_is_the_only_one_where_it_stands_alone(dialect: str) -> None:
     parse, base, table = TABLES[dialect]

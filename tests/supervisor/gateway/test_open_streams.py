@@ -228,8 +228,10 @@ async def test_other_tasks_run_between_the_comments_of_many_streams_and_may_end_
     rather_slow: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count, sent, turns = 4 * LOOKS_A_TURN, list[HttpResponse](), [0]
-    limits = {"requests_max": count, "connections_max": count, "key_connections_max": count}
-    async with gateway_rig(first_token_s=600, **limits) as rig, trio.open_nursery() as nursery:
+    async with (
+        gateway_rig(first_token_s=600, requests_max=count, connections_max=count, key_connections_max=count) as rig,
+        trio.open_nursery() as nursery,
+    ):
         for _ in range(count):
             await (await rig.client()).send(chats("n=1 s=12"))
         await trio.testing.wait_all_tasks_blocked()
