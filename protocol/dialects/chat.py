@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from attrs import frozen
 
 from protocol.dialects.answer_builder import ChoiceParts, extend
-from protocol.dialects.chat_messages import ChatMessage
+from protocol.dialects.chat_messages import ChatMessage, prefix_mistakes
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.media_parts import excess, media_count
@@ -87,6 +87,7 @@ class ChatRequest(ChoiceOptions):
             self._check_logprobs,
             self._check_ending,
             self._check_continuation,
+            self._check_prefix,
             *super().checks(),
         )
 
@@ -107,6 +108,9 @@ class ChatRequest(ChoiceOptions):
     def _check_continuation(self) -> Iterator[Mistake]:
         yield from continuation_mistakes(self, self.messages[-1].role)
 
+    def _check_prefix(self) -> Iterator[Mistake]:
+        yield from prefix_mistakes(self.messages, self)
+
 
 def parse(body: bytes) -> ChatRequest:
     """Return the client's request, or raise one `RequestError` with all its mistakes."""
@@ -119,7 +123,7 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
         request,
         request_id=request_id,
         turns=tuple(message.turn(index) for index, message in enumerate(request.messages)),
-        rendering=rendering(request, request.reasoning_effort, "reasoning_effort"),
+        rendering=rendering(request, request.reasoning_effort, "reasoning_effort", prefix=request.messages[-1].prefix),
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,

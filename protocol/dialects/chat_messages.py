@@ -6,7 +6,7 @@ Images are `image_url` parts, as in OpenAI's API. Videos (`video_url`) and image
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import attrs
@@ -23,6 +23,7 @@ from protocol.dialects.media_parts import (
 )
 from protocol.dialects.media_urls import EmbeddingsFile
 from protocol.dialects.message_parts import CACHE_HINTS, RefusalPart, misplaced_refusals
+from protocol.dialects.rendering import ONE_END, RenderingFields
 from protocol.messages.media import Media
 from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
@@ -142,7 +143,6 @@ class ChatMessage:
         "tool_calls": ([],),
         "tool_call_id": (),
         "phase": (str,),
-        "prefix": (False,),
     }
 
     role: Role = attrs.field(metadata=tag())
@@ -151,6 +151,7 @@ class ChatMessage:
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool | None = None  # whether the answer goes on with this message, an extension of DeepSeek and Mistral
 
     def turn(self, index: int) -> Turn:
         """Return the message for a processor; `index` is its place in the conversation."""
@@ -163,7 +164,7 @@ class ChatMessage:
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_content, self._check_answer)
+        return (self._check_content, self._check_answer, self._check_prefix)
 
     def _check_content(self) -> Iterable[Mistake]:
         return () if isinstance(self.content, str) else self._mistakes_in_content()
@@ -176,6 +177,11 @@ class ChatMessage:
             yield from misplaced(self.role, self.content, "content")
             yield from misplaced_refusals(self.role, self.content, "content")
 
+    def _check_prefix(self) -> Iterable[Mistake]:
+        if not self.prefix or self.role is Role.ASSISTANT:
+            return ()
+        return (Mistake("prefix", f"only a message of the assistant can have one, not one of {self.role}"),)
+
     def _check_answer(self) -> Iterable[Mistake]:
         return self._mistakes_of_answer() if self.refusal or self.reasoning or self.reasoning_content else ()
 
@@ -186,3 +192,12 @@ class ChatMessage:
                     yield Mistake(name, f"only messages of the assistant can have one, not one of {self.role}")
         elif self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
             yield Mistake("reasoning", "differs from reasoning_content, which is another name of it; send one")
+
+
+def prefix_mistakes(messages: Sequence[ChatMessage], request: RenderingFields) -> Iterator[Mistake]:
+    """Yield the mistakes of `prefix` beside other messages, and beside the field for the end of the prompt."""
+    for index, message in enumerate(messages[:-1]):
+        if message.prefix:
+            yield Mistake(f"messages[{index}].prefix", "only the last message can have one: an answer goes on with it")
+    if messages[-1].prefix and request.add_generation_prompt:
+        yield Mistake("add_generation_prompt", f"cannot stand beside prefix: {ONE_END}")

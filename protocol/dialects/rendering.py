@@ -12,6 +12,8 @@ from protocol.dialects.formats import JsonObject
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role
 from protocol.strict.mistakes import Mistake, wrong
 
+ONE_END = "an answer goes on with a message, or begins a new one"
+
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -51,10 +53,15 @@ class RenderingFields(Protocol):
         """Whether the answer goes on with the last message."""
 
 
-def rendering(request: RenderingFields, effort: str | None, effort_field: str) -> Rendering:
-    """Return the choices of a client; `effort_field` is its name of the field that has `effort`."""
+def rendering(
+    request: RenderingFields, effort: str | None, effort_field: str, *, prefix: bool | None = False
+) -> Rendering:
+    """Return the choices of a client; `effort_field` is its name of the field that has `effort`.
+
+    `prefix`: the answer goes on with the last message by a key of that message.
+    """
     variables = {} if request.chat_template_kwargs is None else request.chat_template_kwargs.values
-    continues = request.continue_final_message or False
+    continues = bool(request.continue_final_message or prefix)
     begins_answer = not continues and request.add_generation_prompt is not False
     if not variables and effort is None and begins_answer:
         return DEFAULT_RENDERING
@@ -64,8 +71,7 @@ def rendering(request: RenderingFields, effort: str | None, effort_field: str) -
 def ending_mistakes(request: RenderingFields) -> Iterator[Mistake]:
     """Yield the contradiction between the two fields about the end of a prompt."""
     if request.continue_final_message and request.add_generation_prompt:
-        message = "cannot stand beside add_generation_prompt: an answer goes on with a message, or begins a new one"
-        yield Mistake("continue_final_message", message)
+        yield Mistake("continue_final_message", f"cannot stand beside add_generation_prompt: {ONE_END}")
 
 
 def continuation_mistakes(request: RenderingFields, last: Role) -> Iterator[Mistake]:

@@ -9,7 +9,7 @@ import msgspec
 from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
-from protocol.dialects.chat_messages import ChatMessage
+from protocol.dialects.chat_messages import ChatMessage, prefix_mistakes
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
@@ -55,6 +55,7 @@ class TokenizeRequest:
             self._check_media,
             self._check_ending,
             self._check_continuation,
+            self._check_prefix,
             self._check_effort,
             self._check_variables,
         )
@@ -78,6 +79,10 @@ class TokenizeRequest:
             yield from continuation_mistakes(self, self.messages[-1].role)
         elif self.continue_final_message:
             yield Mistake("continue_final_message", "is for messages")
+
+    def _check_prefix(self) -> Iterator[Mistake]:
+        if self.messages is not None:
+            yield from prefix_mistakes(self.messages, self)
 
     def _check_effort(self) -> Iterator[Mistake]:
         if self.messages is None and self.reasoning_effort is not None:
@@ -113,7 +118,9 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
     """Return the request for a processor."""
     if request.messages is not None:
         turns = tuple(message.turn(index) for index, message in enumerate(request.messages))
-        return Tokenize(turns=turns, rendering=rendering(request, request.reasoning_effort, "reasoning_effort"))
+        prefix = request.messages[-1].prefix
+        rendered = rendering(request, request.reasoning_effort, "reasoning_effort", prefix=prefix)
+        return Tokenize(turns=turns, rendering=rendered)
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 
 

@@ -49,6 +49,25 @@ def test_what_a_client_asks_of_the_template(dialect: str) -> None:
     assert rendering(dialect, messages=[USER, BEGUN], add_generation_prompt=False) == evolve(continued, continues=False)
 
 
+@pytest.mark.parametrize("dialect", ["chat", "tokenize"])
+def test_a_last_message_with_prefix_is_continued(dialect: str) -> None:
+    continued = rendering(dialect, messages=[USER, BEGUN], continue_final_message=True)
+    begun = {**BEGUN, "prefix": True}
+    for fields in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}):
+        assert rendering(dialect, messages=[USER, begun], **fields) == continued
+    assert rendering(dialect, messages=[{**USER, "prefix": False}, {**BEGUN, "prefix": None}]) is DEFAULT_RENDERING
+    for param, messages, added in (
+        ("messages[1].prefix", [USER, begun, USER], {}),
+        ("messages[1].prefix", [USER, begun, begun], {}),
+        ("messages[0].prefix", [{**USER, "prefix": True}], {}),
+        ("add_generation_prompt", [USER, begun], {"add_generation_prompt": True}),
+        ("messages[1].prefix", [USER, {**BEGUN, "prefix": "yes"}], {}),
+    ):
+        body = {"messages": messages, **added}
+        check_refused(tokens.parse_tokenize, body, BadRequest, param)
+        check_refused(chat.parse, {"model": "m", **body}, BadRequest, param)
+
+
 @pytest.mark.parametrize("parse", [chat.parse, completions.parse])
 def test_keys_of_responses_that_cost_nothing_are_taken_elsewhere(parse: Any) -> None:
     body: dict[str, Any] = {"model": "m"} | ({"messages": [USER]} if parse is chat.parse else {"prompt": "Hi"})
