@@ -159,7 +159,7 @@ async def test_allowed_hosts_origins_and_the_time_of_a_drain_change_at_once(
     turned_off = await node.reload(("requests_max = 8\n", "requests_max = 8\nkeepalive_s = 0\n"))
     assert turned_off.changed == (
         "node.front.drain_s is 30 now",
-        "gateway.allowed_hosts is nothing now",
+        "gateway.allowed_hosts is 127.0.0.1, ::1, localhost now",
         "gateway.allowed_origins is nothing now",
         "gateway.keepalive_s is 0 now",
     )
