@@ -245,13 +245,16 @@ class Gateway:
         """Return the bytes that a response may take if it is sent whole; raises `BadRequest` if it never fits."""
         needed = cost(request, gathered=record.memory is not None)
         if needed.gathered_bytes > (bytes_max := self.limits.answers_bytes_max):
-            param, what = request.params.get("tokens_max", "max_tokens"), "in one piece"
+            param = request.params.get("tokens_max", "max_tokens")
+            what = f"an answer of {needed.tokens} tokens in one piece"
             instead = "ask for less, or stream it"
             if request.echo:  # it takes the memory in a stream, too
-                param, what, instead = "echo", "with its prompts", "ask for less, or send fewer prompts at a time"
+                scores = f" and {request.logprobs} log probabilities a token" if request.logprobs else ""
+                param, what = "echo", f"an answer that echoes its prompts{scores}"
+                instead = f"ask for {'fewer logprobs' if scores else 'less'}, or send fewer prompts at a time"
             raise BadRequest(
-                f"an answer of {needed.tokens} tokens {what} may take {needed.gathered_bytes} bytes of memory,"
-                f" and there are {bytes_max} (answers_bytes_max): {instead}",
+                f"{what} may take {needed.gathered_bytes} bytes of memory, and there are {bytes_max}"
+                f" (answers_bytes_max): {instead}",
                 param=param,
             )
         return needed.gathered_bytes

@@ -161,7 +161,8 @@ class LaneAnswers:
             bytes_max = f"{self.gateway.limits.history_bytes_max} bytes (history_bytes_max)"
             why = (
                 f"Previous response with id '{continued}' not found: a connection keeps the latest of each lane,"
-                f" at most {bytes_max} with their images; send the whole conversation."
+                f" at most {bytes_max} with their images, and forgets one that a failed request of its lane continued;"
+                " send the whole conversation."
             )
             raise PreviousResponseNotFound(why, param="previous_response_id")
         return running.previous

@@ -58,6 +58,9 @@ async def test_prompts_that_never_fit_are_refused_before_an_engine_is_asked(
         fits = await client.ask(text("n=1 " + "x" * 100, **SCORED, stream=stream))
         refused = await client.ask(text(["n=1 " + "x" * 100] * 5, **SCORED, stream=stream))
         assert (fits.status, refused.status, refused.error["param"]) == (200, 400, "echo")
-        assert "send fewer prompts" in refused.error["message"]
+        assert refused.error["message"].startswith(
+            "an answer that echoes its prompts and 2 log probabilities a token may"
+        )
+        assert refused.error["message"].endswith("ask for fewer logprobs, or send fewer prompts at a time")
         assert len(rig.worker.asked) == 1
         assert rig.gateway.memory.answers.reserved_bytes == 0

@@ -209,7 +209,9 @@ async def test_a_response_continues_the_one_before(rather_slow: MockClock) -> No
         failed = await last_event(client, create("n=5 fail=2", previous_response_id=second["id"]))
         assert (failed["type"], failed["response"]["error"]["cause"]) == ("response.failed", "engine_lost")
         await client.say(create("again", previous_response_id=second["id"]))  # a failure evicts what it referred to
-        assert (await client.event())["error"]["code"] == "previous_response_not_found"
+        error = (await client.event())["error"]
+        assert error["code"] == "previous_response_not_found"
+        assert "and forgets one that a failed request of its lane continued; send the whole" in error["message"]
 
 
 async def test_an_error_in_the_middle_is_a_failed_response(rather_slow: MockClock) -> None:
