@@ -72,7 +72,8 @@ class ConversationTemplate:
             try:
                 learned.rendered(hello, DEFAULT_RENDERING)
             except Exception as error:
-                raise StartFailed(f"the model's chat template refuses this conversation: {error}") from error
+                why = f"the model's chat template renders no plain conversation ({error}); it may need tools"
+                raise StartFailed(why) from error
             raise StartFailed("this is no chat template: the text of a user's message is not in what it renders")
         return learned
 

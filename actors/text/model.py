@@ -16,7 +16,7 @@ from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
-from actors.text.template_files import BadTemplate, Json, own_template, template_of
+from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
 from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
@@ -117,7 +117,9 @@ def load(
     try:
         learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables, salt)
     except StartFailed as error:
-        raise BadTemplate(str(error), "folder" if template is None else "file") from error
+        names = ", ".join(map(repr, other_names(files, template, template_name)))
+        instead = f": name another one by `template_name` ({names})" if names else ""
+        raise BadTemplate(f"{error}{instead}", "folder" if template is None else "file") from error
 
     def tokens_of(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from protocol.errors import StartFailed
 
@@ -34,10 +34,7 @@ class BadTemplate(StartFailed):
 
 def own_template(files: Mapping[str, bytes], name: str | None) -> str:
     """Return the template in a model's folder, the one of this name if it has several; raises `BadTemplate`."""
-    found: list[tuple[str, str, str]] = []
-    for file in PROCESSOR_FILES if any(one in files for one in HAS_PROCESSOR) else TOKENIZER_FILES:
-        if file in files:
-            found += [(file, *each) for each in _templates(file, files[file])]
+    found = _own(files)
     if not found:
         raise BadTemplate("the model has no chat template: name one with the model's `template`", "folder")
     first_file = found[0][0]
@@ -47,10 +44,7 @@ def own_template(files: Mapping[str, bytes], name: str | None) -> str:
 
 def template_of(text: str, name: str | None) -> str:
     """Return the template in the text of an operator's file, which may be JSON that has it; raises `BadTemplate`."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
+    value = _parsed(text)
     if not isinstance(value, dict | list):
         if name not in (None, DEFAULT):
             raise BadTemplate(f"the file has one chat template, which has no name, so none is named {name!r}", "name")
@@ -59,6 +53,30 @@ def template_of(text: str, name: str | None) -> str:
     if not found:
         raise BadTemplate(f"the file is JSON without `{KEY}`, so it is no chat template", "file")
     return _named(found, name)
+
+
+def other_names(files: Mapping[str, bytes], text: str | None, name: str | None) -> list[str]:
+    """Return the names of the templates that could be chosen instead of this one; `text` is an operator's file."""
+    if text is None:
+        names = [each for _, each, _ in _own(files)]
+    else:
+        value = _parsed(text)
+        names = [each for each, _ in _listed(value.get(KEY) if isinstance(value, dict) else None)]
+    return [each for each in dict.fromkeys(names) if each != (name or DEFAULT)]
+
+
+def _own(files: Mapping[str, bytes]) -> list[tuple[str, str, str]]:
+    """Return the file, the name and the text of each template in a model's folder, as they count."""
+    order = PROCESSOR_FILES if any(one in files for one in HAS_PROCESSOR) else TOKENIZER_FILES
+    return [(file, *each) for file in order if file in files for each in _templates(file, files[file])]
+
+
+def _parsed(text: str) -> Json:
+    """Return a text of JSON as a value, None if it is none."""
+    try:
+        return cast("Json", json.loads(text))
+    except ValueError:
+        return None
 
 
 def _templates(file: str, data: bytes) -> Iterator[tuple[str, str]]:

@@ -197,7 +197,7 @@ async def test_a_template_can_refuse_but_do_nothing_else(
     template: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker()
-    with pytest.raises(StartFailed, match="chat template refuses"):
+    with pytest.raises(StartFailed, match="chat template renders no plain conversation"):
         load_with_fixed_clock(CONTENTS, template)  # not even a greeting gets through
     template = f"{{% if '=' in messages[0]['content'] %}}{template}{{% endif %}}{{{{ messages[0]['content'] }}}}"
     async with running(worker, load_with_fixed_clock(CONTENTS, template)) as address:

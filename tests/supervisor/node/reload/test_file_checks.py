@@ -297,11 +297,28 @@ def test_weights_are_looked_for_where_an_engine_of_this_host_reads_them(
 
 NAMED = '{"chat_template": [{"name": "rag", "template": "{{ messages[0].content }}"}]}'
 
+WITH_TOOLS = """{"chat_template": [
+    {"name": "default", "template": "{{ messages[0].content }}"}, {"name": "rag", "template": "{{ messages }}"},
+    {"name": "tool_use", "template": "{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0].content }}"}
+]}"""
+
 
 @pytest.mark.parametrize(
     ("content", "keys", "mistake"),
     [
-        ("{{ raise_exception('no user turn') }}", 'template = "FILE"', "template: .* this conversation: no user turn"),
+        (
+            "{{ raise_exception('no user turn') }}",
+            'template = "FILE"',
+            "template: .* plain conversation .no user turn.; it may",
+        ),
+        (
+            WITH_TOOLS,
+            'template = "FILE"\ntemplate_name = "tool_use"',
+            (
+                "template: .* renders no plain conversation .'NoneType' object is not iterable.; it may need tools:"
+                " name another one by `template_name` .'default', 'rag'."
+            ),
+        ),
         ("{% if %}", 'template = "FILE"', "template: the chat template cannot be read: "),
         ("Read me.", 'template = "FILE"', "template: .* this is no chat template: "),
         ("Read me.", 'template.file = "FILE"', r"template\.file: .* this is no chat template: "),
