@@ -76,6 +76,7 @@ class TemplateVariables:
     names: frozenset[str] = frozenset()  # that a request may set
     defaults: Variables = Factory(dict)  # the operator's values
     efforts: Mapping[str, Variables] = Factory(dict)  # the variables for each effort that the template can express
+    switches: frozenset[str] = frozenset()  # that take true or false alone
     reasoning_key: str | None = None  # the key of a message with its reasoning, if the template reads any
 
     @classmethod
@@ -91,14 +92,23 @@ class TemplateVariables:
         keys = keys_read(environment, source)
         key = next((key for key in REASONING_KEYS if key in keys), None)
         without = {name: value for name, value in defaults.items() if name not in _thinking_names()}
-        efforts = _efforts(named.names, lambda given: render({**without, **given}), thinks=thinks)
-        return evolve(named, efforts=efforts, reasoning_key=key)
+        trial = _Trial(lambda given: render({**without, **given}))
+        turning = [each for each in SWITCHES if each.name in named.names and trial.turns(each)]
+        # Templates take a text, even "false", as true, or ignore it.
+        switches = frozenset(each.name for each in turning if each.on is True and not trial.writes(each.name))
+        efforts = _efforts(named.names, trial, next(iter(turning), None), thinks=thinks)
+        return evolve(named, efforts=efforts, switches=switches, reasoning_key=key)
 
-    def unread(self) -> dict[str, str]:
-        """Return the operator's variables that the template does not read, each with a sentence about it."""
-        return {name: self._mistake(name) for name in self.defaults if name not in self.names}
+    def mistakes(self) -> dict[str, str]:
+        """Return the operator's variables that the template does not read or take, each with a sentence about it."""
+        found = {name: self._mistake(name, value) for name, value in self.defaults.items()}
+        return {name: sentence for name, sentence in found.items() if sentence is not None}
 
-    def _mistake(self, name: str) -> str:
+    def _mistake(self, name: str, value: object) -> str | None:
+        if name in self.names:
+            if name not in self.switches or isinstance(value, bool):
+                return None
+            return f"takes true or false alone, got {describe(value)}"
         if name in RESERVED:
             return "is set by the conversation, the model or this server alone"
         readable = f"it reads {', '.join(sorted(self.names))}" if self.names else "it reads none"
@@ -119,9 +129,9 @@ class TemplateVariables:
         return {**defaults, **given}
 
     def _mistakes(self, rendering: Rendering) -> Iterator[Mistake]:
-        for name in rendering.variables:
-            if name not in self.names:
-                yield Mistake(join(KWARGS, segment(name)), self._mistake(name))
+        for name, value in rendering.variables.items():
+            if (sentence := self._mistake(name, value)) is not None:
+                yield Mistake(join(KWARGS, segment(name)), sentence)
         if (effort := rendering.effort) is None:
             return
         if effort not in self.efforts:
@@ -177,6 +187,10 @@ class _Trial:
         off, on = self.prompt({switch.name: switch.off}), self.prompt({switch.name: switch.on})
         return off is not None and on is not None and off != on
 
+    def writes(self, name: str) -> bool:
+        """Return whether the template writes any value of a variable into the prompt as it is."""
+        return UNKNOWN_EFFORT in (self.prompt({name: UNKNOWN_EFFORT}) or "")
+
     def words(self, name: str, on: Variables) -> Mapping[str, str] | None:
         """Return the prompts for efforts with a meaning of their own, by the value of a variable.
 
@@ -189,10 +203,8 @@ class _Trial:
         return {word: prompt for word, prompt in prompts if prompt not in (None, unknown)}
 
 
-def _efforts(names: frozenset[str], render: RenderWith, *, thinks: bool) -> Mapping[str, Variables]:
+def _efforts(names: frozenset[str], trial: _Trial, switch: Switch | None, *, thinks: bool) -> Mapping[str, Variables]:
     """Return the variables for each effort that a template can express; an effort that asks for nothing has none."""
-    trial = _Trial(render)
-    switch = next((each for each in SWITCHES if each.name in names and trial.turns(each)), None)
     on: Variables = {} if switch is None else {switch.name: switch.on}
     off: Variables | None = None if switch is None else {switch.name: switch.off}
     graded = next((name for name in EFFORT_NAMES if name in names), None)

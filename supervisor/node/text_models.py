@@ -8,6 +8,7 @@ from attrs import evolve
 
 from actors.engines import model_files
 from actors.text.chat_template import compile_template
+from actors.text.conversations import ConversationTemplate
 from actors.text.model import TextModel, load
 from actors.text.template_files import READ, BadTemplate, own_template, template_of
 from actors.text.template_variables import TemplateVariables
@@ -63,14 +64,14 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}
         key = keys[error.at] if isinstance(error, BadTemplate) else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error
-    if unread := model.template.variables.unread():
-        first, *others = [Misconfigured(_variable(name, each), sentence) for each, sentence in unread.items()]
+    if mistakes := model.template.variables.mistakes():
+        first, *others = [Misconfigured(_variable(name, each), sentence) for each, sentence in mistakes.items()]
         raise Misconfigured(first.path, str(first), others)
     return model
 
 
-def unread_variables(cluster: Cluster, name: str) -> Iterator[Mistake]:
-    """Yield a mistake for each variable that an operator sets and the template of a model does not read.
+def variable_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
+    """Yield a mistake for each variable that an operator sets and the template of a model does not read or take.
 
     Raises `StartFailed`, `OSError` or `ValueError` if the template cannot be read.
     """
@@ -81,8 +82,12 @@ def unread_variables(cluster: Cluster, name: str) -> Iterator[Mistake]:
         source = own_template(files, chosen.name)
     else:
         source = template_of(reading.template(cluster.folder / chosen.file), chosen.name)
-    environment = compile_template(source, str).environment
-    for each, sentence in TemplateVariables.named(environment, source, chosen.variables).unread().items():
+    template = compile_template(source, str)
+    try:
+        variables = ConversationTemplate.learned(template, source, {}, chosen.variables).variables
+    except StartFailed:  # it may need a special token of its model
+        variables = TemplateVariables.named(template.environment, source, chosen.variables)
+    for each, sentence in variables.mistakes().items():
         yield Mistake(_variable(name, each), sentence)
 
 

@@ -79,7 +79,7 @@ def _variable_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     for name, model in cluster.model.items():
         if model.chat_template.variables:
             with suppress(StartFailed, OSError, ValueError, RuntimeError):  # other checks report such a template
-                yield from text_models.unread_variables(cluster, name)
+                yield from text_models.variable_mistakes(cluster, name)
 
 
 def _folder_mistakes(cluster: Cluster, nodes: Collection[str]) -> Iterator[Mistake]:

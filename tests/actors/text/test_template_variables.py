@@ -76,6 +76,18 @@ def test_a_variable_that_a_template_cannot_use_is_refused_by_its_name() -> None:
     assert raised.value.param == "messages[0]"
 
 
+@pytest.mark.parametrize("value", ["false", "off", 0, None, [False]])
+def test_a_switch_takes_true_or_false_alone(value: object) -> None:
+    for source, name in ((templates.ON_BY_DEFAULT, "enable_thinking"), (templates.OFF_BY_DEFAULT, "thinking")):
+        param, sentence = refused(source, **{name: value})
+        assert param == f"chat_template_kwargs.{name}"
+        assert re.fullmatch(rf"chat_template_kwargs\.{name}: takes true or false alone, got .*", sentence)
+        [(found, operators)] = template(source, **{name: value}).variables.mistakes().items()
+        assert (found, operators) == (name, sentence.removeprefix(f"chat_template_kwargs.{name}: "))
+    # In another template the same name may be that of anything.
+    assert prompt(templates.PLAIN + "{{ thinking }}", thinking="aloud").endswith("aloud")
+
+
 def test_names_that_a_template_does_not_read_are_refused_with_those_that_it_reads() -> None:
     param, sentence = refused(templates.OFF_BY_DEFAULT, enable_thinkng=False, note="y")
     assert param == "chat_template_kwargs.enable_thinkng"

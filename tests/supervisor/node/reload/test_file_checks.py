@@ -28,6 +28,7 @@ from supervisor.gateway.keys.key_sources import KeySources, key_file_lines
 from supervisor.gateway.keys.keys import Keys
 from supervisor.node.reload import file_checks
 from tests.rig import certificate
+from tests.rig.templates import ON_BY_DEFAULT
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
 
 SECRET = "alices-secret-of-32-characters-01"
@@ -349,6 +350,14 @@ def test_variables_that_the_template_does_not_read_are_mistakes_at_their_own_lin
     assert refused(file).splitlines()[1:] == [
         "  line 6: model.tiny.template.enable_thinking: the model's chat template reads no such variable; it reads none",
         "  line 7: model.tiny.template.tools: is set by the conversation, the model or this server alone",
+    ]
+
+
+def test_a_switch_of_a_wrong_type_is_a_mistake_at_its_line(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "FILE").write_text(ON_BY_DEFAULT)
+    section = '[model.tiny.template]\nfile = "FILE"\nenable_thinking = "false"\n\n'
+    assert refused(written(GOOD.replace("[engine", f"{section}[engine", 1))).splitlines()[1:] == [
+        '  line 7: model.tiny.template.enable_thinking: takes true or false alone, got "false"',
     ]
 
 
