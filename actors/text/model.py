@@ -24,6 +24,7 @@ from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.model_folder import FILES, Digest, digest
 
+TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 NEEDED = ("tokenizer.json", "config.json")
 
 
@@ -187,8 +188,13 @@ def _first_token(
         token: int | None = tokenizer.token_to_id(text)
         if token is not None:
             return token
-    own = config.get("bos_token_id")
-    return own if isinstance(own, int) else min(eos_ids, default=None)
+    # A configuration may name a token that its tokenizer has not; no engine would compute it.
+    own = [config.get("bos_token_id"), *sorted(eos_ids)]
+    return next((each for each in own if type(each) is int and _is_token(tokenizer, each)), None)
+
+
+def _is_token(tokenizer: Tokenizer, number: int) -> bool:
+    return 0 <= number < TOKEN_IDS and tokenizer.id_to_token(number) is not None
 
 
 def _defaults(generation: Mapping[str, Json]) -> Defaults:

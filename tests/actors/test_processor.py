@@ -250,6 +250,24 @@ def test_an_older_files_template_and_tokens_are_found() -> None:
     assert model.prompt(respond("x").turns) == "<|endoftext|>x"
 
 
+@pytest.mark.parametrize(
+    ("ids", "first"),
+    [
+        ({"bos_token_id": 5}, 5),
+        ({"bos_token_id": 512}, 2),
+        ({"bos_token_id": -1}, 2),
+        ({"bos_token_id": 2**40}, 2),
+        ({"bos_token_id": True}, 2),
+        ({"bos_token_id": 512, "eos_token_id": [600, 7]}, 7),
+        ({"bos_token_id": 512, "eos_token_id": 600}, None),
+    ],
+)
+def test_only_a_token_of_the_tokenizer_begins_a_text(ids: dict[str, Any], first: int | None) -> None:
+    config = json.loads(CONTENTS["config.json"]) | {"eos_token_id": 2} | ids
+    files = {"tokenizer.json": CONTENTS["tokenizer.json"], "chat_template.jinja": b"{{ messages[0]['content'] }}"}
+    assert load_with_fixed_clock(files | {"config.json": json.dumps(config).encode()}).first_token == first
+
+
 # Endings ---------------------------------------------------------------------------------------
 
 
