@@ -107,14 +107,16 @@ class _Keys:
 def _unquoted(table: Entries, keys: _Keys, *, is_section: bool) -> Iterator[tuple[str, ...]]:
     """Yield the rest of each name that continues below a table; `is_section`: the table is a section by itself.
 
-    What is below a section may be a misspelled table of it, so it must have a key that only sections need.
+    What is below a section may be a misspelled table of it, so it must have a key that only sections need. Elsewhere a
+    table with any value is one, although its keys may all be misspelled.
     """
     for key, inner in table.items():
         if not isinstance(inner, dict) or key in keys.all or get_close_matches(key, keys.all, n=1, cutoff=0.75):
             continue
         below = cast("Entries", inner)
         wanted = (keys.needed or keys.all) if is_section else keys.all
-        own = not wanted.isdisjoint(below) or not (is_section or below)
+        has_value = not below or any(not isinstance(value, dict) for value in below.values())
+        own = not wanted.isdisjoint(below) or (has_value and not is_section)
         if own:
             yield (key,)
         for rest in _unquoted(below, keys, is_section=own or is_section):

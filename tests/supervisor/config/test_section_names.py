@@ -31,6 +31,13 @@ def renamed(name: str, engine: str = "tiny-0") -> str:
     ("text", "expected"),
     [
         (renamed("Qwen3-1.7B"), [(2, needs_quotes("model", "Qwen3-1.7B"))]),
+        (
+            renamed("Qwen3-1.7B").replace("path =", "pth ="),
+            [
+                (2, needs_quotes("model", "Qwen3-1.7B")),
+                (3, 'model["Qwen3-1.7B"].pth: is not a key here; did you mean path?'),
+            ],
+        ),
         (renamed("Qwen2.5-0.5B-Instruct"), [(2, needs_quotes("model", "Qwen2.5-0.5B-Instruct"))]),
         (
             renamed("Qwen3-1.7B", "Qwen3-1.7B.0"),
