@@ -55,7 +55,7 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     if weights and not found:
         yield _no_weights(folder, weights)
     if index.is_file() and _indexed(index) is None:
-        yield f"{index.name} in {folder} is no index of weights: copy or download it again"
+        yield f"{index.name} in {folder} is no JSON that lists files of weights: copy or download it again"
     if missing := sorted(named - {path.name for path in loaded}):
         yield (
             f"{_listed(missing)} of the model's weights {'is' if len(missing) == 1 else 'are'} not in {folder}:"

@@ -89,7 +89,7 @@ def cut(size: int) -> Callable[[Path], object]:
         ),
         (
             lambda folder: (folder / f"{WHOLE}.index.json").write_text("{bad"),
-            "model.safetensors.index.json in {} is no index of weights: copy or download it again",
+            "model.safetensors.index.json in {} is no JSON that lists files of weights: copy or download it again",
         ),
         (
             lambda folder: (folder / "adapter_model.safetensors").write_text(POINTER),
