@@ -30,6 +30,8 @@ INDEX_BYTES_MAX = 256 * 1024 * 1024
 LENGTH_BYTES = 8  # of the length of a header, before the header itself
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 END_OF_TENSOR = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d+\s*,\s*(\d+)')
+ADAPTER = "adapter_model."
+OF_TRAINING = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")  # left out by SGLang
 SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})(\.\w+)")
 
 
@@ -41,7 +43,10 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     """
     if absent := [name for name in needed if not (folder / name).is_file()]:
         yield f"{folder} has no {' and no '.join(absent)}{_advice(folder, absent)}"
-    found = _matching(folder, weights)
+    matching = _matching(folder, weights)
+    found = [path for path in matching if not path.name.endswith(OF_TRAINING)]
+    if all(path.name.startswith(ADAPTER) for path in found):
+        found = []
     index = folder / INDEXES.get(found[0].suffix, "") if found else folder
     named = _named(index, found)
     loaded = [path for path in found if path.name in named and path.exists()]  # a link may lead nowhere
@@ -53,7 +58,7 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
             " place of the contents: run `git lfs pull` there"
         )
     if weights and not found:
-        yield _no_weights(folder, weights)
+        yield _no_weights(folder, weights, [path.name for path in matching])
     if index.is_file() and _indexed(index) is None:
         yield f"{index.name} in {folder} is no JSON that lists files of weights: copy or download it again"
     if missing := sorted(named - {path.name for path in loaded}):
@@ -110,7 +115,14 @@ def _is_pointer(path: Path) -> bool:
         return False
 
 
-def _no_weights(folder: Path, weights: Sequence[str]) -> str:
+def _no_weights(folder: Path, weights: Sequence[str], others: Sequence[str]) -> str:
+    """Return the sentence about a folder without weights; `others` are the files that only look like them."""
+    if others:
+        adapter = any(name.startswith(ADAPTER) for name in others)
+        advice = "merge the adapter into its model" if adapter else "copy or download the whole folder of the model"
+        kind = "an adapter's" if adapter else "of a training"
+        are = "is" if len(others) == 1 else "are"
+        return f"{folder} has no weights of a model: {_listed(others)} {are} {kind}; {advice}"
     if ggufs := sorted(path.name for path in folder.glob("*.gguf")):
         return (
             f"{folder} has the weights only as GGUF ({_listed(ggufs)}), which no engine here loads:"

@@ -81,6 +81,20 @@ def cut(size: int) -> Callable[[Path], object]:
             ),
         ),
         (
+            lambda folder: shard(folder, "training_args.bin", "optimizer.bin"),
+            (
+                "{} has no weights of a model: optimizer.bin and training_args.bin are of a training; copy or download the"
+                " whole folder of the model"
+            ),
+        ),
+        (
+            lambda folder: shard(folder, "adapter_model.safetensors"),
+            (
+                "{} has no weights of a model: adapter_model.safetensors is an adapter's; merge the adapter into its"
+                " model"
+            ),
+        ),
+        (
             index,
             (
                 f"{SHARDS[1]} and {SHARDS[2]} of the model's weights are not in {{}}: the copy or download of the folder is"
