@@ -71,7 +71,6 @@ class AskingHalf:
     _unavailable: str | None = field(default=None, init=False)  # the reason to refuse requests now
     _answers: dict[int, LinkAnswer] = field(factory=dict, init=False)
     _rules: dict[int, ReplyRules] = field(factory=dict, init=False)
-    _left: set[int] = field(factory=set, init=False)  # cancelled streams that have not ended yet
     _permits: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     _woken: int = field(default=0, init=False)  # woken waiters whose tasks have not run yet
     _carried: dict[int, CarriedRequest] = field(factory=dict, init=False)
@@ -136,7 +135,8 @@ class AskingHalf:
             carried.leave(AskerLeft("the asker left"))
             stream = carried.stream
         if stream is not None and self.peer.asked.state(stream) == "open":
-            self._left.add(stream)
+            if (rules := self._rules.get(stream)) is not None:  # else the link has just ended
+                rules.left = True
             self.writer.send(Cancel(stream, "the asker left"))
 
     @property
@@ -257,7 +257,7 @@ class AskingHalf:
         """End an answer with its result."""
         rules = self._rules[end.stream]
         # The tensors of a cancelled request's result were dropped on arrival, so the result cannot be read.
-        if end.stream in self._left and rules.result in codec.WITH_TENSORS:
+        if rules.left and rules.result in codec.WITH_TENSORS:
             self._close(end.stream).end(None)
             return
         attached = rules.attached or codec.NOTHING
@@ -272,7 +272,7 @@ class AskingHalf:
 
     def on_fail(self, fail: Fail) -> None:
         """End an answer with an error."""
-        asker_left = fail.stream in self._left
+        asker_left = self._rules[fail.stream].left
         self._close(fail.stream).fail(request_error(fail, asker_left=asker_left))
 
     def on_gathered(self, step: Step) -> None:
@@ -306,7 +306,6 @@ class AskingHalf:
 
     def _close(self, stream: int) -> LinkAnswer:
         rules, answer = self._rules.pop(stream), self._answers.pop(stream)
-        self._left.discard(stream)
         self._carried.pop(self._numbers.pop(stream, 0), None)
         self.wake()
         if rules.shared:  # releases the answerer's shared memory

@@ -57,6 +57,7 @@ class ReplyRules:
     tokens_max: int = COUNT_MAX  # the limit of the answer
     free_left: int = FREE_REPLIES_MAX  # replies without units that may still come
     begun: bool = False  # `first` has come, or there is none
+    left: bool = False  # the asker has left: a reply with an attachment is dropped on its way, `first` as well
     item: MediaItem | None = None  # the item to encode
     attached: memoryview | None = None  # the attachment of the next result
     shared: bool = False  # tensors came in shared memory of the other end
@@ -71,7 +72,7 @@ class ReplyRules:
             raise PeerViolation(f"a {type(reply).__name__} after the tensors of a result")
         if not isinstance(reply, self.replies) or units != codec.units_of(reply):
             raise PeerViolation(f"a {type(reply).__name__} for {units} units answers what was asked")
-        if self.first is not None and self.begun is isinstance(reply, self.first):
+        if self.first is not None and self.begun is isinstance(reply, self.first) and not self.left:
             raise PeerViolation(f"a {type(reply).__name__} {'again' if self.begun else 'before an answer has begun'}")
         self.begun = True
         if isinstance(reply, Tokens) and not self._is_possible(reply):
@@ -113,7 +114,7 @@ class ReplyRules:
             raise PeerViolation(f"a {type(result).__name__} ends an answer that ends in a {self.result.__name__}")
         if isinstance(result, Encoded) and (self.item is None or _identity(result.item) != _identity(self.item)):
             raise PeerViolation("another item was encoded than the one that was asked for")
-        if not self.begun:
+        if not (self.begun or self.left):
             raise PeerViolation(f"a {type(result).__name__} ends an answer that has not begun")
         if isinstance(result, Finished):
             self._check_end(result)
@@ -124,8 +125,9 @@ class ReplyRules:
         """Raise `PeerViolation` if tokens without log probabilities may not answer the request on `stream` now."""
         if not self.takes_tokens:
             raise PeerViolation(f"tokens on stream {stream}, where a {self.result.__name__} was asked for")
-        if not self.begun or self.likeliest_max is not None:
-            why = "before its answer has begun" if not self.begun else "without their log probabilities"
+        begun = self.begun or self.left
+        if not begun or self.likeliest_max is not None:
+            why = "without their log probabilities" if begun else "before its answer has begun"
             raise PeerViolation(f"tokens on stream {stream} {why}")
 
     def _check_end(self, finished: Finished) -> None:

@@ -46,6 +46,33 @@ async def test_they_come_before_the_tokens_though_they_take_many_round_trips(aut
         assert ends.asker.peer.statistics() == ends.server.peer.statistics() == PeerStatistics()
 
 
+@pytest.mark.parametrize("prompt", [4, 2 * WINDOW_BYTES // 8 // 21])
+@pytest.mark.parametrize("ends_at_once", [False, True])
+async def test_the_link_lives_on_if_they_are_dropped_for_an_asker_that_has_left(
+    prompt: int, ends_at_once: bool, autojump_clock: MockClock
+) -> None:
+    wanted, begun = scored(prompt=prompt, likeliest=20), trio.Event()
+
+    async def service(call: AnyCall, replies: AnyAnswer) -> None:
+        await trio.lowlevel.checkpoint()
+        begun.set()
+        replies.put(Started(scores=scores_of(wanted)), 0)
+        replies.put(Tokens((7,), (Logprob(-0.5),)), 1)
+        if not ends_at_once:
+            await trio.sleep(10)
+        replies.end(Finished(FinishReason.LENGTH, Usage(prompt, 1)))
+
+    async with linked(service, request=Generate) as ends:
+        async with ends.asker.ask(wanted, 3):
+            await begun.wait()
+        await trio.sleep(20)
+        ends.check_at_rest()
+        async with ends.asker.ask(wanted, 3) as answer:
+            assert await anext(aiter(answer)) == Started(scores=scores_of(wanted))
+        await trio.sleep(20)
+        ends.check_at_rest()
+
+
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
