@@ -181,7 +181,7 @@ import tempfile
 from array import array
 from pathlib import Path
 from actors.engines.sglang.host import outputs, server
-from actors.engines.sglang.host.outputs import Finish, Likeliest, StepOutput, StepReceiver, StepSender, step_output
+from actors.engines.sglang.host.outputs import Finish, Likeliest, Scored, StepOutput, StepReceiver, StepSender, step_output
 from protocol.link import codec
 from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Begun, Ended, Fail, Hello, Open, Step
@@ -192,17 +192,22 @@ LENGTH, STOP = {"type": "length", "length": 2}, {"type": "stop", "matched": 7}
 GONE = {"type": "abort", "message": "full", "status_code": 503}
 
 def batch(ids, tokens, reasons, **logprobs):
-    none = dict.fromkeys(["output_token_logprobs_val", "output_top_logprobs_idx", "output_top_logprobs_val"])
+    none = dict.fromkeys(f"{part}_{name}" for part in ("input", "output")
+                         for name in ("token_logprobs_val", "top_logprobs_idx", "top_logprobs_val"))
     return SimpleNamespace(
         rids=ids, output_ids=[array("q", each) for each in tokens], finished_reasons=reasons,
         prompt_tokens=[10 + place for place in range(len(ids))], cached_tokens=[8] * len(ids), **(none | logprobs))
 
 def sends_what_the_host_reads():
     assert step_output(batch(["a", "b", "c"], [[1], [], [2, 3]], [None, STOP, None])) == StepOutput(
-        ["a", "b", "c"], [1, 0, 2], [1, 2, 3], [8, 8, 8], {1: Finish(STOP, 11)}, {})
+        ["a", "b", "c"], [1, 0, 2], [1, 2, 3], [8, 8, 8], {1: Finish(STOP, 11)}, {}, {})
     found = step_output(batch(["a", "b"], [[1], [2]], [None, None], output_token_logprobs_val=[[], [-0.5]],
                               output_top_logprobs_idx=[[], [[2, 4]]], output_top_logprobs_val=[[], [[-0.5, -1.0]]]))
     assert found.logprobs == {1: Likeliest([-0.5], [[2, 4]], [[-0.5, -1.0]])}
+    found = step_output(batch(["a", "b", "c"], [[1], [2], [3]], [None] * 3, input_token_logprobs_val=[[], [None, -0.5, -2], [None]],
+                              input_top_logprobs_idx=[[], [None, [2], [4]], None], input_top_logprobs_val=[[], [None, [-0.25], [-1]], None]))
+    packed = Scored(1, array("f", [-0.5, -2]).tobytes(), array("i", [2, 4]).tobytes(), array("f", [-0.25, -1]).tobytes())
+    assert found.scored == {1: packed, 2: Scored(0, b"", b"", b"")}, found.scored
     StepSender(SimpleNamespace(socket=None)).push_generation(None, {})  # not the first rank
 
 async def until(holds):
