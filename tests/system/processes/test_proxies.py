@@ -27,6 +27,7 @@ from bench.rig.node import ROOT, Node, free_port, node, wait_until
 pytestmark = [pytest.mark.realtime, pytest.mark.nightly]
 
 NAME = "llm.example.org"
+SEED = 1  # of an answer in which each token is a text of its own, and so an event
 # A token each 0.1 s; the model `slow` takes 0.5 s for each token of the prompt, and an answer of `stalls` fails by a gap.
 ENGINE = """\
 kind = "simulated"
@@ -173,6 +174,7 @@ def asking(
 ) -> Iterator[HTTPConnection]:
     """Send a request for a completion, and yield its connection."""
     fields = {"model": model, "prompt": prompt, "max_tokens": tokens, "stream": stream, "ignore_eos": True}
+    fields["seed"] = SEED
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request(
         "POST", "/v1/completions", json.dumps(fields), {"host": NAME, "content-type": "application/json"}
