@@ -215,7 +215,7 @@ class Mesh:
     async def _listen(self, nursery: trio.Nursery, listen: Endpoint) -> None:
         """Accept connections; raises `StartFailed` if the port cannot be had."""
         try:
-            listeners = await trio.open_tcp_listeners(listen.port, host=listen.host)
+            listeners = await trio.open_tcp_listeners(listen.port, host=listen.host or None)
         except OSError as error:
             raise StartFailed(f"node {self.name} cannot listen on {listen}: {error.strerror or error}") from error
         self.port = int(listeners[0].socket.getsockname()[1])

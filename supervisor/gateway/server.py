@@ -24,7 +24,7 @@ from supervisor.gateway.http.routes.route import RouteTable
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.refusals import Refusals
 from supervisor.gateway.websocket import session
-from supervisor.sockets import shared_port
+from supervisor.sockets.bound_sockets import bound_sockets
 from supervisor.sockets.descriptor_reserve import GuardedListener
 from supervisor.sockets.shared_port import EmptiedListener
 from supervisor.sockets.unauthenticated import address_of
@@ -76,10 +76,8 @@ async def serve(
 async def _open_sockets(gateway: Gateway, host: str, port: int) -> list[trio.socket.SocketType]:
     """Return sockets at all addresses of a host; at a shared port they do not listen yet."""
     try:
-        if gateway.port.shared:
-            sockets = await shared_port.bound_sockets(port, host)
-        else:
-            sockets = [each.socket for each in await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)]
+        shared = gateway.port.shared
+        sockets = await bound_sockets(port, host, shared=shared, backlog=None if shared else BACKLOG)
     except OSError as error:
         raise StartFailed(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     for each in sockets:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from protocol.errors import StartFailed
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
 from supervisor.node import descriptor_needs
+from supervisor.sockets.bound_sockets import bind_all, resolve
 
 ENGINE_BYTES = 700 * 1024 * 1024  # an engine's processes without weights; memory shared by a zygote counts once
 
@@ -37,16 +37,12 @@ def check_can_start(cluster: Cluster, *names: str) -> None:
 
 def check_port(host: str, port: int, key: str, *, shared: bool = False) -> None:
     """Raise `StartFailed`, with the key of the port, if it cannot be bound; `shared`: beside other gateways."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            why = error.strerror or error
-            raise StartFailed(f"port {port} of {host} cannot be had: {why}; name another as {key}") from error
+    try:
+        for bound in bind_all(resolve(host), port, shared=shared):
+            bound.close()
+    except OSError as error:
+        why = error.strerror or error
+        raise StartFailed(f"port {port} of {host} cannot be had: {why}; name another as {key}") from error
 
 
 def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:

@@ -26,28 +26,6 @@ _Raw: TypeAlias = socket.socket  # a socket with methods that need no checkpoint
 QUEUED_MAX = 4096  # connections taken at the end: clients that connect incessantly must not prevent it
 
 
-async def bound_sockets(port: int, host: str) -> list[trio.socket.SocketType]:
-    """Return sockets at all addresses of a host, shared with other processes; raises `OSError`.
-
-    They get no connection before they listen.
-    """
-    infos = await trio.socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets = list[trio.socket.SocketType]()
-    try:
-        for family, kind, protocol, _, address in infos:
-            sockets.append(bound := trio.socket.socket(family, kind, protocol))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            await bound.bind(address)
-    except BaseException:
-        for bound in sockets:
-            bound.close()
-        raise
-    return sockets
-
-
 @define(eq=False)
 class EmptiedListener(trio.abc.Listener[trio.SocketStream]):
     """A listener whose queue is emptied when it is closed; `take` gets the queued connections.

@@ -216,6 +216,13 @@ class _Handler(logging.Handler):
         """Use no lock: logging must not wait for another thread, and the queue has a lock of its own."""
         self.lock = None
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Emit a record that passes the filters; since Python 3.13 the method of the base class demands a lock."""
+        if not self.filter(record):
+            return False
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)

@@ -7,7 +7,6 @@ new ones. So a prefill has a range of ports, and no life may take the port of th
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeAlias
@@ -18,6 +17,7 @@ from attrs import define
 from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
+from supervisor.sockets.bound_sockets import SocketAddress, bind_all, resolved
 
 NextPort: TypeAlias = Callable[[], Awaitable[int | None]]
 
@@ -45,23 +45,23 @@ class BootstrapPorts:
         first = self.spec.bootstrap_port
         if first is None:
             return None
-        family = socket.AF_INET6 if ":" in self.spec.host else socket.AF_INET
-        address = await self._address(family)
+        addresses = await self._addresses()
         # The first one depends on the time, as the life before it may have been of an earlier node process.
         begin = int(self.now()) if self._index is None else self._index + 1
         for index in range(begin, begin + BOOTSTRAP_PORTS):
             port = first + index % BOOTSTRAP_PORTS
-            with suppress(OSError), socket.create_server((address, port), family=family):
+            with suppress(OSError):
+                for bound in bind_all(addresses, port):
+                    bound.close()
                 self._index = index
                 return port
         last = first + BOOTSTRAP_PORTS - 1
         raise StartFailed(f"engine {self.spec.name}: none of the ports {first} to {last} of {self.spec.host} is free")
 
-    async def _address(self, family: socket.AddressFamily) -> str:
-        """Return the address of the host, whose name may take seconds to resolve."""
+    async def _addresses(self) -> Sequence[SocketAddress]:
+        """Return the addresses of the host, whose name may take seconds to resolve."""
         try:
-            infos = await trio.socket.getaddrinfo(self.spec.host, None, family=family, type=socket.SOCK_STREAM)
+            return await resolved(self.spec.host)
         except OSError as error:
             why = error.strerror or error
             raise StartFailed(f"engine {self.spec.name}: its host {self.spec.host} cannot be found: {why}") from error
-        return str(infos[0][4][0])

@@ -51,6 +51,32 @@ def test_a_link_port_in_use_is_refused_in_one_sentence(written: Written) -> None
         preflight.check_can_start(cluster, "a")
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_name_of_an_address_of_either_family_is_a_place_to_listen(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    infos = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: infos)
+    preflight.check_port("front-0.nodes", 0, "node.front.listen")
+    with socket.socket(infos[0][0]) as taken:
+        taken.bind((address, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            StartFailed, match=rf"port {port} of front-0\.nodes cannot be had: .* as node\.front\.listen"
+        ):
+            preflight.check_port("front-0.nodes", port, "node.front.listen")
+
+
+def test_a_name_without_an_address_is_refused_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(*_: object, **__: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(StartFailed, match=r"front-0\.nodes cannot be had: Name or service not known"):
+        preflight.check_port("front-0.nodes", 7400, "node.front.listen")
+
+
 @pytest.mark.parametrize("key", ["listen", "replay"])
 def test_a_port_for_events_in_use_is_refused_in_one_sentence(written: Written, key: str) -> None:
     with socket.socket() as taken:

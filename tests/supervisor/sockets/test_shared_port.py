@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import trio
 
+from supervisor.sockets.bound_sockets import bound_sockets
 from supervisor.sockets.descriptor_reserve import DescriptorReserve
-from supervisor.sockets.shared_port import EmptiedListener, bound_sockets
+from supervisor.sockets.shared_port import EmptiedListener
 
 CONNECTIONS = 60
 
 
 async def opened(port: int) -> trio.SocketListener:
-    (bound,) = await bound_sockets(port, "127.0.0.1")
+    (bound,) = await bound_sockets(port, "127.0.0.1", shared=True)
     bound.listen(128)
     return trio.SocketListener(bound)
 
@@ -109,11 +110,3 @@ async def test_a_port_that_another_has_for_itself_is_refused_and_leaves_nothing_
         other.listen()
         with pytest.raises(OSError, match="in use"):
             await opened(other.getsockname()[1])
-
-
-@pytest.mark.parametrize("host", ["", "localhost"])
-async def test_a_host_with_several_addresses_has_a_listener_at_each(host: str) -> None:
-    sockets = await bound_sockets(0, host)
-    assert len(sockets) == len({bound.family for bound in sockets}) >= 1
-    for bound in sockets:
-        bound.close()

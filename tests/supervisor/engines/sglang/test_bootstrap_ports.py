@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from contextlib import nullcontext
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -16,6 +16,7 @@ from actors.engines.sglang.boot_message import build
 from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
+from supervisor.engines.sglang import bootstrap_ports
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, ports
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
 
@@ -27,12 +28,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The ports at which somebody listens; here nobody does in truth."""
     taken: set[int] = set()
 
-    def create_server(at: tuple[str, int], **_: object) -> nullcontext[None]:
-        if at[1] in taken:
+    def bind_all(addresses: Sequence[object], port: int) -> list[socket.socket]:
+        assert addresses
+        if port in taken:
             raise OSError("it is taken")
-        return nullcontext()
+        return []
 
-    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(bootstrap_ports, "bind_all", bind_all)
     return taken
 
 
@@ -69,17 +71,31 @@ def test_a_leg_listens_where_others_find_it_and_at_no_name(host: str, listens_at
     assert build(whole, "/tmp/x").environment["SGLANG_HOST_IP"] == "127.0.0.1"
 
 
-async def test_the_name_of_a_host_is_resolved_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[str, int]] = []
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+async def test_a_name_is_resolved_outside_of_the_event_loop_to_addresses_of_either_family(
+    monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily
+) -> None:
+    address = ("10.0.0.5", 0) if family == socket.AF_INET else ("fd00::5", 0, 0, 0)
+    tried: list[tuple[Sequence[object], int]] = []
 
-    def create_server(at: tuple[str, int], **_: object) -> nullcontext[None]:
-        tried.append(at)
-        return nullcontext()
+    class OneAddress(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, host: object, port: object, asked: int = 0, *_: object) -> Any:
+            await trio.lowlevel.checkpoint()
+            assert (host, asked) == (b"prefill-0.nodes", 0)
+            return [(family, socket.SOCK_STREAM, 6, "", address)]
 
-    monkeypatch.setattr(socket, "create_server", create_server)
-    lives = BootstrapPorts(evolve(PREFILL, host="localhost"), lambda: 0.0)
-    assert await lives.next_port() == tried[0][1]
-    assert [at[0] for at in tried] == ["127.0.0.1"]
+        async def getnameinfo(self, *_: object) -> NoReturn:
+            raise NotImplementedError
+
+    def bind_all(addresses: Sequence[object], port: int) -> list[socket.socket]:
+        tried.append((addresses, port))
+        return []
+
+    monkeypatch.setattr(bootstrap_ports, "bind_all", bind_all)
+    trio.socket.set_custom_hostname_resolver(OneAddress())
+    lives = BootstrapPorts(evolve(PREFILL, host="prefill-0.nodes"), lambda: 0.0)
+    port = await lives.next_port()
+    assert tried == [([(family, address)], port)]
 
 
 async def test_a_host_that_cannot_be_found_fails_the_start_with_a_sentence_about_it() -> None:

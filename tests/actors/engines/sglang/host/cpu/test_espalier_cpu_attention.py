@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
 
 ATTENTION = import_module("actors.engines.sglang.host.cpu.espalier_cpu_attention")
 PLACES, HEADS, SIZE = 4096, 4, 16

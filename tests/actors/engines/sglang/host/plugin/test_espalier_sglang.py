@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 from weakref import WeakSet
 
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")
 
 PATCHES = import_module("actors.engines.sglang.host.plugin.espalier_sglang")
 SECRET = "the client's own grammar"
