@@ -62,12 +62,14 @@ class MediaStage:
     _pixels: AsyncExitStack = field(factory=AsyncExitStack)
 
     async def prepare(self) -> tuple[MediaItem, ...]:
-        """Return the items of the request, in the order of its turns.
+        """Return the items of the request, in the order of its turns, under digests that only its `cache_salt` gives.
 
-        Raises `BadRequest` for a client's embeddings in another form than the engines'.
+        So encoders and engines share their results with requests of the same salt alone. Raises `BadRequest` for a
+        client's embeddings in another form than the engines'.
         """
         await self.held.enter_async_context(self._pixels)
-        return await self._pixels.enter_async_context(_prepared(self.request, self.vision, self.info))
+        items = await self._pixels.enter_async_context(_prepared(self.request, self.vision, self.info))
+        return tuple(item.salted(self.request.cache_salt) for item in items)
 
     async def encode(self, generations: list[list[Generate]]) -> list[list[Generate]]:
         """Return the generations of the only prompt with embeddings in place of pixels, and release the pixels.

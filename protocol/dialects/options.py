@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.dialects.targets import TargetMs
@@ -87,7 +87,7 @@ class Options:
     structural_tag: JsonObjectOrText | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Within(at_least=-INT32_MAX - 1, at_most=INT32_MAX)] | None = None
-    cache_salt: Name | None = None
+    cache_salt: Name | None = field(default=None, repr=False)
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None
     prompt_cache_key: str | None = None  # names a session, whose requests go to one worker rather than to others

@@ -134,7 +134,7 @@ class Generate(Message):
     tokens: list[int]
     sampling: Sampling
     logprobs: int | None = None
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)  # with the tenant; it may be a secret of the client
     priority: int = 0
     hand_off: bytes = b""
     resumed_tokens: int = 0  # the number of last `tokens` that are a lost worker's part of the answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from hashlib import sha256
 
 from attrs import evolve, field, frozen
 
@@ -22,6 +23,7 @@ DIGEST_LENGTH = 64
 
 DIGEST_DIGITS = frozenset("0123456789abcdef")
 CHANNELS = 3  # red, green, blue
+_SALT_TAG = "espalier-media-salt-v1\0"
 GRID_MAX = 2**31  # patches in one direction, and tokens of an item
 
 URL_SHOWN_CHARACTERS_MAX = 40
@@ -83,6 +85,12 @@ class MediaItem:
     form: MediaForm
     data: Tensor = NO_TENSOR
     seconds_per_grid: float | None = None  # the time between two steps of a video's grid
+
+    def salted(self, cache_salt: str | None) -> MediaItem:
+        """Return the item under a digest that only requests with this salt share; without a salt, the item itself."""
+        if cache_salt is None:
+            return self
+        return evolve(self, digest=sha256(f"{_SALT_TAG}{self.digest}\0{cache_salt}".encode()).hexdigest())
 
     @property
     def place(self) -> MediaItem:

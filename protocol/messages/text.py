@@ -106,7 +106,7 @@ class Respond(Message):
     truncate: bool = False  # leave out the oldest turns of a conversation that is too long
     warm_up: bool = False  # compute the prompt, and end each choice before its first text
     priority: int | None = None  # highest first among waiting requests; None: the default of the client's key
-    cache_salt: str | None = None
+    cache_salt: str | None = field(default=None, repr=False)  # with the tenant; it may be a secret of the client
     ttft_target_ms: float | None = None  # time to first token; None: the default of the client's key, or of the model
     itl_target_ms: float | None = None  # time from one token to the next
     session: str = ""  # requests of one session share a beginning; empty: no session

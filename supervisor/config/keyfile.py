@@ -13,6 +13,7 @@ from protocol.dialects.targets import TargetMs, Targets
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, Mistakes, join, segment
 from protocol.strict.structure import structure
+from protocol.tenants import TENANT_PATTERN
 
 KEYS_MAX = 1024
 """A presented secret is compared with every key, in constant time, so the number of keys is bounded."""
@@ -21,6 +22,10 @@ PRIORITY_MAX = 1_000_000
 
 NAME = Matches(
     r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", "1 to 64 letters, digits, dashes, dots, @ and _, a letter or a digit first"
+)
+
+TENANT = Matches(
+    f"({TENANT_PATTERN})?", "empty, or 1 to 64 letters, digits, dashes, dots, @ and _, a letter or a digit first"
 )
 
 
@@ -37,6 +42,7 @@ class IsDigest:
 
 
 KeyName = Annotated[str, NAME]
+TenantName = Annotated[str, TENANT]
 Digest = Annotated[str, IsDigest()]
 Rate = Annotated[float, Within(at_least=1e-6, at_most=1_000_000)]  # below, a wait is too long for `Retry-After`
 KeyLimit = Annotated[int, Within(at_least=1, at_most=1_000_000)]
@@ -49,6 +55,7 @@ class KeySection:
     """`[key.NAME]`: one client key, as the SHA-256 of its secret, and its limits and permissions."""
 
     sha256: Digest  # SHA-256 of the secret in hexadecimal digits, as `hash-key` prints it
+    tenant: TenantName = ""  # keys of one tenant share caches of prompts and images; by default all keys are of one
     rate_per_s: Rate | None = None  # requests a second in the long run; beyond them `rate_limit_exceeded`
     burst: KeyLimit | None = None  # requests at once after an idle time; by default those of one second
     concurrency_max: KeyLimit | None = None  # generations that run or wait at a time; a request with `n = 4` has four

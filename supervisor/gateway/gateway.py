@@ -24,6 +24,7 @@ from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, Draining, StartFailed
 from protocol.messages.cluster import GateState
 from protocol.messages.text import Answered, Respond, Text
+from protocol.tenants import tenant_salt, tenant_session
 from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
@@ -229,6 +230,7 @@ class Gateway:
             # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
             total_max = served.total_max()
             request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)
+            request = _of_tenant(request, key.section.tenant)
             request = _with_targets(request, record.targets.or_else(key.section.targets))
             gathered_bytes = self._gathered_bytes(request, record)
             owner_max = self.concurrency_of(key)
@@ -266,6 +268,14 @@ class Gateway:
     def concurrency_of(self, key: ClientKey) -> float:
         """Return how many generations of one key may be admitted at once."""
         return inf if key is self.keys.anonymous else key.section.concurrency_max or self.limits.key_requests_max
+
+
+def _of_tenant(request: Respond, tenant: str) -> Respond:
+    """Return a request whose caches and session are those of a tenant."""
+    salt, session = tenant_salt(tenant, request.cache_salt), tenant_session(tenant, request.session)
+    if (salt, session) == (request.cache_salt, request.session):
+        return request
+    return evolve(request, cache_salt=salt, session=session)
 
 
 def _with_targets(request: Respond, defaults: Targets) -> Respond:

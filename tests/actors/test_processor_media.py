@@ -20,6 +20,7 @@ from actors.text.model import TextModel
 from protocol.errors import BadRequest, ContextTooLong, RequestError, TooLarge, Unsupported
 from protocol.messages.media import Media, MediaForm, MediaItem
 from protocol.messages.text import Accepted, Respond, Role, Turn
+from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, Dtype, Tensor
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import TINY, Worker
@@ -123,6 +124,18 @@ async def test_all_choices_of_a_request_share_what_was_encoded_once(autojump_clo
         await ask(address, respond(seeing(image("a")), n=3))
     assert len(encoded) == 1
     assert [request.media for request in worker.asked] == [(embedded(pixels_of(image("a"))),)] * 3
+
+
+async def test_images_are_shared_by_requests_of_one_salt_alone(autojump_clock: MockClock) -> None:
+    worker = Worker()
+    salts = (None, None, "a", "a", tenant_salt("red", None), tenant_salt("red", "a"), tenant_salt("blue", "a"))
+    async with running(worker, FakeMedia()) as address:
+        for salt in salts:
+            await ask(address, respond(seeing(image("a"), video("b")), cache_salt=salt))
+    digests = [tuple(item.digest for item in request.media) for request in worker.asked]
+    assert digests[0] == digests[1] == tuple(pixels_of(each).digest for each in (image("a"), video("b")))
+    assert digests[2] == digests[3]
+    assert len({digest for both in digests for digest in both}) == 2 * len(set(salts))
 
 
 async def test_turns_that_are_left_out_take_their_images_with_them(autojump_clock: MockClock) -> None:

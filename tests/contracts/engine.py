@@ -33,6 +33,7 @@ from protocol.messages.generation import (
 )
 from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
 from protocol.messages.operations import OPERATIONS, FlushCache
+from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 
 RELEASED_WITHIN_S = 30.0
@@ -504,13 +505,27 @@ async def a_bias_forces_and_forbids_a_token(engine: Engine) -> None:
     assert usual[0] not in (await complete(engine, Generate(new_id(), usual_request.tokens, sampling)))[0]
 
 
-async def a_salt_keeps_prompts_apart(engine: Engine) -> None:
-    usual_request = request(engine, 2, prompt=4 * engine.info.page_size)
-    cached = []
-    for salt in ("a", "a", "b"):
-        _, finished = await complete(engine, evolve(usual_request, id=new_id(), cache_salt=salt))
-        cached.append(finished.usage.cached_tokens)
-    assert cached[0] == cached[2] == 0
+async def a_tenant_finds_in_the_cache_what_it_would_find_alone(engine: Engine) -> None:
+    """Ask as two tenants and as the default one, each twice with its own salt and without one."""
+    text = 4 * engine.info.page_size
+    wanted = [request(engine, 2, prompt=text) for _ in range(2)]
+    if text <= engine.info.request_tokens_max // 4:
+        wanted += [about(engine, item(engine, modality), text=text, tokens_max=2) for modality in modalities(engine)]
+    for usual in wanted:
+        alone = await cached_tokens(engine, usual, tenant_salt("alone", None))
+        assert [*alone] == [0, max(alone)], "nothing is cached of a new prompt"
+        for tenant in ("red", "", "blue"):
+            # Without a salt, the default tenant has what other checks have left.
+            for salt in ("a", "tenant:red", *([None] if tenant else [])):
+                assert await cached_tokens(engine, usual, tenant_salt(tenant, salt)) == alone
+    await engine.operate(FlushCache())
+
+
+async def cached_tokens(engine: Engine, usual: Generate, salt: str | None) -> list[int]:
+    """Return how many tokens are found in the cache by two equal requests with a salt, one after the other."""
+    wanted = evolve(usual, cache_salt=salt, media=tuple(each.salted(salt) for each in usual.media))
+    answers = [await complete(engine, evolve(wanted, id=new_id())) for _ in range(2)]
+    return [finished.usage.cached_tokens for _, finished in answers]
 
 
 async def refuses_a_grammar_that_it_cannot_follow(engine: Engine) -> None:
@@ -710,7 +725,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     sends_log_probabilities_of_the_prompt_when_asked,
     leaves_while_log_probabilities_of_a_prompt_are_on_their_way,
     a_bias_forces_and_forbids_a_token,
-    a_salt_keeps_prompts_apart,
+    a_tenant_finds_in_the_cache_what_it_would_find_alone,
     refuses_a_grammar_that_it_cannot_follow,
     computes_with_images_and_videos,
     keeps_prompts_with_different_images_apart,
