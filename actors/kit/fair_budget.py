@@ -1,8 +1,9 @@
 """A budget of units that calls hold for a while, shared fairly between the owners of requests.
 
-A call that does not fit waits. The owner that holds least goes first, and one owner never holds more than its part,
-unless by a single call. A call that waits lets smaller ones pass, up to as many units as it wants itself; then all
-units that become free are kept for it. So neither many small calls nor one large call keep the others waiting for ever.
+A call that does not fit waits, within the limits of `shares.py`. The owner that holds least goes first. A call that
+waits for free units lets others pass, up to as many units as it wants itself; then all units that become free are kept
+for it, outside the room of small calls. So neither many small calls nor one large call keep the others waiting for
+ever.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
-from protocol.errors import Overloaded
+from actors.kit.shares import BudgetLimits, Obstacle
+from protocol.errors import Overloaded, TooLarge
 
 
 @define(eq=False)
@@ -44,23 +46,24 @@ class Share:
     budget: FairBudget
     owner: str
     units: int
+    large: bool
 
     def shrink(self, units: int) -> None:
         """Give back all but so many units; no effect if it holds no more."""
-        if units < self.units:
-            self.budget.give_back(self.owner, self.units - units)
+        if (less := self.units - units) > 0:
             self.units = units
+            self.budget.give_back(self.owner, less, large=self.large)
 
 
 @define(eq=False)
 class FairBudget:
-    """`total` units, of which one owner may have `owner_max`; `name` names the units in errors."""
+    """Units within their limits; `name` names them in errors."""
 
     name: str
-    total: int
-    owner_max: float = inf
+    limits: BudgetLimits
     waiting_max: float = inf
     taken: int = 0
+    large: int = 0  # of them by large calls
     _queue: FairQueue[_Waiter] = field(factory=FairQueue)  # an owner's account is what it has taken
 
     def statistics(self) -> BudgetStatistics:
@@ -69,12 +72,14 @@ class FairBudget:
 
     @asynccontextmanager
     async def taking(self, units: int, owner: str) -> AsyncIterator[Share]:
-        """Hold units while the body runs, at most `total`; waits until they are free.
+        """Hold units while the body runs; waits until they are free.
 
-        Raises `Overloaded` if too many calls wait and no other owner has more waiting calls than this one.
+        Raises `TooLarge` for more units than one owner may have, and `Overloaded` if too many calls wait and no other
+        owner has more waiting calls than this one.
         """
-        assert units <= self.total, "it could never fit"
-        waiter, share = _Waiter(units), Share(self, owner, units)
+        if self.limits.never_fits(units):
+            raise TooLarge(f"one request can have {self.limits.call_max:,} of {self.name}, and this one has {units:,}")
+        waiter, share = _Waiter(units), Share(self, owner, units, large=not self.limits.is_small(units))
         await trio.lowlevel.checkpoint()
         entry = self._queue.add(waiter, owner, 0)
         self._give()
@@ -92,9 +97,10 @@ class FairBudget:
                 self._queue.remove(entry)
                 self._give()  # units may have been kept for it
 
-    def give_back(self, owner: str, units: int) -> None:
+    def give_back(self, owner: str, units: int, *, large: bool) -> None:
         """Return units of an owner, which are given to the next calls in this very turn."""
         self.taken -= units
+        self.large -= units if large else 0
         self._queue.charge(owner, -units)
         self._give()
 
@@ -112,22 +118,22 @@ class FairBudget:
 
     def _give(self) -> None:
         """Give units to all calls that may have them now, in one pass along the queue."""
-        index = 0
+        index, limits = 0, self.limits
         overtaken: list[_Waiter] = []
         while (entry := self._queue.head(index)) is not None:
-            waiter, held = entry.item, self._queue.account(entry.owner)
-            if any(other.overtaken_by >= other.units for other in overtaken):
-                break  # everything that is free is kept for it
-            if held and held + waiter.units > self.owner_max:
-                index += 1  # it waits for units of its own owner
-            elif waiter.units <= self.total - self.taken:
+            waiter, units, owned = entry.item, entry.item.units, self._queue.account(entry.owner)
+            obstacle = limits.obstacle(units, taken=self.taken, owned=owned, large=self.large)
+            kept = any(other.overtaken_by >= other.units for other in overtaken)
+            if obstacle is None and not (kept and not limits.in_room_of_small(units, self.taken - self.large)):
                 self._queue.remove(entry)
-                self._queue.charge(entry.owner, waiter.units)
-                self.taken += waiter.units
+                self._queue.charge(entry.owner, units)
+                self.taken += units
+                self.large += 0 if limits.is_small(units) else units
                 waiter.has_units = True
                 waiter.woken.set()
                 for other in overtaken:
-                    other.overtaken_by += waiter.units
-            else:
+                    other.overtaken_by += units
+                continue
+            if obstacle is not Obstacle.OWNER:  # else it waits for units of its own owner
                 overtaken.append(waiter)
-                index += 1
+            index += 1

@@ -3,7 +3,8 @@
 A call is a lease: it is answered by one `MediaPrepared` and lasts until its asker leaves. Then its memory is free. The
 memory of a request is reserved before it is used: the bytes of its contents before they are fetched, and the bytes of
 its tensors once every header has been read. Both are budgets of all requests together, in which a request waits for
-free memory. It takes each of them once and whole: no two requests wait for each other's.
+free memory. It takes each of them once and whole: no two requests wait for each other's. What one owner may have bounds
+a single request, too: items of more contents than that are opened in turn (`content_memory.py`).
 
 The items of a request run in one nursery: the first that fails ends the others. This file neither opens a URL nor reads
 a byte of a content.
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from math import inf
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import trio
@@ -22,6 +22,8 @@ from attrs import define, evolve, field, frozen
 from actors.kit.calls import BugCounter, Call, Inbox
 from actors.kit.fair_budget import BudgetStatistics, FairBudget
 from actors.kit.groups import first_of
+from actors.kit.shares import BudgetLimits
+from actors.media.content_memory import ContentMemory, counted_bytes
 from actors.media.jobs import Facts
 from actors.media.layout import VisionLayout
 from actors.media.planning import Plan, plan
@@ -37,10 +39,8 @@ from protocol.errors import (
 from protocol.messages.media import Media, MediaItem, MediaPrepared, Modality, PrepareMedia
 from protocol.tensors import NO_TENSOR, Tensor
 
-OWNER_PART = 0.75  # one owner's largest part of memory and of fetches
 FETCHES_MAX = 16  # fetches at a time
 WAITING_MAX = 256  # requests that wait to begin
-CONTENT_BYTES_MIN = 1024 * 1024  # the least bytes that a content counts, for its descriptor
 
 
 class Content(Protocol):
@@ -59,7 +59,10 @@ C = TypeVar("C", bound=Content)
 
 @frozen
 class Source:
-    """A URL before it is opened: the most memory of its content, and whether its fetch waits for others."""
+    """A URL before it is opened: the most memory of its content, and whether its fetch waits for others.
+
+    The content of a remote one may be bounded further when it is opened.
+    """
 
     bytes_max: int
     is_remote: bool
@@ -76,10 +79,13 @@ class Inspected(Generic[C]):
 
 @frozen
 class MediaPorts(Generic[C]):
-    """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled."""
+    """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled.
+
+    `fetch` gets the most bytes that a remote content may have.
+    """
 
     source: Callable[[str], Source]
-    fetch: Callable[[str], Awaitable[C]]
+    fetch: Callable[[str, int], Awaitable[C]]
     inspect: Callable[[C, Modality], Awaitable[Inspected[C]]]
     decode: Callable[[C, Plan], Awaitable[Tensor]]
     release: Callable[[Tensor], None]  # frees an unused tensor
@@ -128,10 +134,11 @@ class Preparations(Generic[C]):
 
     def __attrs_post_init__(self) -> None:
         limits = self.limits
-        self._fetched = _budget("a place to fetch to", limits.fetched_bytes_max, limits.waiting_max)
-        self._prepared = _budget("memory", limits.prepared_bytes_max)
-        self._fetches = _budget("a fetch", limits.fetches_max)
-        self._decodes = FairBudget("a decoder", limits.decodes_max)
+        fetched, prepared = map(BudgetLimits.of_memory, (limits.fetched_bytes_max, limits.prepared_bytes_max))
+        self._fetched = FairBudget("a place to fetch to", fetched, limits.waiting_max)
+        self._prepared = FairBudget("memory", prepared)
+        self._fetches = FairBudget("a fetch", BudgetLimits.of_places(limits.fetches_max))
+        self._decodes = FairBudget("a decoder", BudgetLimits(limits.decodes_max, limits.decodes_max))
 
     def statistics(self) -> MediaStatistics:
         """Return the budgets' counts."""
@@ -162,13 +169,14 @@ class Preparations(Generic[C]):
 
     async def _prepare(self, request: PrepareMedia, lease: AsyncExitStack) -> tuple[MediaItem, ...]:
         layout, items = self._checked(request)
-        wanted = sum(max(item.source.bytes_max, CONTENT_BYTES_MIN) for item in items)
-        async with self._fetched.taking(min(wanted, self._fetched.total), request.owner) as fetched:
+        wanted = sum(counted_bytes(item.source.bytes_max) for item in items)
+        async with self._fetched.taking(min(wanted, self._fetched.limits.call_max), request.owner) as fetched:
+            memory = ContentMemory(fetched.units)
             try:
                 async with trio.open_nursery() as nursery:
                     for item in items:
-                        nursery.start_soon(self._open, item, items, layout, request.owner, fetched.units)
-                fetched.shrink(sum(map(_held_bytes, items)))
+                        nursery.start_soon(self._open, item, memory, layout, request.owner)
+                fetched.shrink(memory.held_bytes)
                 await lease.enter_async_context(self._prepared.taking(self._tensor_bytes(items), request.owner))
                 async with trio.open_nursery() as nursery:
                     for item in items:
@@ -194,27 +202,26 @@ class Preparations(Generic[C]):
                 items.append(_Item(one, self.ports.source(one.url)))
         return layout, items
 
-    async def _open(
-        self, item: _Item[C], items: list[_Item[C]], layout: VisionLayout, owner: str, bytes_max: int
-    ) -> None:
-        """Fetch an item and plan how it is decoded; `bytes_max` is for the contents of all items together."""
+    async def _open(self, item: _Item[C], memory: ContentMemory, layout: VisionLayout, owner: str) -> None:
+        """Fetch an item and plan how it is decoded."""
         with _blaming(item.media):
-            if item.source.is_remote:
-                async with self._fetches.taking(1, owner):
-                    item.content = await self.ports.fetch(item.media.url)
-            else:
-                item.content = await self.ports.fetch(item.media.url)
-            if sum(map(_held_bytes, items)) > bytes_max:
-                most = f"{bytes_max:,} bytes together, and each counts {CONTENT_BYTES_MIN:,} at least"
-                raise TooLarge(f"the images and videos of one request can have {most}")
-            async with self._decodes.taking(1, owner):
-                inspected = await self.ports.inspect(item.content, item.media.modality)
-            item.content = inspected.content
+            async with memory.opening(item.source.bytes_max) as bytes_max:
+                if item.source.is_remote:
+                    async with self._fetches.taking(1, owner):
+                        item.content = await self.ports.fetch(item.media.url, bytes_max)
+                elif item.source.bytes_max > bytes_max:
+                    raise memory.too_large()
+                else:
+                    item.content = await self.ports.fetch(item.media.url, bytes_max)
+                async with self._decodes.taking(1, owner):
+                    inspected = await self.ports.inspect(item.content, item.media.modality)
+                item.content = inspected.content
+                memory.add(item.content.size_bytes)
             item.plan = plan(item.media, layout, inspected.digest, inspected.facts)
 
     def _tensor_bytes(self, items: list[_Item[C]]) -> int:
         """Return the bytes of a request's tensors; raises `TooLarge` or `BadRequest` for more than there may be."""
-        size = tokens = 0
+        size, tokens, limits = 0, 0, self._prepared.limits
         for item in items:
             assert item.plan is not None
             size, tokens = size + item.plan.size_bytes, tokens + item.plan.item.tokens
@@ -222,10 +229,9 @@ class Preparations(Generic[C]):
                 if tokens > self.limits.tokens_max:
                     most = self.limits.tokens_max
                     raise BadRequest(f"the images and videos of one request can make {most:,} tokens: ask for less")
-                if size > self._prepared.total:
-                    raise TooLarge(
-                        f"decoded, the images and videos of one request can have {self._prepared.total:,} bytes"
-                    )
+                if limits.never_fits(size):
+                    most_bytes = f"{limits.call_max:,} of the {limits.total:,} bytes for all"
+                    raise TooLarge(f"decoded, the images and videos of one request can have {most_bytes}")
         return size
 
     async def _decode(self, item: _Item[C], owner: str, lease: AsyncExitStack) -> None:
@@ -253,14 +259,6 @@ class _Item(Generic[C]):
         if self.content is not None:
             self.content.close()
             self.content = None
-
-
-def _held_bytes(item: _Item[C]) -> int:
-    return 0 if item.content is None else max(item.content.size_bytes, CONTENT_BYTES_MIN)
-
-
-def _budget(name: str, total: int, waiting_max: float = inf) -> FairBudget:
-    return FairBudget(name, total, max(1, int(total * OWNER_PART)), waiting_max)
 
 
 @contextmanager

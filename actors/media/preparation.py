@@ -17,6 +17,7 @@ from attrs import define, evolve, field, frozen
 
 from actors.kit.calls import Answer, Askable
 from actors.kit.fair_budget import FairBudget
+from actors.kit.shares import BudgetLimits
 from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest, InternalError, TooLarge, Unsupported
 from protocol.messages.generation import Generate
@@ -28,14 +29,12 @@ MediaActor: TypeAlias = Askable[PrepareMedia, MediaPrepared, None]
 EncodeItems: TypeAlias = Callable[[Respond, tuple[MediaItem, ...]], Awaitable[tuple[MediaItem, ...]]]
 """Returns the items of a request with embeddings in place of pixels."""
 
-# The largest part of the memory for embeddings that one owner may have.
-OWNER_PART = 0.75
 EMBEDDED_BYTES_MAX = 1024 * 1024 * 1024
 
 
 def embeddings_budget(bytes_max: int = EMBEDDED_BYTES_MAX) -> FairBudget:
     """Return a budget of the bytes that embeddings may take while their answers are computed."""
-    return FairBudget("memory for embeddings", bytes_max, max(1, int(bytes_max * OWNER_PART)))
+    return FairBudget("memory for embeddings", BudgetLimits.of_memory(bytes_max))
 
 
 @frozen
@@ -83,8 +82,9 @@ class MediaStage:
         request, info, budget = self.request, self.info, self.vision.embeddings
         items = generations[0][0].media
         size = sum(item.tokens for item in items) * info.width * BYTES[info.dtype]
-        if size > budget.total:
-            sentence = f"the embeddings of one request can have {budget.total:,} bytes, and these have {size:,}"
+        if budget.limits.never_fits(size):
+            most = f"{budget.limits.call_max:,} of the {budget.limits.total:,} bytes for all"
+            sentence = f"the embeddings of one request can have {most}, and these have {size:,}"
             raise TooLarge(sentence, param=_param(request, request.media[0]))
         await self.held.enter_async_context(budget.taking(size, request.owner))
         encoded = await self.vision.encode(request, items)

@@ -10,7 +10,8 @@ from typing import Annotated, TypeAlias
 
 from attrs import frozen
 
-from actors.media.media import CONTENT_BYTES_MIN
+from actors.kit.shares import owner_part
+from actors.media.content_memory import CONTENT_BYTES_MIN
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, describe
 from supervisor.config.limits import WILDCARD, Bytes, Count, Seconds
@@ -105,11 +106,13 @@ def mistakes(section: MediaSection, folder: Path) -> Iterator[Mistake]:
         yield Mistake(f"{key}.file_root", f"there is no folder {folder / section.file_root}")
     if section.tls_authority is not None and not (folder / section.tls_authority).is_file():
         yield Mistake(f"{key}.tls_authority", f"there is no file {folder / section.tls_authority}")
-    if section.bytes_max > section.fetched_bytes_max:
-        yield Mistake(f"{key}.bytes_max", f"is more than fetched_bytes_max ({section.fetched_bytes_max})")
-    if section.items_max * CONTENT_BYTES_MIN > section.fetched_bytes_max:
+    fetched_max = owner_part(section.fetched_bytes_max)
+    part = f"one key's part of fetched_bytes_max ({section.fetched_bytes_max}) is {fetched_max}"
+    if section.bytes_max > fetched_max:
+        yield Mistake(f"{key}.bytes_max", f"is too much: {part}")
+    if section.items_max * CONTENT_BYTES_MIN > fetched_max:
         least = f"{section.items_max} contents count {section.items_max * CONTENT_BYTES_MIN} bytes at least"
-        yield Mistake(f"{key}.items_max", f"{least}, and fetched_bytes_max is {section.fetched_bytes_max}")
+        yield Mistake(f"{key}.items_max", f"{least}, and {part}")
     if section.prepare_s < section.fetch_s:
         yield Mistake(f"{key}.prepare_s", f"is less than fetch_s ({section.fetch_s:g})")
 

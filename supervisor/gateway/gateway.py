@@ -33,7 +33,7 @@ from supervisor.gateway.keys.grammar_kinds import KINDS, check_grammar
 from supervisor.gateway.keys.keys import ClientKey, Headers, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
-from supervisor.gateway.memory import GatewayMemory
+from supervisor.gateway.memory import ANSWER_BYTES_FREE, GatewayMemory
 from supervisor.gateway.open_streams import KEEPALIVE_S, OpenStreams
 from supervisor.gateway.origins import Origins
 from supervisor.gateway.outbox import Outbox
@@ -246,20 +246,26 @@ class Gateway:
     def _gathered_bytes(self, request: Respond, record: RequestRecord) -> int:
         """Return the bytes that a response may take if it is sent whole; raises `BadRequest` if it never fits."""
         needed = cost(request, gathered=record.memory is not None)
-        if needed.gathered_bytes > (bytes_max := self.limits.answers_bytes_max):
+        if needed.gathered_bytes > (bytes_max := self.answer_bytes_max(record.key)):
             param = request.params.get("tokens_max", "max_tokens")
-            what = f"an answer of {needed.tokens} tokens in one piece"
-            instead = "ask for less, or stream it"
+            many = f"{needed.generations} answers" if needed.generations > 1 else "an answer"
+            what = f"{many} of {needed.tokens} tokens in one piece"
+            fewer = f", or for fewer answers ({multiplying_field(request)})" if needed.generations > 1 else ""
+            instead = f"stream it, or ask for fewer tokens{fewer}"
             if request.echo:  # it takes the memory in a stream, too
                 scores = f" and {request.logprobs} log probabilities a token" if request.logprobs else ""
                 param, what = "echo", f"an answer that echoes its prompts{scores}"
                 instead = f"ask for {'fewer logprobs' if scores else 'less'}, or send fewer prompts at a time"
             raise BadRequest(
-                f"{what} may take {needed.gathered_bytes} bytes of memory, and there are {bytes_max}"
-                f" (answers_bytes_max): {instead}",
+                f"{what} may take {needed.gathered_bytes} bytes of memory, and one request can have {bytes_max} of the"
+                f" {self.limits.answers_bytes_max} for all (answers_bytes_max): {instead}",
                 param=param,
             )
         return needed.gathered_bytes
+
+    def answer_bytes_max(self, key: ClientKey | None) -> int:
+        """Return the most memory that one response in one piece to a key can have."""
+        return self.memory.answers.request_max(self.memory_owner(key)) + ANSWER_BYTES_FREE
 
     def memory_owner(self, key: ClientKey | None) -> str | None:
         """Return the name under which memory is reserved for a key; None for a caller without one."""

@@ -10,6 +10,9 @@ from supervisor.gateway.histories import ResponseHistories
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget
 
+ANSWER_BYTES_FREE = 64 * 1024
+"""Of each answer in one piece, so that short ones are sent when the budget is used up; some 8,000 tokens."""
+
 
 @frozen
 class GatewayMemory:

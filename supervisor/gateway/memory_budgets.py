@@ -2,18 +2,20 @@
 
 Limits of one connection bound nothing when there are a thousand of them. So all memory for clients is reserved in a
 shared budget. It is reserved as the bytes come, because a `content-length` is only a promise. A reservation never
-waits: two requests could each hold a part and wait for the rest for ever. One key can reserve at most a share of a
-budget; only its sole reservation may be larger, whether made at once or piece by piece.
+waits: two requests could each hold a part and wait for the rest for ever. One key can reserve at most its part of a
+budget (`actors/kit/shares.py`), and the first bytes of each reservation are free: this is the room of small requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 
 from attrs import define, field, frozen
 
-from protocol.errors import Overloaded
+from actors.kit.shares import BudgetLimits, Obstacle, owner_part
+from protocol.errors import Overloaded, TooLarge
 
 UNBOUNDED = 2**63  # for a client that shares with no other
 
@@ -30,7 +32,7 @@ class MemoryBudgetStatistics:
 class MemoryBudget:
     """Memory for one purpose: `bytes_max` in all, of which one owner may reserve the fraction `share_max`.
 
-    Both are functions: tests replace the limits of a running gateway.
+    Both are functions: tests replace the limits of a running gateway. An owner of None is bounded by the total alone.
     """
 
     name: str  # as an error names it
@@ -59,19 +61,30 @@ class MemoryBudget:
         finally:
             reservation.release()
 
-    def take(self, owner: str | None, size: int, own: int) -> None:
-        """Take `size` bytes for a reservation that has `own` already; raises `Overloaded`, and then none are taken."""
+    def limits(self, owner: str | None) -> BudgetLimits:
+        """Return the limits of the reservations of an owner."""
         bytes_max = self.bytes_max()
-        if self.reserved_bytes + size > bytes_max:
-            raise Overloaded(f"{self.reserved_bytes} of {bytes_max} bytes of {self.name} are in use")
+        return BudgetLimits(bytes_max, inf if owner is None else owner_part(bytes_max, self.share_max()))
+
+    def request_max(self, owner: str | None) -> int:
+        """Return the most bytes that one reservation may have, beside its free ones."""
+        return self.limits(owner).call_max
+
+    def take(self, owner: str | None, size: int, own: int) -> None:
+        """Take `size` bytes for a reservation that has `own` already.
+
+        Raises `Overloaded`, or `TooLarge` if the reservation could never fit; then no bytes are taken.
+        """
+        limits, owned = self.limits(owner), 0 if owner is None else self._by_owner.get(owner, 0)
+        if limits.never_fits(own + size):
+            raise TooLarge(f"one request can have {limits.call_max} of the {limits.total} bytes of {self.name}")
+        obstacle = limits.obstacle(size, taken=self.reserved_bytes, owned=owned)
+        if obstacle is Obstacle.OWNER:
+            raise Overloaded(f"the key {owner!r} has its share of the {limits.total} bytes of {self.name} in use")
+        if obstacle is not None:
+            raise Overloaded(f"{self.reserved_bytes} of {limits.total} bytes of {self.name} are in use")
         if owner is not None:
-            before = self._by_owner.get(owner, 0)
-            after = before + size
-            if before > own and after > self.share_max() * bytes_max:
-                raise Overloaded(
-                    f"the key {owner!r} has its share (key_share_max) of the {bytes_max} bytes of {self.name} in use"
-                )
-            self._by_owner[owner] = after
+            self._by_owner[owner] = owned + size
         self.reserved_bytes += size
 
     def give(self, owner: str | None, size: int) -> None:
@@ -93,7 +106,7 @@ class MemoryReservation:
     size_bytes: int = 0  # in all, the free bytes included
 
     def grow(self, size: int) -> None:
-        """Reserve `size` bytes more; raises `Overloaded`, and then nothing has changed."""
+        """Reserve `size` bytes more; raises `Overloaded` or `TooLarge`, and then nothing has changed."""
         own = self._counted(self.size_bytes)
         if (more := self._counted(self.size_bytes + size) - own) > 0:
             self.budget.take(self.owner, more, own)

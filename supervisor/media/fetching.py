@@ -73,10 +73,10 @@ class Fetcher:
             urls.check_allowed(parsed, self.rules.hosts)
         return Source(self.rules.bytes_max, is_remote=True)
 
-    async def fetch(self, url: str) -> StoredContent:
-        """Return the content of a URL; raises `RequestError`."""
+    async def fetch(self, url: str, bytes_max: int) -> StoredContent:
+        """Return the content of a URL, of a remote one at most `bytes_max` bytes; raises `RequestError`."""
         try:
-            content = await self._fetched(url)
+            content = await self._fetched(url, min(bytes_max, self.rules.bytes_max))
         except trio.TooSlowError as error:
             raise BadRequest(
                 f"the URL was not fetched within {self.rules.fetch_s:g} s, or its server paused"
@@ -92,29 +92,29 @@ class Fetcher:
             content.free = self.free
             return content
 
-    async def _fetched(self, url: str) -> StoredContent:
+    async def _fetched(self, url: str, bytes_max: int) -> StoredContent:
         if urls.is_data(url):
             return await _stored_text(url)
         parsed = urls.parse(url)
         if isinstance(parsed, FileUrl):
-            return await self.files.read(parsed)
+            return await self.files.read(parsed, bytes_max)
         with trio.fail_after(self.rules.fetch_s):
-            return await self._follow(url, parsed)
+            return await self._follow(url, parsed, bytes_max)
 
-    async def _follow(self, text: str, url: WebUrl) -> StoredContent:
+    async def _follow(self, text: str, url: WebUrl, bytes_max: int) -> StoredContent:
         """Fetch a URL, by way of redirects."""
         for _ in range(self.rules.redirects_max + 1):
             urls.check_allowed(url, self.rules.hosts)
-            answer = await self._get(url)
+            answer = await self._get(url, bytes_max)
             if not isinstance(answer, Redirect):
                 return answer
             text, url = _redirected(text, url, answer)
         raise BadRequest(f"the URL leads through more than {self.rules.redirects_max} redirects")
 
-    async def _get(self, url: WebUrl) -> StoredContent | Redirect:
+    async def _get(self, url: WebUrl, bytes_max: int) -> StoredContent | Redirect:
         stream = await self._connected(url)
         try:
-            return await http.get(stream, url, self.rules.agent, HttpLimits(self.rules.bytes_max, STALL_S))
+            return await http.get(stream, url, self.rules.agent, HttpLimits(bytes_max, STALL_S))
         finally:
             await trio.aclose_forcefully(stream)  # noqa: ASYNC102  # it does not wait
 

@@ -34,7 +34,6 @@ class MediaFiles:
     """Reads files below `root`, or none if it is None."""
 
     root: Path | None
-    bytes_max: int
     within_s: float
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
 
@@ -43,11 +42,11 @@ class MediaFiles:
         if self.root is None:
             raise BadRequest("this server reads no files: send the content as a data URL")
 
-    async def read(self, url: FileUrl) -> StoredContent:
+    async def read(self, url: FileUrl, bytes_max: int) -> StoredContent:
         """Return the content of a file; raises `RequestError`."""
         self.check()
         assert self.root is not None
-        function = partial(_read, self.root, url.path, self.bytes_max)
+        function = partial(_read, self.root, url.path, bytes_max)
         try:
             with trio.fail_after(self.within_s):
                 return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)

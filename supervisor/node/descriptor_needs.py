@@ -10,7 +10,8 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 
-from actors.media.media import CONTENT_BYTES_MIN, FETCHES_MAX
+from actors.media.content_memory import CONTENT_BYTES_MIN
+from actors.media.media import FETCHES_MAX
 from actors.media.model_files import IMAGE_PROCESSOR, PROCESSOR
 from protocol.errors import StartFailed
 from supervisor.cluster.link_settings import HANDSHAKES_MAX

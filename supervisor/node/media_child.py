@@ -124,7 +124,7 @@ def _fetcher(cluster: Cluster, memory: MediaMemory) -> Fetcher:
         fetch_s=section.fetch_s,
         agent=f"espalier/{version()}",
     )
-    files = MediaFiles(root, section.bytes_max, section.fetch_s)
+    files = MediaFiles(root, section.fetch_s)
     authority = None if section.tls_authority is None else cluster.folder / section.tls_authority
     return Fetcher(rules, SystemNetwork(), files, tls_context(authority), memory.close_later)
 

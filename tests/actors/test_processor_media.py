@@ -273,11 +273,11 @@ async def test_embeddings_are_counted_until_their_answer_is_whole(autojump_clock
 
 
 async def test_more_embeddings_than_may_ever_be_are_refused_with_both_numbers(autojump_clock: MockClock) -> None:
-    vision = budgeted(FakeMedia(), 10 * ROW_BYTES)
+    vision = budgeted(FakeMedia(), 14 * ROW_BYTES)
     async with running(Worker(), vision=vision) as address:
         error = await refusal(address, respond(seeing(image("a", 11))))
     assert isinstance(error, TooLarge)
-    assert error.detail == "the embeddings of one request can have 160 bytes, and these have 176"
+    assert error.detail == "the embeddings of one request can have 168 of the 224 bytes for all, and these have 176"
     assert (error.param, vision.embeddings.taken) == ("image a", 0)
 
 

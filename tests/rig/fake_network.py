@@ -100,7 +100,7 @@ class FetchRig:
     async def fetch(self, url: str) -> bytes:
         """Check and fetch as the media actor does, and return the bytes."""
         self.fetcher.source(url)
-        content = await self.fetcher.fetch(url)
+        content = await self.fetcher.fetch(url, self.fetcher.rules.bytes_max)
         try:
             return read(content)
         finally:
@@ -131,7 +131,7 @@ async def running(
             fetch_s=20.0,
             agent="espalier/test",
         )
-        files = MediaFiles(None, 10_000, 5.0)
+        files = MediaFiles(None, 5.0)
         yield FetchRig(network, Fetcher(rules, network, files, tls or ssl.create_default_context(), os.close))
         nursery.cancel_scope.cancel()
     assert open_descriptors() == before

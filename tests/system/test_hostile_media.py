@@ -173,7 +173,7 @@ async def running(tmp_path: Path) -> AsyncIterator[HostileRig]:
             agent="espalier/test",
         )
         tls = ssl.create_default_context(cafile=str(made))
-        fetcher = Fetcher(rules, network, MediaFiles(root, BYTES_MAX, FETCH_S), tls, found.memory.close_later)
+        fetcher = Fetcher(rules, network, MediaFiles(root, FETCH_S), tls, found.memory.close_later)
         ports = MediaPorts(fetcher.source, fetcher.fetch, found.inspect, found.decode, found.memory.release)
         preparations = Preparations({"seeing": LAYOUT}, ports, LIMITS, lambda *_: None)
         await own.start(media, inbox, preparations)

@@ -48,7 +48,7 @@ async def test_images_leave_nothing_behind(tmp_path: Path) -> None:
     urls = [samples.data_url(content) for content in contents]
     async with decoders(tmp_path) as found, trio.open_nursery() as actor:
         rules = FetchRules(hosts=(), networks=(), bytes_max=4 * MIB, redirects_max=0, fetch_s=5.0, agent="test")
-        files = MediaFiles(None, 4 * MIB, 5.0)
+        files = MediaFiles(None, 5.0)
         fetcher = Fetcher(rules, SystemNetwork(), files, tls_context(None), found.memory.close_later)
         ports = MediaPorts(fetcher.source, fetcher.fetch, found.inspect, found.decode, found.memory.release)
         preparations = Preparations({"seeing": LAYOUT}, ports, LIMITS, lambda *_: None)

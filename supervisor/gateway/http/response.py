@@ -22,6 +22,7 @@ from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.plain_head import Header
 from supervisor.gateway.http.request import ClientLeft, HttpRequest, Unreadable
 from supervisor.gateway.http.syntax import HttpSyntax
+from supervisor.gateway.memory import ANSWER_BYTES_FREE
 from supervisor.gateway.memory_budgets import MemoryReservation
 from supervisor.gateway.outbox import Outbox
 from supervisor.gateway.request_record import RequestRecord
@@ -55,7 +56,7 @@ class HttpResponse:
     _unfinished: bool = False  # a part of the body has not been written yet
 
     def __attrs_post_init__(self) -> None:
-        self.memory = self.gateway.memory.answers.reserve(None)
+        self.memory = self.gateway.memory.answers.reserve(None, ANSWER_BYTES_FREE)
         self._begins_at = self.outbox.accepted_bytes
 
     @property

@@ -22,6 +22,7 @@ from protocol.errors import (
     PreviousResponseNotFound,
     RequestError,
     SlowClient,
+    TooLarge,
 )
 from protocol.messages.generation import FinishReason, Started
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
@@ -109,7 +110,7 @@ class LaneAnswers:
         else:
             with self.gateway.memory.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
                 # Without memory they go into the backlog at once, as all other events.
-                with suppress(Overloaded):
+                with suppress(Overloaded, TooLarge):
                     memory.grow(size := sum(map(len, last)))
                     # The last events repeat the text several times.
                     await self.outbox.wait_room(size)

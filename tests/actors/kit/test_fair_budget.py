@@ -12,6 +12,8 @@ import trio.testing
 from trio.testing import MockClock
 
 from actors.kit.fair_budget import BudgetStatistics, FairBudget
+from actors.kit.shares import BudgetLimits
+from protocol.errors import TooLarge
 
 
 @asynccontextmanager
@@ -27,7 +29,7 @@ async def hold(budget: FairBudget, units: int, owner: str, seconds: float, begun
 
 
 async def test_what_does_not_fit_waits_until_units_are_given_back(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 10), list[str]()
+    budget, begun = FairBudget("memory", BudgetLimits(10, 10)), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, budget, 7, "alice", 1.0, begun)
         await trio.sleep(0.1)
@@ -41,7 +43,7 @@ async def test_what_does_not_fit_waits_until_units_are_given_back(autojump_clock
 
 
 async def test_a_share_that_shrinks_lets_the_next_begin_at_once(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 10), list[str]()
+    budget, begun = FairBudget("memory", BudgetLimits(10, 10)), list[str]()
     async with trio.open_nursery() as nursery, budget.taking(10, "alice") as share:
         nursery.start_soon(hold, budget, 6, "bob", 0.0, begun)
         await trio.testing.wait_all_tasks_blocked()
@@ -57,7 +59,7 @@ async def test_a_share_that_shrinks_lets_the_next_begin_at_once(autojump_clock: 
 
 
 async def test_the_owner_that_holds_least_is_next(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("a decoder", 2), list[str]()
+    budget, begun = FairBudget("a decoder", BudgetLimits(2, 2)), list[str]()
     async with trio.open_nursery() as nursery:
         for number in range(6):
             nursery.start_soon(hold, budget, 1, "greedy", 1.0, begun, f"greedy{number}")
@@ -67,8 +69,8 @@ async def test_the_owner_that_holds_least_is_next(autojump_clock: MockClock) -> 
         assert set(begun[2:4]) == {"alice", "greedy2"}
 
 
-async def test_an_owner_has_no_more_than_its_part_unless_by_one_call(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 16, owner_max=6), list[str]()
+async def test_an_owner_has_no_more_than_its_part_not_even_by_one_call(autojump_clock: MockClock) -> None:
+    budget, begun = FairBudget("memory", BudgetLimits(16, 6)), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, budget, 4, "alice", 1.0, begun, "first")
         nursery.start_soon(hold, budget, 3, "alice", 1.0, begun, "second")
@@ -78,12 +80,12 @@ async def test_an_owner_has_no_more_than_its_part_unless_by_one_call(autojump_cl
         await trio.sleep(1.0)
         assert len(begun) == 3
         await trio.sleep(1.0)
-        async with budget.taking(10, "alice"):  # alone it may be larger
-            assert budget.taken == 10
+        with pytest.raises(TooLarge, match="one request can have 6 of memory, and this one has 7"):
+            await hold(budget, 7, "alice", 1.0, begun)
 
 
 async def test_small_calls_pass_a_large_one_only_for_as_much_as_it_wants(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 10), list[str]()
+    budget, begun = FairBudget("memory", BudgetLimits(10, 10)), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, budget, 5, "first", 2.0, begun)
         await trio.sleep(0.1)
@@ -101,7 +103,7 @@ async def test_small_calls_pass_a_large_one_only_for_as_much_as_it_wants(autojum
 
 
 async def test_a_call_that_is_cancelled_gives_its_place_to_the_next(autojump_clock: MockClock) -> None:
-    budget, begun = FairBudget("memory", 4), list[str]()
+    budget, begun = FairBudget("memory", BudgetLimits(4, 4)), list[str]()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(hold, budget, 2, "alice", 9.0, begun)
         await trio.testing.wait_all_tasks_blocked()
@@ -124,7 +126,7 @@ async def test_a_call_that_is_cancelled_gives_its_place_to_the_next(autojump_clo
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_and_everybody_has_a_turn_whatever_happens(seed: int, autojump_clock: MockClock) -> None:
-    random, budget, begun = Random(seed), FairBudget("memory", 20, owner_max=15), list[str]()
+    random, budget, begun = Random(seed), FairBudget("memory", BudgetLimits(20, 15)), list[str]()
     most = 0
 
     async def ask(name: str, owner: str, units: int, patience_s: float) -> None:
@@ -141,7 +143,7 @@ async def test_nothing_is_lost_and_everybody_has_a_turn_whatever_happens(seed: i
         for number in range(200):
             patience_s = random.choice([0.5, 3.0, 1000.0, 1000.0])
             name = f"{number}{'!' if patience_s == 1000.0 else ''}"
-            nursery.start_soon(ask, name, random.choice("abcd"), random.randint(1, 20), patience_s)
+            nursery.start_soon(ask, name, random.choice("abcd"), random.randint(1, 15), patience_s)
             await trio.sleep(random.random() * 0.1)
     assert budget.statistics() == BudgetStatistics(taken=0, waiting=0)
     assert most <= 20

@@ -14,9 +14,9 @@ from attrs import Factory, define, evolve
 from trio.testing import MockClock
 
 from actors.kit.fair_budget import BudgetStatistics
+from actors.media.content_memory import CONTENT_BYTES_MIN
 from actors.media.jobs import ImageFacts
 from actors.media.media import (
-    CONTENT_BYTES_MIN,
     Inspected,
     MediaPorts,
     MediaStatistics,
@@ -66,6 +66,7 @@ class Ports:
     released: list[Tensor] = Factory(list)
     most: dict[str, int] = Factory(dict)
     errors: dict[str, RequestError] = Factory(dict)
+    bytes_max: list[int] = Factory(list)  # of the fetches
     size: int = SIZE
 
     def source(self, url: str) -> Source:
@@ -73,7 +74,8 @@ class Ports:
             raise BadRequest("this server does not fetch from there")
         return Source(int(self.number(url, "most", CONTENT_BYTES_MIN)), is_remote="remote" in url)
 
-    async def fetch(self, url: str) -> FakeContent:
+    async def fetch(self, url: str, bytes_max: int) -> FakeContent:
+        self.bytes_max.append(bytes_max)
         await self.part("fetch", url)
         content = FakeContent(url, int(self.number(url, "size", CONTENT_BYTES_MIN)))
         self.contents.append(content)
@@ -221,7 +223,7 @@ async def test_every_url_is_checked_before_any_is_opened(autojump_clock: MockClo
     ("urls", "error", "reason", "param"),
     [
         (["a"] * 5, BadRequest, "4 images and videos, and this one has 5", "content[4]"),
-        (["a", "b pixels=420", "c pixels=28"], TooLarge, "100,000 bytes", "content[1]"),
+        (["a", "b pixels=420", "c pixels=28"], TooLarge, "75,000 of the 100,000 bytes", "content[1]"),
         (["a", "b size=99999999"], TooLarge, "bytes together", "content[1]"),
     ],
 )
@@ -246,7 +248,7 @@ async def test_more_tokens_than_a_request_may_have_are_refused_before_they_are_d
 
 
 async def test_what_does_not_fit_into_memory_waits_for_the_leases_of_others(autojump_clock: MockClock) -> None:
-    async with running(evolve(LIMITS, prepared_bytes_max=3 * PIXEL_BYTES)) as rig, AsyncExitStack() as first:
+    async with running(evolve(LIMITS, prepared_bytes_max=4 * PIXEL_BYTES)) as rig, AsyncExitStack() as first:
         await first.enter_async_context(rig.asked("a", "b"))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(rig.ask, "c", "d")
@@ -259,8 +261,8 @@ async def test_what_does_not_fit_into_memory_waits_for_the_leases_of_others(auto
 
 async def test_requests_never_wait_for_each_others_memory_in_a_circle(autojump_clock: MockClock) -> None:
     """Each takes what it needs once and whole: many that need most of a budget still all end."""
-    limits = evolve(LIMITS, prepare_s=1_000.0, waiting_max=100, prepared_bytes_max=4 * PIXEL_BYTES)
-    limits = evolve(limits, fetched_bytes_max=5 * CONTENT_BYTES_MIN)
+    limits = evolve(LIMITS, prepare_s=1_000.0, waiting_max=100, prepared_bytes_max=6 * PIXEL_BYTES)
+    limits = evolve(limits, fetched_bytes_max=6 * CONTENT_BYTES_MIN)
     async with running(limits) as rig, trio.open_nursery() as nursery:
         for number in range(30):
             names = [f"remote {number}.{place} fetch=1 inspect=1 decode=1" for place in range(1 + number % 4)]
@@ -270,7 +272,7 @@ async def test_requests_never_wait_for_each_others_memory_in_a_circle(autojump_c
 
 
 async def test_a_request_that_waits_too_long_ends(autojump_clock: MockClock) -> None:
-    async with running(evolve(LIMITS, prepared_bytes_max=PIXEL_BYTES, prepare_s=7.0)) as rig, rig.asked("a"):
+    async with running(evolve(LIMITS, prepared_bytes_max=2 * PIXEL_BYTES, prepare_s=7.0)) as rig, rig.asked("a"):
         began_at = trio.current_time()
         with pytest.raises(DeadlineExceeded, match="not ready within 7 s"):
             await rig.ask("b")
@@ -279,7 +281,7 @@ async def test_a_request_that_waits_too_long_ends(autojump_clock: MockClock) -> 
 
 
 async def test_too_many_requests_that_wait_are_refused(autojump_clock: MockClock) -> None:
-    limits = evolve(LIMITS, fetched_bytes_max=CONTENT_BYTES_MIN, waiting_max=2)
+    limits = evolve(LIMITS, fetched_bytes_max=2 * CONTENT_BYTES_MIN, waiting_max=2)
     refused: list[str] = []
 
     async def ask(rig: MediaRig, owner: str) -> None:
@@ -304,6 +306,50 @@ async def test_one_owners_slow_servers_hold_no_other_owner(autojump_clock: MockC
         began_at = trio.current_time()
         await rig.ask("remote quick fetch=1", owner="alice")
         assert trio.current_time() - began_at == pytest.approx(1)
+
+
+async def test_one_request_for_all_memory_to_fetch_to_leaves_room_for_other_owners(autojump_clock: MockClock) -> None:
+    """Four URLs of 16 MiB each wanted exactly the 64 MiB that there are, and a small data URL waited for all of them."""
+    largest = f"most={16 * CONTENT_BYTES_MIN}"
+    async with running(evolve(LIMITS, fetched_bytes_max=64 * CONTENT_BYTES_MIN)) as rig, trio.open_nursery() as nursery:
+        nursery.start_soon(partial(rig.ask, *(f"remote {name} {largest} fetch=20" for name in "abcd"), owner="greedy"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert rig.preparations.statistics().fetched_bytes.taken == 48 * CONTENT_BYTES_MIN
+        assert rig.ports.most["fetch"] == 3
+        began_at = trio.current_time()
+        await rig.ask("small", owner="alice")
+        await rig.ask(f"remote other most={12 * CONTENT_BYTES_MIN} fetch=1", owner="bob")
+        assert trio.current_time() - began_at == pytest.approx(1)
+
+
+async def test_items_that_may_be_larger_than_an_owners_part_are_opened_in_turn(autojump_clock: MockClock) -> None:
+    async with running() as rig:
+        began_at, megabyte = trio.current_time(), CONTENT_BYTES_MIN
+        names = [f"remote {name} most={9 * megabyte} size={3 * megabyte} fetch=1" for name in "abcd"]
+        async with rig.asked(*names) as items:
+            assert len(items) == 4
+        assert rig.ports.most["fetch"] == 1
+        assert rig.ports.bytes_max == [9 * megabyte, 9 * megabyte, 6 * megabyte, 3 * megabyte]
+        assert trio.current_time() - began_at == pytest.approx(4)
+
+
+async def test_contents_beyond_an_owners_part_are_refused(autojump_clock: MockClock) -> None:
+    async with running() as rig:
+        four = f"most={4 * CONTENT_BYTES_MIN} size={4 * CONTENT_BYTES_MIN}"
+        with pytest.raises(TooLarge, match="12,582,912 bytes together") as caught:
+            await rig.ask(*(f"{name} {four}" for name in "abcd"))
+        assert caught.value.param is not None
+
+
+async def test_pixels_of_one_owner_leave_room_for_those_of_others(autojump_clock: MockClock) -> None:
+    large = [f"{name} pixels={4 * SIZE}" for name in "abcd"]
+    async with running(evolve(LIMITS, prepared_bytes_max=64 * PIXEL_BYTES)) as rig:
+        with pytest.raises(TooLarge, match="451,584 of the 602,112 bytes for all"):
+            await rig.ask(*large, owner="greedy")
+        async with rig.asked(*large[:3], owner="greedy"):
+            began_at = trio.current_time()
+            await rig.ask("small", owner="alice")
+            assert trio.current_time() == pytest.approx(began_at)
 
 
 async def test_the_actor_that_ends_gives_back_what_its_requests_held(autojump_clock: MockClock) -> None:

@@ -52,8 +52,8 @@ MISTAKES = [
     ('allowed_networks = ["10.0.0.1/8"]', "allowed_networks[0]", "must be like 10.0.0.0/8"),
     ('file_root = "nowhere"', "file_root", "there is no folder"),
     ('tls_authority = "none.pem"', "tls_authority", "there is no file"),
-    ("bytes_max = 500_000_000", "bytes_max", "more than fetched_bytes_max"),
-    ("items_max = 257", "items_max", "257 contents count 269484032 bytes at least, and fetched_bytes_max is 268435456"),
+    ("bytes_max = 500_000_000", "bytes_max", "one key's part of fetched_bytes_max (268435456) is 201326592"),
+    ("items_max = 193", "items_max", "193 contents count 202375168 bytes at least, and one key's part"),
     ("prepare_s = 1", "prepare_s", "less than fetch_s (15)"),
 ]
 

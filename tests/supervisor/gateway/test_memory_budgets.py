@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from protocol.errors import Overloaded
+from protocol.errors import Overloaded, TooLarge
 from protocol.messages.text import Role, Turn
 from supervisor.gateway.histories import Conversation, HistoryStatistics, ResponseHistories, ResponseHistory
 from supervisor.gateway.http.request import BODY_BYTES_FREE
+from supervisor.gateway.memory import ANSWER_BYTES_FREE
 from supervisor.gateway.memory_budgets import Backlogs, MemoryBudget, MemoryBudgetStatistics
 from supervisor.gateway.outbox import READ_BYTES
 from tests.rig.gateway import chat, create, frame, gateway_client, gateway_rig, head, leave_all, post
@@ -36,14 +37,19 @@ def test_the_free_bytes_of_a_reservation_are_granted_when_the_budget_is_used_up(
     assert budget.reserved_bytes == 0
 
 
-def test_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
+def test_one_key_reserves_at_most_its_share_even_in_one_reservation() -> None:
     budget = make_budget()
     with budget.reserving("a") as one, budget.reserving("a") as two, budget.reserving("b") as other:
         one.grow(70)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
             two.grow(6)
         other.grow(30)
-    with budget.reserving("a") as one:
+    with (
+        budget.reserving("a", free_bytes=5) as one,
+        pytest.raises(TooLarge, match="one request can have 75 of the 100"),
+    ):
+        one.grow(81)
+    with budget.reserving(None) as one:
         one.grow(100)
     assert budget.statistics() == MemoryBudgetStatistics(0, {})
 
@@ -51,14 +57,16 @@ def test_one_key_reserves_at_most_its_share_or_one_larger_reservation() -> None:
 def test_a_reservation_in_pieces_has_as_much_room_as_one_in_one_piece() -> None:
     budget = make_budget()
     with budget.reserving("a", free_bytes=5) as one, budget.reserving("a") as two:
-        for _ in range(10):
+        for _ in range(8):
             one.grow(10)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
             two.grow(1)
+        with pytest.raises(TooLarge):
+            one.grow(1)
         one.shrink(50)
         two.grow(1)
         with pytest.raises(Overloaded, match="the key 'a' has its share"):
-            one.grow(30)
+            one.grow(50)
     assert budget.statistics() == MemoryBudgetStatistics(0, {})
 
 
@@ -79,7 +87,7 @@ def test_a_budget_is_the_sum_of_its_reservations(steps: list[tuple[int, str, int
         elif what == "shrink":
             held.shrink(min(size, held.size_bytes))
         else:
-            with suppress(Overloaded):
+            with suppress(Overloaded, TooLarge):
                 held.grow(size)
         counted = [max(0, reservation.size_bytes - reservation.free_bytes) for reservation in holders]
         assert budget.reserved_bytes == sum(counted) <= 100
@@ -175,18 +183,45 @@ async def test_a_response_in_one_piece_that_never_fits_is_refused_with_its_param
 
 
 async def test_responses_in_one_piece_share_a_limit(rather_slow: MockClock) -> None:
-    async with gateway_rig(answers_bytes_max=10_000) as rig:
+    async with gateway_rig(answers_bytes_max=8_000) as rig:
         first, second = await rig.client(), await rig.client()
-        asked = chat("n=5 s=1", max_completion_tokens=800)
+        asked = chat("n=5 s=1", max_completion_tokens=800, logprobs=True, top_logprobs=0)
         await first.send(post(asked))
         await trio.sleep(1)
-        assert rig.gateway.memory.answers.reserved_bytes == 6400
+        assert rig.gateway.memory.answers.reserved_bytes == 800 * (8 + 80) - ANSWER_BYTES_FREE
         refused = await second.ask(post(asked))
         assert (refused.status, refused.error["code"]) == (503, "overloaded")
         assert (await first.reply()).status == 200
         assert (await second.ask(post(asked))).status == 200
         await trio.sleep(0.1)
         assert rig.gateway.memory.answers.reserved_bytes == 0
+
+
+async def test_no_request_of_a_key_keeps_the_answers_of_others_from_their_memory(rather_slow: MockClock) -> None:
+    """The cost of many choices with log probabilities was all of the budget but 16 bytes: others got `overloaded`."""
+    async with gateway_rig(requests_max=64, answers_bytes_max=4_000_000) as rig:
+        require_keys(rig)
+        greedy, late, small = [await rig.client() for _ in range(3)]
+        asked = chat("n=5 s=1", n=20, logprobs=True, top_logprobs=4, max_completion_tokens=480)
+        refused = await greedy.ask(post(asked, **as_("alice")))
+        assert (refused.status, refused.error["code"]) == (400, "invalid_request")
+        assert refused.error["param"] == "max_completion_tokens"
+        assert "one request can have 3065536 of the 4000000 for all (answers_bytes_max)" in refused.error["message"]
+        assert refused.error["message"].endswith("stream it, or ask for fewer tokens, or for fewer answers (n)")
+        assert "retry-after" not in refused.headers
+        await greedy.send(post({**asked, "n": 15}, **as_("alice")))
+        await trio.sleep(1)
+        assert rig.gateway.memory.answers.reserved_bytes > 2_800_000
+        full = await late.ask(post({**asked, "n": 10}, **as_("bob")))
+        assert full.status == 503, "what is left is not for everything"
+        assert (await small.ask(post(chat("n=5", max_completion_tokens=400), **as_("bob")))).status == 200
+        assert (await greedy.reply()).status == 200
+
+
+async def test_a_short_answer_has_memory_when_the_budget_is_used_up(rather_slow: MockClock) -> None:
+    async with gateway_rig(answers_bytes_max=1) as rig:
+        reply = await (await rig.client()).ask(post(chat("n=5")))
+        assert reply.status == 200
 
 
 # Conversations -------------------------------------------------------------------------------------

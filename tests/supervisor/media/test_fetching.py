@@ -313,7 +313,7 @@ async def test_a_data_url_is_kept_as_its_text(autojump_clock: MockClock) -> None
     async with running() as rig:
         source = rig.fetcher.source(url)
         assert (source.is_remote, source.bytes_max) == (False, 2 * len(url))
-        content = await rig.fetcher.fetch(url)
+        content = await rig.fetcher.fetch(url, rig.fetcher.rules.bytes_max)
         assert content.is_data_url
         assert read(content) == url.encode()
         content.close()

@@ -66,7 +66,7 @@ class Player:
     show: bool
     inputs: dict[str, Input] = Factory(dict)  # those that are being played, by the URL that stands for each
 
-    async def fetch(self, url: str) -> StoredContent:
+    async def fetch(self, url: str, _: int) -> StoredContent:
         await trio.lowlevel.checkpoint()
         with content_writer() as writer:
             writer.write(self.inputs[url].content)

@@ -89,7 +89,7 @@ class SimMedia:
     def _source(self, url: str) -> Source:
         return Source(len(url), is_remote=read(url).remote)
 
-    async def _fetch(self, url: str) -> SimContent:
+    async def _fetch(self, url: str, _: int) -> SimContent:
         picture = read(url)
         await trio.lowlevel.checkpoint()
         if picture.remote:

@@ -41,9 +41,9 @@ async def _reply(exchange: Exchange, size_bytes: int, build: Callable[[], Answer
     Raises `BadRequest` if it could never fit into the memory for responses, `Overloaded` if it does not fit now.
     """
     body = await exchange.offload(size_bytes // BYTES_A_CHARACTER, build)
-    if body.size > (bytes_max := exchange.gateway.limits.answers_bytes_max):
+    if body.size > (bytes_max := exchange.gateway.answer_bytes_max(exchange.request.key)):
         raise BadRequest(
-            f"the answer takes {body.size} bytes, and there are {bytes_max} (answers_bytes_max): ask for less"
+            f"the answer takes {body.size} bytes, and one can have {bytes_max} (answers_bytes_max): ask for less"
         )
     exchange.response.memory.grow(body.size)
     await exchange.response.reply_in_pieces(200, [JSON], body.size, body.pieces())
