@@ -14,6 +14,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
+from protocol.pairing import Pairing
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
@@ -65,6 +66,9 @@ class Pool(Protocol):
 
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs, by name, of these workers and of the workers expected soon."""
+
+    def pairing(self) -> Pairing:
+        """Return the pairs among the prefills and decodes that can be asked now."""
 
     def weights(self) -> str | None:
         """Return the digest of the weights of the workers that can be asked now, None if it is not known."""

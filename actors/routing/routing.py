@@ -10,8 +10,9 @@ another.
 A policy may name a worker with a free slot but too many prompts for now: it may weigh that wait against others. Not so
 for a moving request, which would only wait elsewhere.
 
-A pair is a prefill and a decode that hand over to each other. Both need room, the prefill for a prompt for this decode.
-The two are chosen one after the other; all pairs are compared only if those two cannot meet.
+A pair is a prefill and a decode that hand over to each other. They agree on the terms of the hand-off, and both need
+room, the prefill for a prompt for this decode. The two are chosen one after the other; all pairs are compared only if
+those two cannot meet. A leg that agrees with no other leg is no candidate.
 
 Everything here is decided in one turn, without a wait between the choice and the reservation. Only the `wait_` methods
 wait.
@@ -39,6 +40,7 @@ from actors.routing.waiting import WaitingLines
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
+from protocol.pairing import Pairing
 
 log = logging.getLogger(__name__)
 
@@ -123,10 +125,11 @@ class Routing:
         return [{leg: names for _, leg, names in legs if names is not None} for legs in by_rank]
 
     def _is_up(self, leg: Leg, names: Names, gone: Collection[str]) -> bool:
-        """Whether one of some workers is available, not ejected, and not among the `gone` ones."""
-        now = trio.current_time() if self.outliers else 0.0
+        """Whether one of some workers is available, can meet another leg, is not ejected and not `gone`."""
+        now, unpaired = trio.current_time() if self.outliers else 0.0, self.pool.pairing().unpaired
         return any(
             worker.full_name not in gone
+            and worker.full_name not in unpaired
             and (leg is not Leg.PREFILL or hands_over(worker))
             and not (self.outliers and self.outliers.avoided(worker.full_name, now))
             for worker in self._workers(leg, names)
@@ -238,23 +241,30 @@ class Routing:
 
         An ejected pair is not taken while another exists, even if that has no room: it is worth waiting for.
         """
+        pairing = self.pool.pairing()
+        if pairing.unpaired:
+            excluded = {*excluded, *pairing.unpaired}
         if (prefill := self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room, scope))) is None:
             return None
-        if (decode := self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope))) is None:
+        name = prefill.worker.full_name
+        agrees = None if pairing.is_uniform else lambda decode: pairing.can_meet(name, decode.name)
+        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope, agrees))
+        if decode is None and agrees is None:
             return None
         now, decodes = trio.current_time(), self._sharing(scope)
 
         def can_meet(prefill: Load, decode: Load) -> bool:
-            return self.reservations.has_room(prefill, decode.name, decodes)
+            agree = pairing.can_meet(prefill.name, decode.name)
+            return agree and self.reservations.has_room(prefill, decode.name, decodes)
 
         def can_meet_well(prefill: Load, decode: Load) -> bool:
             return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
 
-        if can_meet_well(prefill.choice.load, decode.choice.load):
+        if decode is not None and can_meet_well(prefill.choice.load, decode.choice.load):
             return prefill, decode
         if (others := self._find_pair(request, excluded, can_meet_well, has_room, scope)) is not None:
             return others
-        if not self.outliers or self._has_eligible_pair(excluded, now, scope):
+        if not self.outliers or self._has_eligible_pair(excluded, now, scope, pairing):
             return None
         return self._find_pair(request, excluded, can_meet, has_room, scope)
 
@@ -292,14 +302,18 @@ class Routing:
         decode = self._pick(request, meeting)
         return None if decode is None else (prefill, decode)
 
-    def _has_eligible_pair(self, excluded: Collection[str], now: float, scope: Scope) -> bool:
-        """Whether there is a prefill and a decode that are not ejected, nor as a pair, however busy."""
+    def _has_eligible_pair(self, excluded: Collection[str], now: float, scope: Scope, pairing: Pairing) -> bool:
+        """Whether a prefill and a decode can meet that are not ejected, nor as a pair, however busy."""
         legs = [self._workers(leg, scope.get(leg)) for leg in (Leg.PREFILL, Leg.DECODE)]
         workers = [worker for leg in legs for worker in leg if worker.full_name not in excluded]
         eligible = [worker for worker in workers if not self.outliers.avoided(worker.full_name, now)]
         prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and hands_over(worker)]
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
-        return any(not self.outliers.avoided(pair_name(*both), now) for both in product(prefills, decodes))
+        return any(
+            pairing.can_meet(prefill.full_name, decode.full_name)
+            and not self.outliers.avoided(pair_name(prefill, decode), now)
+            for prefill, decode in product(prefills, decodes)
+        )
 
     # Ejection -------------------------------------------------------------------
 

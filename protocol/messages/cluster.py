@@ -275,7 +275,7 @@ class PoolState:
 class Status(Message):
     """A node's tree and its view of the cluster; `run` is unique to each run of the node.
 
-    `gate` is None on a node without a gateway; `refused` has a sentence for each unused worker of another node.
+    `gate` is None on a node without a gateway; `refused` has a sentence for each unused worker.
     """
 
     node: str

@@ -53,6 +53,7 @@ class EngineInfo(Message):
     data_parallel: int = 1
     computes_ahead: bool = False  # whether the cache also has the token that stopped an answer
     operations: tuple[str, ...] = ()  # the names of the rows of `operations.OPERATIONS` that it carries out
+    hand_off_terms: tuple[tuple[str, str], ...] = ()  # of a leg of a pair: names and values, beside those in `terms`
 
     @property
     def media_form(self) -> MediaForm | None:
@@ -60,6 +61,12 @@ class EngineInfo(Message):
         if self.media is None:
             return None
         return MediaForm.PLACES if self.is_decode else self.media.form
+
+    @property
+    def terms(self) -> tuple[tuple[str, str], ...]:
+        """The terms of its hand-off, by name, on which both legs of a pair must agree (`protocol/pairing.py`)."""
+        own = (("kind", self.kind), ("hand-off", self.hand_off.value), ("page_size", str(self.page_size)))
+        return *own, *self.hand_off_terms
 
     @property
     def returns_states(self) -> bool:

@@ -11,6 +11,7 @@ from protocol.messages.media import MediaForm, MediaInfo
 ENGINE_NAME_LENGTH_MAX = 128  # of the kind, the version and the operations of an engine, which clients are shown
 OPERATIONS_MAX = 128  # of one engine, of which a later version may have more than this one
 ADDRESS_BYTES_MAX = 1024  # for hand-offs
+TERMS_MAX = 32  # of one engine, which a later version may add to
 
 
 def check_engine(offer: Offer) -> None:
@@ -26,6 +27,9 @@ def check_engine(offer: Offer) -> None:
         raise PeerViolation(f"offer {name} has an engine whose kind, version or grammars are too long")
     if (length := len(engine.hand_off_address or b"")) > ADDRESS_BYTES_MAX:
         raise PeerViolation(f"offer {name} has an address for hand-offs of {length} bytes")
+    longest = max((len(text) for term in engine.hand_off_terms for text in term), default=0)
+    if len(engine.hand_off_terms) > TERMS_MAX or longest > ENGINE_NAME_LENGTH_MAX:
+        raise PeerViolation(f"offer {name} has an engine with too many terms of hand-offs, or too long ones")
     if len(engine.operations) > OPERATIONS_MAX or max(map(len, engine.operations), default=0) > ENGINE_NAME_LENGTH_MAX:
         raise PeerViolation(f"offer {name} has an engine with too many operations, or too long names of them")
     if not _is_possible_media(engine.media, required=offer.leg is Leg.ENCODE):

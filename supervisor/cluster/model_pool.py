@@ -5,14 +5,18 @@ A worker can be asked while its engine is up and its node can be reached, answer
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
-from attrs import define
+from attrs import define, field
 
 from protocol.messages.cluster import Leg
+from protocol.pairing import Pairing
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.workers import LocalWorker
+
+log = logging.getLogger(__name__)
 
 
 @define(eq=False)
@@ -21,6 +25,7 @@ class ModelPool:
 
     directory: Directory
     model: str
+    _unpaired: Mapping[str, str] = field(init=False, factory=dict)  # as logged last
 
     def workers(self) -> list[ClusterWorker]:
         """Return the workers that can be asked now."""
@@ -43,6 +48,19 @@ class ModelPool:
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of all workers by their names in the cluster, whether they can be asked or not."""
         return self.directory.legs(self.model)
+
+    def pairing(self) -> Pairing:
+        """Return the pairs among the workers that can be asked now."""
+        return self.directory.derived(("pairing", self.model), self._pairing)
+
+    def _pairing(self) -> Pairing:
+        infos = ((worker, worker.info) for worker in self.workers())
+        pairing = Pairing.of((worker.full_name, worker.leg, info.terms) for worker, info in infos if info is not None)
+        for name, reason in pairing.unpaired.items():
+            if self._unpaired.get(name) != reason:
+                log.warning("an engine is not paired", extra={"engine": name, "reason": reason})
+        self._unpaired = pairing.unpaired
+        return pairing
 
     def weights(self) -> str | None:
         """Return the digest of the weights that are served, None if unknown: a generation is resumed with no others."""

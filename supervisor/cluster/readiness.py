@@ -14,6 +14,7 @@ from typing import TypeAlias
 import trio
 
 from protocol.messages.cluster import Leg, Offer, serve_text
+from protocol.pairing import Pairing
 from supervisor.cluster.directory import Directory
 
 IsUp: TypeAlias = Callable[[str, Offer], bool]
@@ -90,9 +91,29 @@ def _missing(directory: Directory, models: Sequence[str], is_up: IsUp, reason: D
     """Return the first engine that a model lacks, and why, as a sentence; None if no model lacks any."""
     for model in models:
         offers = _by_name(directory, model, lambda leg: leg is not Leg.ENCODE)
-        if not serve_text({offer.leg for name, offer in offers.items() if is_up(name, offer)}):
+        up = {name: offer for name, offer in offers.items() if is_up(name, offer)}
+        if not serve_text({offer.leg for offer in up.values()}):
             return _first_missing(offers, is_up, reason) or f"model {model} has no engine"
+        alone = _unpaired(up)
+        if alone and not serve_text({offer.leg for name, offer in up.items() if name not in alone}):
+            name, why = next(iter(alone.items()))
+            return f"engine {name} {why}"
     return None
+
+
+def unpaired(directory: Directory) -> dict[str, str]:
+    """Return why prefills and decodes that are up can meet no other leg, by their names, as ends of sentences."""
+    is_up, _ = _now(directory)
+    reasons = dict[str, str]()
+    for model in dict.fromkeys(worker.model for worker in directory.all_workers()):
+        offers = _by_name(directory, model, lambda leg: leg is not Leg.ENCODE)
+        reasons |= _unpaired({name: offer for name, offer in offers.items() if is_up(name, offer)})
+    return reasons
+
+
+def _unpaired(offers: Mapping[str, Offer]) -> Mapping[str, str]:
+    infos = ((name, offer, offer.engine) for name, offer in offers.items())
+    return Pairing.of((name, offer.leg, info.terms) for name, offer, info in infos if info is not None).unpaired
 
 
 def _by_name(directory: Directory, model: str, is_wanted: Callable[[Leg], bool]) -> dict[str, Offer]:

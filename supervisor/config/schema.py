@@ -16,6 +16,7 @@ from attrs import AttrsInstance, Factory, frozen
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
 from actors.engines.slots.deadlines import RequestDeadlines
+from protocol.pairing import Terms
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
@@ -124,6 +125,11 @@ class EngineSection:
         if self.leg == "prefill":
             return False
         return self.data_parallel > 1 if self.admission is None else self.admission == "memory"
+
+    @property
+    def hand_off_terms(self) -> Terms:
+        """The terms of its hand-off, by name, on which both legs of a pair must agree."""
+        return ("kind", self.kind), ("page_size", str(self.page_size))
 
     @property
     def ports(self) -> Mapping[str, range]:

@@ -37,7 +37,7 @@ from protocol.messages.cluster import (
 from protocol.messages.engine import Done, EngineLoad
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_NAMED
-from supervisor.cluster import operations
+from supervisor.cluster import operations, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.deadlines import HOP_MARGIN_S
 from supervisor.links.link import Link
@@ -155,6 +155,7 @@ class NodeControl:
             if node.link is not None or self.directory.should_link(name)
         )
         node = self.node.current
+        unused = self.directory.models.rejections | readiness.unpaired(self.directory)
         return Status(
             node=self.directory.name,
             run=self.run,
@@ -164,7 +165,7 @@ class NodeControl:
             tree=() if node is None else tuple(ChildState(*astuple(each)) for each in node.tree_status.members()),
             links=links,
             gate=None if node is None else node.gate_state(),
-            refused=tuple(f"engine {name} {why}" for name, why in self.directory.models.rejections.items()),
+            refused=tuple(f"engine {name} {why}" for name, why in unused.items()),
             aside=self.ejections(),
             pools=self.pools(),
         )

@@ -48,6 +48,7 @@ from protocol.messages.generation import (
     Usage,
     one_token,
 )
+from protocol.pairing import Pairing
 from supervisor.engines.work import RequestInbox, request_inbox
 from tests.rig.calls import AnyAddress, AnyAnswer
 from tests.rig.prompt_scores import scores_of
@@ -235,6 +236,10 @@ class FakePool:
 
     def expected(self) -> dict[str, Leg]:
         return {worker.name: worker.leg for worker in self.all}
+
+    def pairing(self) -> Pairing:
+        infos = ((worker, worker.info) for worker in self.workers())
+        return Pairing.of((worker.name, worker.leg, info.terms) for worker, info in infos if info is not None)
 
     def weights(self) -> str | None:
         return self.has

@@ -29,6 +29,7 @@ from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Sampling
 from protocol.messages.kv_events import BlockChange, BlockEvent
+from protocol.pairing import Pairing
 from supervisor.cluster.ranking import SortedRanking
 
 PAGE = 16  # tokens
@@ -236,6 +237,10 @@ class Gateway:
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of all workers."""
         return dict.fromkeys(self.views, Leg.BOTH)
+
+    def pairing(self) -> Pairing:
+        """Return no pairs: each worker computes both legs."""
+        return Pairing.of(())
 
     def weights(self) -> None:
         """Return nothing: all workers have the same weights."""

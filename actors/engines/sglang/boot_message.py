@@ -104,6 +104,11 @@ class BootMessage:
     events: tuple[EventEndpoints, ...] = ()  # where its host receives KV events, by rank; empty: nowhere
 
 
+def default_transfer(device: str) -> str:
+    """Return SGLang's way to move KV caches on a device where an operator names none."""
+    return "mooncake_tcp" if device == "cpu" else "mooncake"
+
+
 def build(spec: SglangSpec, folder: str) -> BootMessage:
     """Return the boot message of a host whose folder is `folder`."""
     if spec.leg is Leg.ENCODE:
@@ -125,7 +130,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         arguments |= {
             "host": spec.host,
             "disaggregation_mode": spec.leg.value,
-            "disaggregation_transfer_backend": spec.transfer or ("mooncake_tcp" if on_cpu else "mooncake"),
+            "disaggregation_transfer_backend": spec.transfer or default_transfer(spec.device),
             "disaggregation_bootstrap_port": spec.bootstrap_port,
         }
     if spec.leg is Leg.DECODE and on_cpu:

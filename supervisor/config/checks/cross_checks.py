@@ -22,7 +22,7 @@ from actors.routing.policies.table import POLICIES
 from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, media
-from supervisor.config.checks import listener_checks, pool_checks, time_checks
+from supervisor.config.checks import listener_checks, pairing_checks, pool_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import Cluster, EngineSection, Kinds
 from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
@@ -78,6 +78,7 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     yield from _gateway_mistakes(cluster)
     yield from media.mistakes(cluster.gateway.media, cluster.folder)
     yield from pool_checks.mistakes(cluster)
+    yield from pairing_checks.mistakes(cluster)
     legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
     for name, engine in cluster.engine.items():
         path = join("engine", segment(name))

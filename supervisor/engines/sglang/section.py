@@ -9,8 +9,9 @@ import attrs
 from attrs import Factory, frozen
 
 from actors.engines.sglang import arguments, setting_rules
-from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK
+from actors.engines.sglang.boot_message import CPU_PREFILL_CHUNK, default_transfer
 from actors.engines.sglang.spec import Setting
+from protocol.pairing import Terms
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config import other_words
@@ -140,6 +141,13 @@ class SglangSection(EngineSection):
         ranks = self.data_parallel
         events = {f"events.{key}": range(at.port, at.port + ranks) for key, at in self.events.endpoints.items()}
         return {**own, **events}
+
+    @property
+    def hand_off_terms(self) -> Terms:
+        """The terms of SGLang's hand-off as well, as far as the file has them."""
+        device, dtype = self.device, self.settings.get("kv_cache_dtype", "auto")
+        places = () if device is None else (("device", device), ("transfer", self.transfer or default_transfer(device)))
+        return *super().hand_off_terms, *places, *(() if dtype == "auto" else (("kv_cache_dtype", str(dtype)),))
 
     @property
     def fixed_ports(self) -> Mapping[str, int]:

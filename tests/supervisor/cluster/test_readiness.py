@@ -10,8 +10,9 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
+from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import EngineDied, StartFailed
-from protocol.messages.cluster import NodeState
+from protocol.messages.cluster import Leg, NodeState, Offer
 from supervisor.cluster import readiness
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import read_cluster
@@ -21,6 +22,7 @@ from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, engine
+from tests.rig.links import idle_link
 from tests.rig.nodes import Engine
 
 ONE = f"""
@@ -81,6 +83,23 @@ async def test_a_node_announces_why_an_engine_is_down(assemblies: Assemblies) ->
     _, other = assemblies(("b", "main"))
     other.directory.merge_state("far", NodeState((evolve(offer, model="big"),)))
     assert readiness.unready(other.directory, ["big"]) == "engine a failed: the GPU is gone"
+
+
+async def test_readiness_and_status_say_which_legs_cannot_meet_and_why(assemblies: Assemblies) -> None:
+    _, assembly = assemblies(("a", "main"))
+    directory, link = assembly.directory, idle_link()
+    legs = [
+        Offer(name, "big", leg, 4, True, SimulatedSpec(leg=leg, page_size=size).info)
+        for name, leg, size in (("p", Leg.PREFILL, 32), ("d", Leg.DECODE, 16), ("p16", Leg.PREFILL, 16))
+    ]
+    why = "can meet no decode: its page_size is 32, and that of far/d is 16"
+    directory.linked("far", link)
+    directory.merge_state("far", NodeState((*legs[:2],)))
+    assert readiness.unready(directory, ["big"]) == f"engine far/p {why}"
+    assert readiness.never_ready(directory, ["big"]) == f"engine far/p {why}"
+    directory.merge_state("far", NodeState((*legs,)))
+    assert readiness.unready(directory, ["big"]) is None
+    assert readiness.unpaired(directory) == {"far/p": why}
 
 
 async def test_a_node_ends_once_all_its_engines_have_failed_their_first_start(assemblies: Assemblies) -> None:

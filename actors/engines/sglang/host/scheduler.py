@@ -24,7 +24,7 @@ from sglang.srt.managers.scheduler_components.kv_events_publisher import Schedul
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import outputs, penalties
+from actors.engines.sglang.host import hand_off_terms, outputs, penalties
 from actors.engines.sglang.host.vision import towers
 
 _sglang_abort = GrammarManager.abort_requests
@@ -44,6 +44,7 @@ def prepare() -> None:
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
     penalties.count_resumed_tokens()
     outputs.send_steps()
+    hand_off_terms.report()
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():

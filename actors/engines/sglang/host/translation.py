@@ -13,6 +13,7 @@ from sglang.version import __version__
 
 from actors.engines.sglang import hand_off
 from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
+from actors.engines.sglang.host.hand_off_terms import HAND_OFF_TERMS
 from actors.engines.sglang.host.outputs import Likeliest, Scored
 from actors.engines.sglang.host.penalties import RESUMED_TOKENS
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, Overloaded, RequestError
@@ -173,4 +174,16 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         metrics=arguments.enable_metrics,
         data_parallel=arguments.dp_size,
         computes_ahead=not arguments.disable_overlap_schedule,
+        hand_off_terms=() if mode == "null" else _hand_off_terms(engine),
     )
+
+
+def _hand_off_terms(engine: Engine) -> tuple[tuple[str, str], ...]:
+    """Return what a decode of SGLang compares with its prefill at their first meeting, to end if it differs.
+
+    What the schedulers have not reported is left out.
+    """
+    arguments = engine.server_args
+    reported = engine._scheduler_init_result.scheduler_infos[0].get(HAND_OFF_TERMS, {})  # noqa: SLF001
+    own = {"device": arguments.device, "transfer": arguments.disaggregation_transfer_backend}
+    return tuple({**own, **reported}.items())

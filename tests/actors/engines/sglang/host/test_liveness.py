@@ -372,7 +372,26 @@ scheduler.prepare()
 publisher.emit_kv_metrics()
 """
 
+TERMS = """
+from actors.engines.sglang.host import hand_off_terms
+from sglang.srt.disaggregation.base.conn import StateType
+from sglang.srt.managers.scheduler import Scheduler
+
+def reported(states=(), **changes):
+    named = {"kv_cache_dtype_str": "bfloat16", "kv_layout": None, "dsv41_spec_layout": None, "attn_tp_size": 2, **changes}
+    manager = SimpleNamespace(kv_args=SimpleNamespace(state_types=list(states)), **named)
+    queues = {"disagg_prefill_bootstrap_queue": None, "disagg_decode_prealloc_queue": SimpleNamespace(kv_manager=manager)}
+    return hand_off_terms.terms(SimpleNamespace(**queues))
+
+assert reported() == {"kv_cache_dtype": "bfloat16"}
+assert reported([StateType.BLOCK_SCALE], kv_layout="paged") == {
+    "kv_cache_dtype": "bfloat16", "kv_layout": "paged", "attention tp size": "2"}
+whole = SimpleNamespace(disagg_prefill_bootstrap_queue=None, disagg_decode_prealloc_queue=None)
+assert hand_off_terms.terms(whole) == {}
+"""
+
 PARTS = {
+    "terms": HEAD + TERMS,
     "metrics": HEAD + METRICS,
     "attention": HEAD + ATTENTION,
     "outputs": HEAD + OUTPUTS,

@@ -1,0 +1,71 @@
+"""A router asks no prefill and decode together that disagree: the decode would end at their first meeting."""
+
+from __future__ import annotations
+
+import trio
+from attrs import evolve
+from trio.testing import MockClock
+
+from actors.engines.simulated.spec import SimulatedSpec
+from protocol.messages.cluster import Leg
+from protocol.messages.engine import EngineInfo
+from tests.rig.router import Fake, ask, check_whole, generate, prefill_info, routed
+
+DECODE = SimulatedSpec(leg=Leg.DECODE).info
+
+
+def of_pages(info: EngineInfo, page_size: int) -> EngineInfo:
+    return evolve(info, page_size=page_size)
+
+
+def prefill(name: str, page_size: int = 16) -> Fake:
+    return Fake(name, leg=Leg.PREFILL, info=of_pages(prefill_info(), page_size))
+
+
+def decode(name: str, page_size: int = 16) -> Fake:
+    return Fake(name, leg=Leg.DECODE, info=of_pages(DECODE, page_size))
+
+
+async def test_a_new_prefill_of_another_page_size_is_never_asked_beside_a_good_one(autojump_clock: MockClock) -> None:
+    async with routed(new := prefill("a", 32), old := prefill("b"), decode("d")) as rig:
+        async with trio.open_nursery() as asking:
+            for number in range(8):  # more than the good one has slots
+                asking.start_soon(ask, rig, generate(str(number)))
+        assert (len(new.asked), len(old.asked)) == (0, 8)
+
+
+async def test_two_groups_of_engines_each_meet_their_own(autojump_clock: MockClock) -> None:
+    workers = [make(f"{make.__name__[0]}{size}", size) for make in (prefill, decode) for size in (16, 32)]
+    async with routed(*workers) as rig:
+        async with trio.open_nursery() as asking:
+            for number in range(8):
+                asking.start_soon(ask, rig, generate(str(number)))
+        asked = {worker.name: {request.hand_off for request in worker.asked} for worker in workers}
+        assert asked["p16"] == asked["d16"]
+        assert asked["p32"] == asked["d32"]
+        assert asked["p16"]
+        assert asked["p32"]
+
+
+async def test_a_request_waits_until_a_leg_comes_that_its_prefill_can_meet(autojump_clock: MockClock) -> None:
+    late = decode("late", 32)
+    async with routed(prefill("p", 32), odd := decode("odd"), late) as rig, trio.open_nursery() as asking:
+        rig.pool.change("late")
+
+        async def asked() -> None:
+            check_whole(await ask(rig, generate()), generate())
+
+        asking.start_soon(asked)
+        await trio.sleep(5)
+        assert not odd.asked
+        rig.pool.back()
+        await trio.sleep(5)
+        assert len(late.asked) == 1
+
+
+async def test_an_engine_of_an_older_version_reports_fewer_terms_and_is_paired_as_before(
+    autojump_clock: MockClock,
+) -> None:
+    newer = evolve(DECODE, hand_off_terms=(("kv_cache_dtype", "bfloat16"),))
+    async with routed(prefill("p"), Fake("d", leg=Leg.DECODE, info=newer)) as rig:
+        check_whole(await ask(rig, generate()), generate())
