@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeAlias
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
@@ -26,6 +26,7 @@ from actors.kit.offload import Offload, RunInThread, RunWork
 from actors.media.preparation import Vision, media_stage
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
+from actors.text.conformance import Conformance, Judge
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.generations import make_generations
 from actors.text.limits import PromptLimits
@@ -34,7 +35,7 @@ from actors.text.prompt_blocks import with_blocks
 from actors.text.prompts import encode_prompts
 from actors.text.stop_strings import StopStrings
 from protocol.errors import BadRequest, ContextTooLong, NotReady
-from protocol.messages.generation import Finished, Generate, Grammar, Started, Tokens
+from protocol.messages.generation import Finished, Generate, Grammar, GrammarKind, Started, Tokens
 from protocol.messages.text import (
     Accepted,
     Answered,
@@ -59,13 +60,14 @@ TOKENIZE_TOKENS_MAX = 262_144
 STOP_CHARACTER_WORK = 4
 
 
-GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[None]]
-"""Checks a grammar for the owner of a request; raises `BadRequest` for one that is refused."""
+GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[Grammar]]
+"""Returns the grammar that an engine gets for the owner's; raises `BadRequest` for one that is refused."""
 
 
-async def accept_any_grammar(_: Grammar, __: str) -> None:
+async def accept_any_grammar(grammar: Grammar, _: str) -> Grammar:
     """Accept every grammar, for engines without a limit on them."""
     await trio.lowlevel.checkpoint()
+    return grammar
 
 
 async def processor(
@@ -100,9 +102,10 @@ async def processor(
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
+            judge = _judge(request, run)
             if request.grammar is not None:
-                await _check_grammar(request, request.grammar, current, check_grammar)
-            return await _respond(request, model, current, decode, run, vision, answer)
+                request = await _checked(request, request.grammar, current, check_grammar)
+            return await _respond(request, model, current, decode, run, vision, answer, judge)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)
         return await _detokenize(request, model, tokenize_tokens_max, run)
@@ -128,15 +131,22 @@ async def processor(
             requests.start_soon(answer_one, await inbox.receive())
 
 
-async def _check_grammar(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> None:
-    """Check a grammar before any engine gets it; raises `BadRequest` with the client's name of the field."""
+def _judge(request: Respond, run: RunWork) -> Judge | None:
+    """Return the judge of whole answers, None if they keep to no schema."""
+    if (grammar := request.grammar) is None or grammar.kind is not GrammarKind.JSON_SCHEMA:
+        return None
+    return Conformance(grammar.text, run, request.param).judge
+
+
+async def _checked(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> Respond:
+    """Return the request with the grammar that engines get; raises `BadRequest` with the client's name of the field."""
     await trio.lowlevel.checkpoint()
     if grammar.kind not in limits.info.grammars:
         await trio.lowlevel.checkpoint()
         # Such a grammar is refused with the other options, by a sentence of its own.
-        return
+        return request
     try:
-        await check(grammar, request.owner)
+        return evolve(request, grammar=await check(grammar, request.owner))
     except BadRequest as error:
         error.param = request.param("grammar")
         raise
@@ -158,11 +168,12 @@ async def _respond(
     run: RunWork,
     vision: Vision | None,
     answer: Answer[TextReply, TextResult],
+    judge: Judge | None,
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
     async with prepare(request, model, limits, run, vision) as prepared:
         emit(Accepted(prepared.prompt_tokens))
-        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer)
+        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer, judge)
         return Answered(await choices.read(prepared.generations))
 
 

@@ -46,6 +46,13 @@ class InternalError(RequestError):
     close_code = 1011
 
 
+class AnswerInvalid(RequestError):
+    """The model's answer does not keep to the JSON schema of its request; change the schema or the prompt."""
+
+    code = "answer_invalid"
+    of_gateway = True
+
+
 class BadRequest(RequestError):
     """The request itself is wrong; correct the field named by `param`."""
 

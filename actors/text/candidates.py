@@ -62,8 +62,8 @@ class CandidateChoice:
         """Return the mean log probability of its tokens."""
         return self._total / self._tokens if self._tokens else 0.0
 
-    async def replay(self, text: StagedText, emit: Emit) -> None:
-        """Detokenise the choice again, a few tokens a turn, and emit it as the choice of `text`."""
+    async def replay(self, text: StagedText, emit: Emit) -> ChoiceEnded:
+        """Detokenise the choice again, a few tokens a turn; emit it as the choice of `text`, and return its end."""
         start = 0
         for begin in range(0, len(self._ids), TOKENS_A_TURN):
             end = min(begin + TOKENS_A_TURN, len(self._ids))
@@ -82,8 +82,8 @@ class CandidateChoice:
             for piece in pieces:
                 emit(piece)
         assert self._ended is not None
-        emit(evolve(self._ended, choice=text.detokenizer.choice))
         await trio.lowlevel.checkpoint()
+        return evolve(self._ended, choice=text.detokenizer.choice)
 
 
 def without_top(tokens: Tokens) -> Tokens:

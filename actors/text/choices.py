@@ -16,6 +16,7 @@ from attrs import define, evolve, field
 from actors.kit.calls import Answer, Askable
 from actors.kit.fast_path import FastPath, RelayedAnswer
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
+from actors.text.conformance import Judge
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
 from actors.text.formats.table import FORMATS
@@ -25,7 +26,7 @@ from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
-from protocol.messages.text import ChoiceEnded, Respond, Text
+from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Respond, Text
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 
@@ -41,6 +42,7 @@ class Choices:
     stops: StopStrings | None = None  # the stop strings of the request
     echoes: Sequence[str] = ()  # the text of each prompt, if choices begin with their prompts
     answer: RelayedAnswer | None = None  # the answer behind `emit`, if `emit` does nothing but put
+    judge: Judge | None = None  # judges each whole choice, if the request has a schema
     _scores: dict[int, PromptScores] = field(factory=dict)  # of the prompts that have been computed
     _echoing: trio.Lock | None = None  # prompts are echoed one after the other, a piece a turn
     _cached: int = 0
@@ -85,7 +87,11 @@ class Choices:
                 await self._echo(generations[index], prompt, first + index, self.emit)
             scored = self.request.logprobs is not None
             detokenizer = self._detokenizer(generations[index], first + index, scored=scored)
-            await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), self.emit)
+            kept, give = self._keeping(self.emit)
+            ended = await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), give)
+            if kept is not None:
+                await self._judge_whole(kept, ended)
+            self.emit(ended)
 
     async def _echo(self, generate: Generate, prompt: int, choice: int, emit: Emit) -> None:
         """Pass on the prompt at the beginning of a choice; a candidate has no echo before it is chosen.
@@ -121,13 +127,14 @@ class Choices:
         detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
         candidate = emit if isinstance(emit, CandidateChoice) else None
         text = self._staged(detokenizer) if candidate is None else StagedText(detokenizer)
+        kept, give = self._keeping(emit)
 
         def pass_on(reply: Started | Tokens) -> None:
             # Nearly every step has one token.
             if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:
                 if (whole := detokenizer.feed_whole(reply.ids[0])) is not None:
-                    emit(whole)
-                    _open_fast_path(self.answer if alone else None, generation, detokenizer)
+                    give(whole)
+                    _open_fast_path(self.answer if alone else None, generation, detokenizer, kept)
                     return
             elif isinstance(reply, Started):
                 self._begun(reply, emit, leads=leads)
@@ -141,7 +148,7 @@ class Choices:
             _close_fast_path(generation)
             text.take(reply.ids, reply.logprobs)
             for piece in text.give(PIECES_A_STEP):
-                emit(piece)
+                give(piece)
             if detokenizer.matched is not None:
                 # Leaving aborts the request: no further token is computed.
                 generation.abandon()
@@ -151,8 +158,8 @@ class Choices:
                 pass_on(await self._take_scores(generation, prompt))
                 await self._echo(generate, prompt, choice, emit)
             finished = await generation.relay(pass_on)
-        await self._rest(text, emit)
-        self._ended(detokenizer, finished, emit)
+        await self._rest(text, give)
+        emit(await self._end(detokenizer, finished, kept))
 
     def _begun(self, started: Started, emit: Emit, *, leads: bool) -> None:
         """Note that the prompt of a choice is computed, and pass on the first beginning."""
@@ -182,20 +189,49 @@ class Choices:
                 emit(piece)
             await trio.lowlevel.checkpoint()
 
-    def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None, emit: Emit) -> None:
-        """Pass on how a choice ended."""
+    async def _end(
+        self, detokenizer: IncrementalDetokenizer, finished: Finished | None, kept: Sequence[str] | None
+    ) -> ChoiceEnded:  # noqa: ASYNC910  # nothing waits for nearly every choice
+        """Return how a choice ended, once it is judged, and count its tokens."""
+        ended = self._ended(detokenizer, finished)
+        if kept is not None:
+            await self._judge_whole(kept, ended)
+        return ended
+
+    def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None) -> ChoiceEnded:
+        """Return how a choice ended, and count its tokens."""
         choice = detokenizer.choice
         if self.request.warm_up:
-            emit(ChoiceEnded(FinishReason.LENGTH, choice))
-            return
+            return ChoiceEnded(FinishReason.LENGTH, choice)
         if detokenizer.matched is not None:
             self._completion += detokenizer.tokens
-            emit(ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched))
-        elif finished is None:
+            return ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched)
+        if finished is None:
             raise EngineLost("the answer ended without a result")
-        else:
-            self._completion += finished.usage.completion_tokens
-            emit(ChoiceEnded(finished.reason, choice, finished.matched))
+        self._completion += finished.usage.completion_tokens
+        return ChoiceEnded(finished.reason, choice, finished.matched)
+
+    def _keeping(self, emit: Emit) -> tuple[list[str] | None, Emit]:
+        """Return the list of a choice's texts for its judge, and the `emit` that fills it; None without a judge.
+
+        A candidate is judged only if it is chosen.
+        """
+        if self.judge is None or isinstance(emit, CandidateChoice):
+            return None, emit
+        kept: list[str] = []
+
+        def keep_and_emit(reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
+            if isinstance(reply, Text):
+                kept.append(reply.text)
+            emit(reply)
+
+        return kept, keep_and_emit
+
+    async def _judge_whole(self, kept: Sequence[str], ended: ChoiceEnded) -> None:
+        """Judge a choice; one that was cut at its number of tokens is not whole."""
+        await trio.lowlevel.checkpoint()
+        if self.judge is not None and ended.reason is FinishReason.STOP:
+            await self.judge("".join(kept), ended.matched)
 
     def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
         """Return the text of a choice behind the stage of its model's format."""
@@ -221,11 +257,19 @@ class Choices:
         )
 
 
-def _open_fast_path(answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer) -> None:
-    """Let whole tokens of `source` skip the stages before `answer`, if its asker has a fast path."""
+def _open_fast_path(
+    answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer, kept: list[str] | None
+) -> None:
+    """Let whole tokens of `source` skip the stages before `answer`, if its asker has a fast path; `kept` gets texts."""
     path, texts = None if answer is None else answer.fast_path, detokenizer.whole_tokens
     if path is not None and texts is not None and not path.is_open:
-        path.attach(source, answer, lambda ids, _: detokenizer.record_whole(ids))
+
+        def record(ids: Sequence[int], _: float) -> None:
+            detokenizer.record_whole(ids)
+            if kept is not None:
+                kept.extend([whole.text for token in ids if (whole := texts[token]) is not None])
+
+        path.attach(source, answer, record)
         # The payload of the asker's path is a reply of `answer`: `Text` for a token.
         cast("FastPath[Text]", path).open(texts)
 

@@ -71,6 +71,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/template_loops.py"): {"jinja2"},
     Path("actors/text/template_sizes.py"): {"jinja2"},
     Path("actors/text/template_steps.py"): {"jinja2"},
+    Path("actors/text/conformance.py"): {"jsonschema_rs"},
     Path("actors/text/detokenizer.py"): {"tokenizers"},
     Path("actors/text/logprobs.py"): {"tokenizers"},
     Path("actors/text/whole_tokens.py"): {"tokenizers"},

@@ -33,6 +33,7 @@ from protocol.messages.generation import (
     Finished,
     FinishReason,
     Generate,
+    Grammar,
     GrammarKind,
     RouteTaken,
     Started,
@@ -41,6 +42,7 @@ from protocol.messages.generation import (
     one_token,
 )
 from protocol.model_folder import FILES
+from supervisor.engines.grammar_checks import engine_grammar
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES, RouteTable
@@ -126,6 +128,12 @@ class Worker:
                 answer.put(Tokens((token,), (logprob_at(token, place, request.logprobs, 512),)), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
         answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
+
+
+async def check_as_engines_do(grammar: Grammar, _: str) -> Grammar:
+    """Decide a grammar without an engine that could compile it."""
+    await trio.lowlevel.checkpoint()
+    return engine_grammar(grammar)
 
 
 @define(eq=False)
@@ -218,6 +226,7 @@ async def gateway_rig(
                 lambda: prompt_limits[0],
                 run_inline,
                 requests_max,
+                check_as_engines_do,
                 direct=direct,
             ),
             name="processor",

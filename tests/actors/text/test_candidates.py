@@ -173,8 +173,8 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
             break
     straight.append(detokenizer.finish())
     draft(ChoiceEnded(FinishReason.STOP, 9, detokenizer.matched))
-    await draft.replay(StagedText(reading(["old"], choice=3)), replies.append)
-    *pieces, ended = replies
+    ended = await draft.replay(StagedText(reading(["old"], choice=3)), replies.append)
+    pieces = replies
     assert ended == ChoiceEnded(FinishReason.STOP, 3, "old")
     wanted = [piece for piece in straight if piece is not None]
     assert "".join(piece.text for piece in pieces) == "".join(piece.text for piece in wanted) == "The oak is "

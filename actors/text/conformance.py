@@ -1,0 +1,201 @@
+"""The conformance of an answer to the JSON schema of its request, judged once the answer has ended.
+
+An engine is held to a grammar made of the schema. This is the second judgement, by another program and on the client's
+own schema: an answer that does not validate (JSON Schema 2020-12) ends in an error. Patterns are matched in linear
+time, no reference leaves the schema, and the work on one answer has a limit: rules that refer to each other may
+otherwise take time exponential in the depth of an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+import jsonschema_rs
+from attrs import define, frozen
+
+from actors.kit.offload import RunWork
+from protocol.errors import AnswerInvalid, BadRequest
+from protocol.schemas.keywords import MAP_KEYWORDS
+
+VISITS_MAX = 250_000  # of schemas behind references, and of schemas for items: about 0.15 s
+REGEX_BYTES_MAX = 4 * 2**20  # of one compiled pattern
+MESSAGE_CHARACTERS_MAX = 200  # of the validator about a schema, which it quotes
+DIGITS_MAX = 4_000  # of an integer: clients read no longer ones
+VISIT = "espalier-visit"  # the keyword that counts visits; a client's own of this name is replaced
+DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
+COUNTED_KEYWORDS = frozenset({"items", "additionalProperties", "propertyNames"})
+
+META_SCHEMA = jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"}, offline=True)
+
+Judge: TypeAlias = Callable[[str, str | int | None], Awaitable[None]]
+"""Judges a whole answer that ended by itself, or by the given stop; raises the error in which it ends if it is bad."""
+
+
+class UnusableSchema(Exception):
+    """The validator cannot read a schema; `str(error)` is a sentence for its author."""
+
+
+@define(eq=False)
+class _Visits:
+    """The number of visits that are left for one answer."""
+
+    left: int = VISITS_MAX
+
+
+@frozen
+class Conformance:
+    """Judges the answers of one request."""
+
+    schema: str  # the client's own
+    run: RunWork
+    params: Callable[[str], str]  # the client's name of a field
+
+    async def judge(self, text: str, matched: str | int | None) -> None:
+        """Raise `AnswerInvalid` for an answer that does not conform, `BadRequest` if its stop is at fault."""
+        reason = await self.run(len(self.schema) + len(text), partial(find_fault, self.schema, text))
+        if reason is None:
+            return
+        if matched is None:
+            raise AnswerInvalid(f"the answer of the model does not keep to {self.params('grammar')}: {reason}")
+        field = "stop" if isinstance(matched, str) else "stop_token_ids"
+        sentence = f"{field} ended the answer before it kept to {self.params('grammar')}: {reason}"
+        raise BadRequest(sentence, param=self.params(field))
+
+
+def find_fault(schema: str, text: str) -> str | None:
+    """Return why a text is not a JSON text that validates, None if it is one."""
+    visits = _Visits()
+    validator = _validator(json.loads(schema), visits)
+    try:
+        valid = validator.is_valid(_strict_json(text))
+    except RecursionError:
+        return "it is nested too deep"
+    except UnicodeEncodeError:
+        return "a string in it is not Unicode"
+    except json.JSONDecodeError as error:
+        return f"it is not JSON ({error.msg})"
+    except ValueError as error:
+        return str(error)
+    if visits.left < 0:
+        return f"it takes more than {VISITS_MAX:,} steps to validate"
+    return None if valid else "it is JSON, but does not validate"
+
+
+def _strict_json(text: str) -> object:
+    """Return a JSON text's value; raises `ValueError` for what only Python or some clients read."""
+    value: object = json.loads(
+        text,
+        object_pairs_hook=_object,
+        parse_constant=_refuse_constant,
+        parse_float=Decimal,
+        parse_int=_integer,
+    )
+    if "\\u" in text:
+        # Raises `UnicodeEncodeError` for half of a surrogate pair.
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    return value
+
+
+def check_schema(schema: str) -> None:
+    """Raise `UnusableSchema` for a text that is no JSON schema."""
+    with _errors_of_schemas():
+        META_SCHEMA.validate(json.loads(schema))
+
+
+def check_judge(schema: str) -> None:
+    """Raise `UnusableSchema` for a schema by which no answer could be judged."""
+    _validator(json.loads(schema), _Visits())
+
+
+@contextmanager
+def _errors_of_schemas() -> Iterator[None]:
+    """Raise `UnusableSchema` for the validator's errors about a schema."""
+    try:
+        yield
+    except jsonschema_rs.ValidationError as error:
+        place = "".join(f"/{token}" for token in error.instance_path)
+        raise UnusableSchema(f"#{place}: {error.message[:MESSAGE_CHARACTERS_MAX]}") from None
+    except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
+        raise UnusableSchema(f"#: {str(error)[:MESSAGE_CHARACTERS_MAX]}") from None
+
+
+def _validator(schema: object, visits: _Visits) -> jsonschema_rs.Draft202012Validator:
+    class Visit:
+        """The keyword that counts a visit, and fails when there have been too many."""
+
+        def __init__(self, _: object, __: object, ___: object) -> None: ...
+
+        def validate(self, _: object) -> None:
+            visits.left -= 1
+            if visits.left < 0:
+                raise ValueError
+
+    counted = _counted(schema)
+    assert isinstance(counted, dict | bool)
+    with _errors_of_schemas():
+        return jsonschema_rs.Draft202012Validator(
+            counted,
+            validate_formats=True,
+            offline=True,
+            pattern_options=jsonschema_rs.RegexOptions(REGEX_BYTES_MAX, REGEX_BYTES_MAX),
+            keywords={VISIT: Visit},
+        )
+
+
+def _counted(schema: object) -> object:
+    """Return a schema that counts each visit of a schema behind a reference, and of one for items or further keys.
+
+    The count stands first in an `allOf`, of which the validator reads no more once a part has failed.
+    """
+    if isinstance(schema, list):
+        return [_counted(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    counted: dict[str, object] = {}
+    for keyword, value in schema.items():
+        if keyword in DATA_KEYWORDS:
+            counted[keyword] = value
+        elif keyword in MAP_KEYWORDS and isinstance(value, dict):
+            counted[keyword] = {name: _counted(each) for name, each in value.items()}
+        elif keyword in COUNTED_KEYWORDS and isinstance(value, dict):
+            counted[keyword] = {"allOf": [{VISIT: True}, _counted(value)]}
+        else:
+            counted[keyword] = _counted(value)
+    if isinstance(reference := counted.get("$ref"), str):
+        _check_reference(reference)
+        del counted["$ref"]
+        others = counted.get("allOf")
+        parts = others if isinstance(others, list) else []
+        counted["allOf"] = [{VISIT: True}, {"$ref": reference}, *parts]
+    return counted
+
+
+def _check_reference(reference: str) -> None:
+    """Raise `UnusableSchema` for a reference into data, where visits are not counted."""
+    tokens = reference.split("/")
+    for before, token in pairwise(tokens):
+        if token in DATA_KEYWORDS and before not in MAP_KEYWORDS:
+            raise UnusableSchema(f"$ref: {reference[:MESSAGE_CHARACTERS_MAX]} is a value, and no schema")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    read = dict(pairs)
+    if len(read) < len(pairs):
+        raise ValueError("an object in it has the same key twice")
+    return read
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS_MAX:
+        raise ValueError(f"a number in it has more than {DIGITS_MAX:,} digits")
+    return int(digits)
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"it is not JSON ({name} is no number)")

@@ -1,0 +1,153 @@
+"""An answer under a schema is judged whole: as strict JSON, by the client's own schema, within a limit of work."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from actors.kit.offload import Offload, run_inline
+from actors.text.conformance import VISITS_MAX, Conformance, UnusableSchema, check_judge, check_schema, find_fault
+from protocol.errors import AnswerInvalid, BadRequest
+
+NUMBERS = '{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}'
+
+
+@pytest.mark.parametrize("text", ['{"a":1}', ' {"a" : 1.5e3}\n', '{"a":-0.0,"b":[null,true]}', '{"a":1e999}'])
+def test_a_text_that_validates_has_no_fault(text: str) -> None:
+    assert find_fault(NUMBERS, text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "not JSON"),
+        ('{"a":1', "not JSON"),
+        ('{"a":1} and more', "Extra data"),
+        ('{"a":1}{"a":1}', "Extra data"),
+        ('{"a":NaN}', "NaN"),
+        ('{"a":-Infinity}', "Infinity"),
+        ("{'a':1}", "not JSON"),
+        ('{"a":1,}', "not JSON"),
+        ('{"a":1,"a":2}', "same key twice"),
+        ('{"a":1,"b":{"c":0,"c":0}}', "same key twice"),
+        ('{"a":1,"b":"\n"}', "not JSON"),
+        ('{"a":1,"b":"\\ud800"}', "not Unicode"),
+        (f'{{"a":{"9" * 5000}}}', "digits"),
+        ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
+        ('{"a":"1"}', "does not validate"),
+        ("{}", "does not validate"),
+        ("[]", "does not validate"),
+    ],
+)
+def test_a_text_that_is_not_strict_json_of_the_schema_has_a_fault(text: str, reason: str) -> None:
+    assert reason in (find_fault(NUMBERS, text) or "")
+
+
+@pytest.mark.parametrize(
+    ("format_name", "good", "bad"),
+    [
+        ("date-time", "2026-01-31T10:00:00Z", "2026-01-31T10:00:00"),
+        ("date", "2026-01-31", "2026-02-31"),
+        ("uuid", "01234567-89ab-cdef-0123-456789abcdef", "01234567"),
+    ],
+)
+def test_formats_are_asserted(format_name: str, good: str, bad: str) -> None:
+    schema = json.dumps({"type": "string", "format": format_name})
+    assert find_fault(schema, json.dumps(good)) is None
+    assert find_fault(schema, json.dumps(bad)) is not None
+
+
+def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
+    assert find_fault('{"type":"integer"}', "1.0") is None
+    assert find_fault('{"type":"integer"}', "1.5") is not None
+    assert find_fault('{"const":0.1}', "0.1") is None
+
+
+def referring(levels: int) -> str:
+    """Return a schema in which each level may be read in two ways, and so a text in two to the power of its depth."""
+    rules: dict[str, object] = {f"e{level}": two_ways(f"e{level + 1}") for level in range(levels)}
+    return json.dumps({"$ref": "#/$defs/e0", "$defs": rules | {f"e{levels}": {"type": "null"}}})
+
+
+def two_ways(below: str) -> dict[str, object]:
+    ways = ({"a": {"$ref": f"#/$defs/{below}"}, "z": {"items": {"const": number}}} for number in (1, 2))
+    return {"oneOf": [{"type": "object", "properties": way} for way in ways]}
+
+
+def nested(levels: int) -> str:
+    text = "null"
+    for _ in range(levels):
+        text = f'{{"a":{text},"z":[2]}}'
+    return text
+
+
+def test_the_work_on_an_answer_has_a_limit() -> None:
+    began = time.perf_counter()
+    assert find_fault(referring(8), nested(8)) is None
+    assert f"{VISITS_MAX:,} steps" in (find_fault(referring(60), nested(60)) or "")
+    assert time.perf_counter() - began < 10, "it would take a thousand years without"
+
+
+def test_a_pattern_takes_linear_time() -> None:
+    began = time.perf_counter()
+    assert find_fault('{"type":"string","pattern":"^(a+)+$"}', json.dumps("a" * 50_000 + "!")) is not None
+    assert time.perf_counter() - began < 10
+
+
+def check(schema: object) -> None:
+    text = json.dumps(schema)
+    check_schema(text)
+    check_judge(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "thing"}, "/type"),
+        ({"$ref": "https://example.org/schema"}, "example.org"),
+        ({"$ref": "#/$defs/none"}, "none"),
+        ({"properties": {"a": {"pattern": "["}}}, "regex"),
+        ({"properties": {"a": {"minLength": -1}}}, "/properties/a/minLength"),
+        ({"$ref": "#/default", "default": {"$ref": "#/default"}}, "is a value"),
+        ([], "boolean"),
+    ],
+)
+def test_a_schema_that_cannot_judge_is_refused_with_its_place(schema: object, words: str) -> None:
+    with pytest.raises(UnusableSchema) as refused:
+        check(schema)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"$ref": {"const": {"$ref": "x"}}}, "required": ["$ref"]},
+        {"$defs": {"default": {"type": "null"}}, "$ref": "#/$defs/default"},
+        {"allOf": [{"type": "array"}], "$ref": "#/$defs/a", "$defs": {"a": {"items": {"type": "null"}}}},
+        True,
+    ],
+)
+def test_a_schema_with_unusual_names_can_judge(schema: object) -> None:
+    check(schema)
+
+
+def test_siblings_of_a_reference_are_judged_with_it() -> None:
+    schema = '{"$ref":"#/$defs/a","maximum":3,"allOf":[{"minimum":1}],"$defs":{"a":{"type":"integer"}}}'
+    assert [find_fault(schema, text) is None for text in ("2", "4", "0", "2.5")] == [True, False, False, False]
+
+
+def conformance() -> Conformance:
+    return Conformance(NUMBERS, Offload(run_inline, "").run, {"grammar": "response_format"}.get)  # type: ignore[arg-type]
+
+
+async def test_an_answer_that_does_not_conform_is_the_servers_fault_and_its_stops_the_clients() -> None:
+    await conformance().judge('{"a":1}', None)
+    with pytest.raises(AnswerInvalid, match="response_format: it is JSON, but does not validate") as invalid:
+        await conformance().judge("{}", None)
+    assert (invalid.value.fault, invalid.value.retry_after_s) == ("server", None)
+    with pytest.raises(BadRequest, match="stop ended the answer before"):
+        await conformance().judge('{"a":', "1")
+    with pytest.raises(BadRequest, match="stop_token_ids ended the answer before"):
+        await conformance().judge('{"a":', 7)
