@@ -96,7 +96,7 @@ class KvPolicy:
         """Record the worker of the session, and follow the prompt that it computes."""
         load = choice.load
         if session:
-            self.sessions.set(load.leg, session, load.name)
+            self.sessions.set(load.leg, session, load.name, request.owner)
         if load.leg is Leg.DECODE or not prompt.matches:
             return None
         return _TakenPrompt(self, request, load, prompt)

@@ -66,5 +66,36 @@ def test_without_a_session_the_least_loaded_is_chosen() -> None:
 def test_the_least_recently_used_session_is_forgotten() -> None:
     workers = SessionWorkers(2)
     for session in ("a", "b", "a", "c"):
-        workers.set(Leg.BOTH, session, session.upper())
+        workers.set(Leg.BOTH, session, session.upper(), "alice")
     assert [workers.get(Leg.BOTH, session) for session in "abc"] == ["A", None, "C"]
+
+
+def test_an_owner_with_many_sessions_pushes_out_its_own_alone() -> None:
+    workers = SessionWorkers(8)
+    for number in range(100):
+        for leg in (Leg.PREFILL, Leg.DECODE):
+            workers.set(leg, "of bob", "B", "bob")
+            workers.set(leg, f"of alice {number}", "A", "alice")
+    for leg in (Leg.PREFILL, Leg.DECODE):
+        assert workers.get(leg, "of bob") == "B"
+        assert [workers.get(leg, f"of alice {number}") for number in (96, 97, 98, 99)] == [None, "A", "A", "A"]
+
+
+def test_a_session_belongs_to_its_last_owner() -> None:
+    workers = SessionWorkers(3)
+    workers.set(Leg.BOTH, "shared", "X", "alice")
+    workers.set(Leg.BOTH, "shared", "Y", "bob")
+    for number in range(5):
+        workers.set(Leg.BOTH, f"{number}", "A", "alice")
+    assert workers.get(Leg.BOTH, "shared") == "Y"
+
+
+def test_a_chosen_worker_is_remembered_for_the_owner_of_the_request() -> None:
+    policy = BySession(SessionWorkers(2))
+    for number in range(4):
+        for owner, session in (("bob", "mine"), ("alice", f"{number}")):
+            choice = policy(evolve(generate(), owner=owner, hints=RoutingHints(session)), Loads(FOUR))
+            assert choice is not None
+            assert choice.on_taken is not None
+            choice.on_taken()
+    assert policy.workers.get(Leg.BOTH, "mine") is not None

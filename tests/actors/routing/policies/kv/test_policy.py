@@ -16,6 +16,7 @@ from actors.routing.load import Load
 from actors.routing.policies.kv.index import PrefixIndex
 from actors.routing.policies.kv.policy import ANSWER_BLOCKS_MAX, HOLDERS_MAX, LEAST_LOADED_MAX, KvPolicy, KvSettings
 from actors.routing.policies.kv.recent import RECENT_S
+from actors.routing.policies.session import SessionWorkers
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.block_hashes import block_hashes, block_hashes_after, root_digest
@@ -408,3 +409,12 @@ def test_a_rank_with_a_prefix_is_compared_however_many_less_loaded_ones_there_ar
     choice = made(wanted(), few)
     assert choice is not None
     assert (choice.load.name, choice.overlap) == ("z#11", 9 * PAGE)
+
+
+def test_the_sessions_of_one_owner_push_out_its_own_alone() -> None:
+    made = policy()
+    made.sessions = SessionWorkers(2)
+    for number in range(4):
+        for owner, session in (("bob", "mine"), ("alice", f"{number}")):
+            chosen(made, evolve(wanted(session=session), owner=owner), A, B)
+    assert made.sessions.get(A.leg, "mine") is not None
