@@ -20,9 +20,10 @@ class EspalierError(Exception):
 
 
 class RequestError(EspalierError):
-    """One request failed; `str(error)` is a sentence that its asker may see.
+    """One request failed; `str(error)` is a sentence for its asker and for the log.
 
-    `param` names the field of the request that is at fault, as the client spelled it.
+    `param` names the field of the request that is at fault, as the client spelled it. `client_detail` is the sentence
+    for a client that may not know the cluster from inside: it names no node, engine or address.
     """
 
     code: ClassVar[str] = "internal"
@@ -31,10 +32,19 @@ class RequestError(EspalierError):
     close_code: ClassVar[int | None] = None  # set where the error ends a WebSocket connection
     of_gateway: ClassVar[bool] = False  # sent only by a gateway to its own client; crosses no link
     retry_after_s: int | None = None  # None: not worth retrying; an instance may override it
+    outline: ClassVar[str | None] = None  # the `client_detail` of a class whose sentences may name what is inside
 
-    def __init__(self, detail: str, *, param: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        detail: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        client_detail: str | None = None,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.client_detail = client_detail or self.outline or detail
         self.param = param
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
@@ -42,6 +52,8 @@ class RequestError(EspalierError):
 
 class InternalError(RequestError):
     """A bug of this server, logged where it occurred; report it with the request's id."""
+
+    outline = "the server made a mistake; its log has the details"
 
     close_code = 1011
 
@@ -217,6 +229,10 @@ class Overloaded(RequestError):
     retry_after_s = 1
 
 
+UNREADY = "not every model of this server is ready yet; its operator knows what is missing"
+"""The `client_detail` of a `NotReady` that names engines which are not up."""
+
+
 class NotReady(RequestError):
     """Something that the request needs is not available yet; try again later."""
 
@@ -229,6 +245,7 @@ class Draining(RequestError):
     """The server is shutting down and admits nothing new; connect again."""
 
     code = "draining"
+    outline = "the server is shutting down"
     http_status = 503
     close_code = 1012
     retry_after_s = 1
@@ -238,6 +255,7 @@ class LinkLost(RequestError):
     """The link to the node that was answering was lost; try again."""
 
     code = "link_lost"
+    outline = "the link to the node that was answering was lost"
     http_status = 503
     retry_after_s = 1
 
@@ -252,6 +270,7 @@ class EngineLost(RequestError):
     """The answering engine died, or did not release its slot; try again."""
 
     code = "engine_lost"
+    outline = "the engine that was answering was lost"
     http_status = 503
     retry_after_s = 1
 
@@ -260,6 +279,7 @@ class ActorLost(RequestError):
     """The actor that was answering ended; try again."""
 
     code = "actor_lost"
+    outline = "the part of the server that was answering ended"
     http_status = 503
     retry_after_s = 1
 
@@ -268,6 +288,7 @@ class HandOffFailed(RequestError):
     """The KV cache did not get from the prefill to the decode; try again."""
 
     code = "hand_off_failed"
+    outline = "the KV cache did not get from the prefill to the decode"
     http_status = 503
     retry_after_s = 1
 

@@ -72,6 +72,11 @@ class AccessLog:
         """Mark an error as logged with the end of its request, so that `log_refused` does not log it again."""
         self._logged.add(error)
 
+    def replace(self, error: RequestError, shown: RequestError) -> None:
+        """Let one error stand for another, which has been logged or not."""
+        if error in self._logged:
+            self._logged.add(shown)
+
     def log_ended(self, line: dict[str, object], error: RequestError | None, *, admitted: bool) -> None:
         """Log the end of a request; one that was not admitted counts as refused, and its line may be dropped."""
         if error is not None and not admitted and not self._passes(error, str(line["key"])):

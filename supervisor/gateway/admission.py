@@ -17,7 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
-from protocol.errors import BadRequest, Draining, NotReady, Overloaded
+from protocol.errors import UNREADY, BadRequest, Draining, NotReady, Overloaded
 from protocol.messages.cluster import GateState
 
 BEGIN_MAX = 8
@@ -228,4 +228,4 @@ class AdmissionGate:
         if self.draining:
             raise Draining("the server is shutting down")
         if (why := self.unready()) is not None:
-            raise NotReady(why)
+            raise NotReady(why, client_detail=UNREADY)

@@ -11,7 +11,8 @@ all protocols have the same limits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import TypeVar
 
@@ -21,7 +22,7 @@ from attrs import define, evolve, field, frozen
 from protocol.access import Access
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.targets import NO_TARGETS, Targets
-from protocol.errors import BadRequest, Draining, StartFailed
+from protocol.errors import BadRequest, Draining, RequestError, StartFailed
 from protocol.messages.cluster import GateState
 from protocol.messages.text import Answered, Respond, Text
 from protocol.tenants import tenant_salt, tenant_session
@@ -97,14 +98,17 @@ class Gateway:
     ) -> ClientKey:
         """Return the key of a request, and count its connection in the name of that key from now on.
 
-        A request to an open operation needs no key. Where keys are wanted, its connection goes on counting as
-        unauthenticated. A probe may come by any host name.
+        A request to an open operation needs no key, and one that it has decides only what its answer shows. Where keys
+        are wanted, its connection goes on counting as unauthenticated. A probe may come by any host name.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
         self.origins.check_headers(headers, any_host=probe)
         anonymous = self.keys.anonymous
-        key = anonymous if access is Access.OPEN else self.keys.find(headers, admin=access is Access.ADMIN)
+        if access is Access.OPEN:
+            key = self.keys.presented(headers) or anonymous
+        else:
+            key = self.keys.find(headers, admin=access is Access.ADMIN)
         if access is not Access.OPEN or not self.keys.wanted:
             self.connections.authenticated(outbox, None if key is anonymous else key)
         return key
@@ -135,6 +139,14 @@ class Gateway:
             histories_bytes=self.memory.histories.size_bytes,
             backlogs_bytes=self.memory.backlogs.size_bytes,
         )
+
+    def shown(self, error: RequestError, key: ClientKey | None) -> RequestError:
+        """Return an error as its client may see it: with names of nodes and engines only for operators."""
+        if error.client_detail == error.detail or self.keys.administers(key):
+            return error
+        shown = type(error)(error.client_detail, param=error.param, retry_after_s=error.retry_after_s)
+        self.access_log.replace(error, shown)
+        return shown
 
     # Reload and drain --------------------------------------------------------------------
 
@@ -223,7 +235,7 @@ class Gateway:
         key = record.key or self.keys.anonymous
         priority = key.clamp_priority(request.priority)
         weight, param = generations_of(request), multiplying_field(request)
-        with self.runner.recording(record), key.generating(weight, param):
+        with self._shown_to(key), self.runner.recording(record), key.generating(weight, param):
             if request.grammar is not None:
                 param = request.params.get("grammar", "grammar")
                 await check_grammar(request.grammar, key, self.grammars, self.runtime.run_in_thread, param=param)
@@ -242,6 +254,16 @@ class Gateway:
                 answered = await self.runner.answer(request, served, record, on_reply, on_token)
             # Still recorded: a response that cannot be built must not count as complete.
             return finish(answered)
+
+    @contextmanager
+    def _shown_to(self, key: ClientKey) -> Iterator[None]:
+        """Raise errors of the body as a client may see them; a record of the request keeps the error itself."""
+        try:
+            yield
+        except RequestError as error:
+            if (shown := self.shown(error, key)) is error:
+                raise
+            raise shown from error
 
     def _gathered_bytes(self, request: Respond, record: RequestRecord) -> int:
         """Return the bytes that a response may take if it is sent whole; raises `BadRequest` if it never fits."""

@@ -145,7 +145,7 @@ class HttpResponse:
             headers += [(b"accept", b"application/json"), (b"accept-encoding", b"identity")]
         if request.allow and error.http_status == 405:
             headers.append((b"allow", request.allow))
-        self.reply(status, headers, body or shapes.error_body(error))
+        self.reply(status, headers, body or shapes.error_body(self.gateway.shown(error, request.key)))
 
     def fail_last(self, error: RequestError, status: int | None = None) -> None:
         """Write an error response, after which the connection closes."""
@@ -227,8 +227,9 @@ class HttpResponse:
             *headers,
             (b"x-request-id", self.request.id.encode()),
         ]
-        if self.record is not None and self.record.route is not None:
-            headers.append((b"x-route", _route_header(self.record.route, self.record.route_cached_tokens)))
+        record = self.record
+        if record is not None and record.route is not None and self.gateway.keys.administers(self.request.key):
+            headers.append((b"x-route", _route_header(record.route, record.route_cached_tokens)))
         allowed = self.gateway.origins.cors_headers(self.request.headers)
         headers += [header for header in allowed if header not in headers]
         # An upgrade counts only if `connection` names it (RFC 9110, 7.8).

@@ -201,7 +201,8 @@ class Keys:
     def find(self, headers: Headers, *, admin: bool = False) -> ClientKey:
         """Return the key that a request presents; raises `Unauthorized`, or `Forbidden` if it must be an admin key."""
         if not (self._admin_wanted if admin else self._wanted):
-            return self.anonymous
+            # Clients may send any key here, and an operator the admin key.
+            return self.presented(headers) or self.anonymous
         secret = presented_secret(headers)
         if secret is None:
             raise Unauthorized(WANTED)
@@ -213,6 +214,15 @@ class Keys:
                 raise Forbidden(f"nobody may do this: there is no admin key; set {ADMIN}, or admin = true for a key")
             raise Forbidden(f"the key {key.name!r} may not do this; it takes an admin key")
         return key
+
+    def administers(self, key: ClientKey | None) -> bool:
+        """Whether a caller may see the cluster from inside: with an admin key, or where administration needs none."""
+        return not self._admin_wanted if key is None or key.is_anonymous else key.section.admin
+
+    def presented(self, headers: Headers) -> ClientKey | None:
+        """Return the key that a request presents although it may need none; None without a known one."""
+        secret = presented_secret(headers) if self._keys else None
+        return None if secret is None else self._match(secret)
 
     def _match(self, secret: bytes) -> ClientKey | None:
         """Return the key of a secret; compares with every key, without stopping at the first that matches."""

@@ -137,7 +137,7 @@ ROUTES = RouteTable(
             Operation(
                 "GET",
                 "/server_info",
-                "The models, the engines and the limits of this server.",
+                "The models of this server; for an operator also its engines and limits.",
                 json_body("ServerInfo"),
                 errors=(404,),
             ),

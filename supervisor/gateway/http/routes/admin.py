@@ -9,16 +9,18 @@ from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.response import JSON
 from supervisor.gateway.http.routes.route import log_answered
 
+# Fields of `GET /server_info` that name nodes and engines, or show limits by which clients would press each other.
+FOR_OPERATORS = frozenset({"engines", "ejected", "limits"})
+
 
 async def server_info(exchange: Exchange, _: Body) -> None:
-    """Answer with the version, the models, the engines and the limits at this moment."""
+    """Answer with the version and the models, and for an operator with the engines and the limits at this moment."""
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
-    exchange.response.reply(
-        200,
-        [JSON],
-        msgspec.json.encode(gateway.administration.server_info() | {"limits": msgspec.to_builtins(gateway.limits)}),
-    )
+    info = gateway.administration.server_info() | {"limits": msgspec.to_builtins(gateway.limits)}
+    if not gateway.keys.administers(exchange.request.key):
+        info = {name: value for name, value in info.items() if name not in FOR_OPERATORS}
+    exchange.response.reply(200, [JSON], msgspec.json.encode(info))
     log_answered(exchange)
 
 

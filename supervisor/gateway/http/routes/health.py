@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from protocol.errors import Draining, NotReady
+from protocol.errors import UNREADY, Draining, NotReady
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.response import TEXT
 from supervisor.gateway.http.routes.route import log_answered
@@ -25,8 +25,10 @@ async def ready(exchange: Exchange, _: Body) -> None:
     if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")
     if (why := exchange.gateway.probes.unready()) is not None:
-        raise NotReady(why)
+        raise NotReady(why, client_detail=UNREADY)
     missing = exchange.gateway.probes.missing()
+    if missing is not None and not exchange.gateway.keys.administers(exchange.request.key):
+        missing = "some model takes no images and videos"
     exchange.response.reply(200, [TEXT], b"ready\n" if missing is None else f"ready, but {missing}\n".encode())
     log_answered(exchange)
 
