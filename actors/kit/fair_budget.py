@@ -25,6 +25,7 @@ class _Waiter:
     """A call that waits for its units, or has them."""
 
     units: int
+    small: bool
     woken: trio.Event = field(factory=trio.Event)
     has_units: bool = False
     displaced: bool = False
@@ -46,13 +47,13 @@ class Share:
     budget: FairBudget
     owner: str
     units: int
-    large: bool
+    small: bool
 
     def shrink(self, units: int) -> None:
         """Give back all but so many units; no effect if it holds no more."""
         if (less := self.units - units) > 0:
             self.units = units
-            self.budget.give_back(self.owner, less, large=self.large)
+            self.budget.give_back(self.owner, less, small=self.small)
 
 
 @define(eq=False)
@@ -71,36 +72,47 @@ class FairBudget:
         return BudgetStatistics(self.taken, len(self._queue))
 
     @asynccontextmanager
-    async def taking(self, units: int, owner: str) -> AsyncIterator[Share]:
-        """Hold units while the body runs; waits until they are free.
+    async def taking(self, units: int, owner: str, *, small: bool | None = None) -> AsyncIterator[Share]:
+        """Hold units while the body runs; waits until they are free, and raises as `take`."""
+        share = await self.take(units, owner, small=small)
+        try:
+            yield share
+        finally:
+            share.shrink(0)
 
-        Raises `TooLarge` for more units than one owner may have, and `Overloaded` if too many calls wait and no other
-        owner has more waiting calls than this one.
+    async def take(self, units: int, owner: str, *, small: bool | None = None) -> Share:
+        """Wait for units and return them; the caller gives them back, by `Share.shrink`.
+
+        Whether the call is `small` follows from its units, if it is not given. Raises `TooLarge` for more units than
+        one owner may have, and `Overloaded` if too many calls wait and no other owner has more waiting calls than this
+        one.
         """
         if self.limits.never_fits(units):
             raise TooLarge(f"one request can have {self.limits.call_max:,} of {self.name}, and this one has {units:,}")
-        waiter, share = _Waiter(units), Share(self, owner, units, large=not self.limits.is_small(units))
+        waiter = _Waiter(units, self.limits.is_small(units) if small is None else small)
         await trio.lowlevel.checkpoint()
         entry = self._queue.add(waiter, owner, 0)
         self._give()
         if not waiter.has_units and len(self._queue) > self.waiting_max:
             self._displace(entry)
+        share = Share(self, owner, units, waiter.small)
         try:
             await waiter.woken.wait()
-            if waiter.displaced:
-                raise Overloaded(f"as many requests wait for {self.name} as may, and this one made way for another key")
-            yield share
-        finally:
+        except BaseException:
             if waiter.has_units:
                 share.shrink(0)
             elif not waiter.displaced:
                 self._queue.remove(entry)
                 self._give()  # units may have been kept for it
+            raise
+        if waiter.displaced:
+            raise Overloaded(f"as many requests wait for {self.name} as may, and this one made way for another key")
+        return share
 
-    def give_back(self, owner: str, units: int, *, large: bool) -> None:
+    def give_back(self, owner: str, units: int, *, small: bool) -> None:
         """Return units of an owner, which are given to the next calls in this very turn."""
         self.taken -= units
-        self.large -= units if large else 0
+        self.large -= 0 if small else units
         self._queue.charge(owner, -units)
         self._give()
 
@@ -122,13 +134,14 @@ class FairBudget:
         overtaken: list[_Waiter] = []
         while (entry := self._queue.head(index)) is not None:
             waiter, units, owned = entry.item, entry.item.units, self._queue.account(entry.owner)
-            obstacle = limits.obstacle(units, taken=self.taken, owned=owned, large=self.large)
+            obstacle = limits.obstacle(units, taken=self.taken, owned=owned, large=None if waiter.small else self.large)
             kept = any(other.overtaken_by >= other.units for other in overtaken)
-            if obstacle is None and not (kept and not limits.in_room_of_small(units, self.taken - self.large)):
+            own_room = waiter.small and limits.has_small_room(units, self.taken - self.large)
+            if obstacle is None and (own_room or not kept):
                 self._queue.remove(entry)
                 self._queue.charge(entry.owner, units)
                 self.taken += units
-                self.large += 0 if limits.is_small(units) else units
+                self.large += 0 if waiter.small else units
                 waiter.has_units = True
                 waiter.woken.set()
                 for other in overtaken:

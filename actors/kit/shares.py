@@ -68,20 +68,21 @@ class BudgetLimits:
         """Whether a call for so many units may take from the room of small calls."""
         return units <= self.small_max
 
-    def in_room_of_small(self, units: int, small: float) -> bool:
-        """Whether a call is small and fits into the room of small calls, with `small` units taken by small calls."""
-        return self.is_small(units) and small + units <= self.total - self.large_max
+    def has_small_room(self, units: int, small: float) -> bool:
+        """Whether the room of small calls has so many units left, with `small` units taken by small calls."""
+        return small + units <= self.total - self.large_max
 
-    def obstacle(self, units: int, *, taken: float, owned: float, large: float = 0) -> Obstacle | None:
+    def obstacle(self, units: int, *, taken: float, owned: float, large: float | None = None) -> Obstacle | None:
         """Return the limit by which a call does not get its units now, None if there is none.
 
-        `taken` are the units of all calls, `owned` of its owner's calls, `large` of all large calls.
+        `taken` are the units of all calls, `owned` of its owner's calls, `large` of all large calls: None for a small
+        call.
         """
         if owned + units > self.owner_max:
             return Obstacle.OWNER
         if taken + units > self.total:
             return Obstacle.TOTAL
-        if not self.is_small(units) and large + units > self.large_max:
+        if large is not None and large + units > self.large_max:
             return Obstacle.LARGE
         return None
 

@@ -41,6 +41,7 @@ from protocol.tensors import NO_TENSOR, Tensor
 
 FETCHES_MAX = 16  # fetches at a time
 WAITING_MAX = 256  # requests that wait to begin
+DECODERS_BESIDE = 1  # processes for small jobs, beside those of one owner
 
 
 class Content(Protocol):
@@ -59,13 +60,18 @@ C = TypeVar("C", bound=Content)
 
 @frozen
 class Source:
-    """A URL before it is opened: the most memory of its content, and whether its fetch waits for others.
-
-    The content of a remote one may be bounded further when it is opened.
-    """
+    """A URL before it is opened: the most memory of its content, and whether its fetch waits for others."""
 
     bytes_max: int
     is_remote: bool
+
+
+@frozen
+class Allowance:
+    """The most bytes of a remote content, and the owner whose part of threads its fetch may use."""
+
+    bytes_max: int
+    owner: str
 
 
 @frozen
@@ -79,13 +85,10 @@ class Inspected(Generic[C]):
 
 @frozen
 class MediaPorts(Generic[C]):
-    """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled.
-
-    `fetch` gets the most bytes that a remote content may have.
-    """
+    """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled."""
 
     source: Callable[[str], Source]
-    fetch: Callable[[str, int], Awaitable[C]]
+    fetch: Callable[[str, Allowance], Awaitable[C]]
     inspect: Callable[[C, Modality], Awaitable[Inspected[C]]]
     decode: Callable[[C, Plan], Awaitable[Tensor]]
     release: Callable[[Tensor], None]  # frees an unused tensor
@@ -138,7 +141,7 @@ class Preparations(Generic[C]):
         self._fetched = FairBudget("a place to fetch to", fetched, limits.waiting_max)
         self._prepared = FairBudget("memory", prepared)
         self._fetches = FairBudget("a fetch", BudgetLimits.of_places(limits.fetches_max))
-        self._decodes = FairBudget("a decoder", BudgetLimits(limits.decodes_max, limits.decodes_max))
+        self._decodes = FairBudget("a decoder", decoder_limits(limits.decodes_max))
 
     def statistics(self) -> MediaStatistics:
         """Return the budgets' counts."""
@@ -206,14 +209,15 @@ class Preparations(Generic[C]):
         """Fetch an item and plan how it is decoded."""
         with _blaming(item.media):
             async with memory.opening(item.source.bytes_max) as bytes_max:
+                allowance = Allowance(bytes_max, owner)
                 if item.source.is_remote:
                     async with self._fetches.taking(1, owner):
-                        item.content = await self.ports.fetch(item.media.url, bytes_max)
+                        item.content = await self.ports.fetch(item.media.url, allowance)
                 elif item.source.bytes_max > bytes_max:
                     raise memory.too_large()
                 else:
-                    item.content = await self.ports.fetch(item.media.url, bytes_max)
-                async with self._decodes.taking(1, owner):
+                    item.content = await self.ports.fetch(item.media.url, allowance)
+                async with self._decodes.taking(1, owner, small=True):
                     inspected = await self.ports.inspect(item.content, item.media.modality)
                 item.content = inspected.content
                 memory.add(item.content.size_bytes)
@@ -238,7 +242,7 @@ class Preparations(Generic[C]):
         assert item.plan is not None
         assert item.content is not None
         with _blaming(item.media):
-            async with self._decodes.taking(1, owner):
+            async with self._decodes.taking(1, owner, small=item.plan.is_small):
                 item.tensor = await self.ports.decode(item.content, item.plan)
         lease.callback(self.ports.release, item.tensor)
         item.close()
@@ -259,6 +263,11 @@ class _Item(Generic[C]):
         if self.content is not None:
             self.content.close()
             self.content = None
+
+
+def decoder_limits(decoders: int) -> BudgetLimits:
+    """Return the limits of decoder processes: beside those of one owner there is one for a small job of another."""
+    return BudgetLimits(decoders + DECODERS_BESIDE, decoders, large_max=decoders)
 
 
 @contextmanager

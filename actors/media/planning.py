@@ -18,6 +18,7 @@ from protocol.messages.media import Media, MediaForm, MediaItem, Modality, grid_
 from protocol.tensors import BYTES, Dtype
 
 CHANNELS = 3
+SMALL_PIXELS_MAX = 4_000_000  # of a small image, which is decoded in some tenths of a second
 
 
 @frozen
@@ -28,6 +29,12 @@ class Plan:
     task: DecodeContent
     dtype: Dtype
     shape: tuple[int, ...]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the item is decoded in a moment: its job may have the decoder beside those for all jobs."""
+        facts = self.task.facts
+        return isinstance(facts, ImageFacts) and facts.height * facts.width <= SMALL_PIXELS_MAX
 
     @property
     def size_bytes(self) -> int:

@@ -41,7 +41,7 @@ class MediaSection:
     seconds_max: Seconds = 600.0  # duration of a video; longer ones are refused
     fetch_s: Seconds = 15.0  # longest time to fetch one of them, redirects included
     prepare_s: Seconds = 60.0  # longest time to fetch and decode all of a request, waits included
-    # decoder processes at a time, for all requests together
+    # decoder processes at a time; beside them one for small images of another key
     decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2
     # memory for contents of all requests that are not decoded yet, each counted as 1 MiB at least; further ones wait
     fetched_bytes_max: Bytes = 256 * MIB

@@ -12,13 +12,14 @@ import errno
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 from urllib.parse import urljoin
 
 import trio
 from attrs import frozen
 
-from actors.media.media import Source
+from actors.media.media import Allowance, Source
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config import media as config
 from supervisor.config.media import HostPattern, is_address
@@ -73,10 +74,10 @@ class Fetcher:
             urls.check_allowed(parsed, self.rules.hosts)
         return Source(self.rules.bytes_max, is_remote=True)
 
-    async def fetch(self, url: str, bytes_max: int) -> StoredContent:
-        """Return the content of a URL, of a remote one at most `bytes_max` bytes; raises `RequestError`."""
+    async def fetch(self, url: str, allowance: Allowance) -> StoredContent:
+        """Return the content of a URL; raises `RequestError`."""
         try:
-            content = await self._fetched(url, min(bytes_max, self.rules.bytes_max))
+            content = await self._fetched(url, allowance)
         except trio.TooSlowError as error:
             raise BadRequest(
                 f"the URL was not fetched within {self.rules.fetch_s:g} s, or its server paused"
@@ -92,35 +93,38 @@ class Fetcher:
             content.free = self.free
             return content
 
-    async def _fetched(self, url: str, bytes_max: int) -> StoredContent:
+    async def _fetched(self, url: str, allowance: Allowance) -> StoredContent:
         if urls.is_data(url):
             return await _stored_text(url)
         parsed = urls.parse(url)
         if isinstance(parsed, FileUrl):
-            return await self.files.read(parsed, bytes_max)
+            return await self.files.read(parsed, self._bytes_max(allowance), owner=allowance.owner)
         with trio.fail_after(self.rules.fetch_s):
-            return await self._follow(url, parsed, bytes_max)
+            return await self._follow(url, parsed, allowance)
 
-    async def _follow(self, text: str, url: WebUrl, bytes_max: int) -> StoredContent:
+    async def _follow(self, text: str, url: WebUrl, allowance: Allowance) -> StoredContent:
         """Fetch a URL, by way of redirects."""
         for _ in range(self.rules.redirects_max + 1):
             urls.check_allowed(url, self.rules.hosts)
-            answer = await self._get(url, bytes_max)
+            answer = await self._get(url, allowance)
             if not isinstance(answer, Redirect):
                 return answer
             text, url = _redirected(text, url, answer)
         raise BadRequest(f"the URL leads through more than {self.rules.redirects_max} redirects")
 
-    async def _get(self, url: WebUrl, bytes_max: int) -> StoredContent | Redirect:
-        stream = await self._connected(url)
+    async def _get(self, url: WebUrl, allowance: Allowance) -> StoredContent | Redirect:
+        stream = await self._connected(url, allowance.owner)
         try:
-            return await http.get(stream, url, self.rules.agent, HttpLimits(bytes_max, STALL_S))
+            return await http.get(stream, url, self.rules.agent, HttpLimits(self._bytes_max(allowance), STALL_S))
         finally:
             await trio.aclose_forcefully(stream)  # noqa: ASYNC102  # it does not wait
 
-    async def _connected(self, url: WebUrl) -> trio.abc.Stream:
+    def _bytes_max(self, allowance: Allowance) -> int:
+        return min(allowance.bytes_max, self.rules.bytes_max)
+
+    async def _connected(self, url: WebUrl, owner: str) -> trio.abc.Stream:
         """Return a connection to the host of a URL, at a checked address."""
-        for address in await self._addresses(url):
+        for address in await self._addresses(url, owner):
             try:
                 with trio.move_on_after(CONNECT_S):
                     return await self._dial(url, address)
@@ -131,14 +135,16 @@ class Fetcher:
                     raise BadRequest(f"the TLS certificate of {url.authority} cannot be verified") from error
         raise _unreachable(url)
 
-    async def _addresses(self, url: WebUrl) -> list[IpAddress]:
+    async def _addresses(self, url: WebUrl, owner: str) -> list[IpAddress]:
         addresses: Sequence[IpAddress] = ()
         if is_address(url.host):
             addresses = (ip_address(url.host),)
         else:
+            # Half of the time of a fetch at most: a wait for a thread must not look like a slow server.
+            within_s = min(RESOLVE_S, self.rules.fetch_s / 2)
             try:
-                with trio.move_on_after(RESOLVE_S):
-                    addresses = await self.network.resolve(url.host, url.port)
+                with suppress(trio.TooSlowError):
+                    addresses = await self.network.resolve(url.host, url.port, owner=owner, within_s=within_s)
             except (OSError, UnicodeError, ValueError) as error:
                 raise _unreachable(url) from error
         allowed = [address for address in addresses if may_be_asked(address, self.rules.networks)]

@@ -17,10 +17,12 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from actors.kit.fair_budget import FairBudget
+from actors.kit.shares import BudgetLimits
 from protocol.errors import BadRequest, DeadlineExceeded, Overloaded, TooLarge
 from supervisor.media.contents import StoredContent, content_writer
 from supervisor.media.urls import FileUrl
-from supervisor.threads.text_threads import NO_THREAD
+from supervisor.threads.shared_threads import SharedThreads
 
 log = logging.getLogger(__name__)
 
@@ -29,34 +31,34 @@ THREADS_MAX = 4  # a thread at a dead disk cannot be ended
 NOT_FOUND = "there is no such file in the folder that file URLs may name"
 
 
+def file_threads_budget() -> FairBudget:
+    """Return a budget of the threads that read files of URLs."""
+    return FairBudget("a thread to read a file", BudgetLimits.of_places(THREADS_MAX))
+
+
 @define(eq=False)
 class MediaFiles:
     """Reads files below `root`, or none if it is None."""
 
     root: Path | None
     within_s: float
-    _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(THREADS_MAX))
+    threads: SharedThreads = field(factory=lambda: SharedThreads(file_threads_budget()))
 
     def check(self) -> None:
         """Raise `BadRequest` if no file may be read."""
         if self.root is None:
             raise BadRequest("this server reads no files: send the content as a data URL")
 
-    async def read(self, url: FileUrl, bytes_max: int) -> StoredContent:
+    async def read(self, url: FileUrl, bytes_max: int, *, owner: str) -> StoredContent:
         """Return the content of a file; raises `RequestError`."""
         self.check()
         assert self.root is not None
         function = partial(_read, self.root, url.path, bytes_max)
         try:
-            with trio.fail_after(self.within_s):
-                return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
+            return await self.threads.run(function, owner=owner, wait_s=self.within_s, within_s=self.within_s)
         except trio.TooSlowError as error:
             log.warning("a file that a client named was not read in time", extra={"folder": str(self.root)})
             raise DeadlineExceeded(f"the file was not read within {self.within_s:g} s") from error
-        except RuntimeError as error:
-            if str(error) == NO_THREAD:
-                raise Overloaded("the system has no thread left to read the file in") from error
-            raise
 
 
 def _read(root: Path, path: str, bytes_max: int) -> StoredContent:

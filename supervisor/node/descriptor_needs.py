@@ -11,7 +11,7 @@ import resource
 from contextlib import suppress
 
 from actors.media.content_memory import CONTENT_BYTES_MIN
-from actors.media.media import FETCHES_MAX
+from actors.media.media import FETCHES_MAX, decoder_limits
 from actors.media.model_files import IMAGE_PROCESSOR, PROCESSOR
 from protocol.errors import StartFailed
 from supervisor.cluster.link_settings import HANDSHAKES_MAX
@@ -70,7 +70,7 @@ def _media(cluster: Cluster) -> int:
     section = cluster.gateway.media
     contents = section.fetched_bytes_max // CONTENT_BYTES_MIN
     prepared = 2 * section.prepared_bytes_max // COPIED_BYTES_MAX  # a mapping has one, and engines open another
-    return contents + prepared + FETCHES_MAX + DECODER_NEEDS * section.decoders + PROCESS_NEEDS
+    return contents + prepared + FETCHES_MAX + DECODER_NEEDS * decoder_limits(section.decoders).total + PROCESS_NEEDS
 
 
 def check_limit(cluster: Cluster, name: str) -> str:

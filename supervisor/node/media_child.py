@@ -14,7 +14,7 @@ from attrs import field, frozen
 from actors.kit.calls import Address, Call, mailbox
 from actors.kit.fair_budget import FairBudget
 from actors.media.jobs import Bounds
-from actors.media.media import WAITING_MAX, MediaPorts, PreparationLimits, Preparations, media
+from actors.media.media import WAITING_MAX, MediaPorts, PreparationLimits, Preparations, decoder_limits, media
 from actors.media.preparation import embeddings_budget
 from actors.text.model import TextModel
 from protocol.errors import StartFailed
@@ -72,7 +72,7 @@ def media_children(context: NodeContext, texts: Mapping[str, TextModel]) -> Medi
         args=(registration, context.output_log("media-decoders"), runtime.grace, runtime.environment),
         stop_within_s=LADDER.total_s + 1.0,
         about="forks a process without files and network for each image or video that is decoded",
-        limits=(("processes", section.decoders),),
+        limits=(("processes", decoder_limits(section.decoders).total),),
     )
     actor = Child(
         name="preparation",

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from attrs import Factory, define
 
+from actors.media.media import Allowance
 from supervisor.config.media import parse_host
 from supervisor.media.addresses import IpAddress
 from supervisor.media.contents import StoredContent
@@ -37,9 +38,10 @@ class FakeNetwork:
     connect_s: float = 0.0
     error: OSError | None = None
 
-    async def resolve(self, host: str, port: int) -> Sequence[IpAddress]:
+    async def resolve(self, host: str, port: int, *, owner: str, within_s: float) -> Sequence[IpAddress]:
         self.resolved.append(host)
-        await trio.sleep(self.resolve_s)
+        with trio.fail_after(within_s):
+            await trio.sleep(self.resolve_s)
         if host not in self.names:
             raise OSError(-2, "Name or service not known")
         answers = self.names[host]
@@ -100,7 +102,7 @@ class FetchRig:
     async def fetch(self, url: str) -> bytes:
         """Check and fetch as the media actor does, and return the bytes."""
         self.fetcher.source(url)
-        content = await self.fetcher.fetch(url, self.fetcher.rules.bytes_max)
+        content = await self.fetcher.fetch(url, Allowance(self.fetcher.rules.bytes_max, "alice"))
         try:
             return read(content)
         finally:

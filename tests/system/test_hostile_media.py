@@ -64,14 +64,14 @@ class Names(SystemNetwork):
 
     asked: list[str] = Factory(list)
 
-    async def resolve(self, host: str, port: int) -> Sequence[addresses.IpAddress]:
+    async def resolve(self, host: str, port: int, *, owner: str, within_s: float) -> Sequence[addresses.IpAddress]:
         self.asked.append(host)
         await trio.lowlevel.checkpoint()
         if host == "changing.test":
             return [ip_address(SERVER if self.asked.count(host) % 2 else "127.0.0.1")]
         if host in {"media.test", "private.test"}:
             return [ip_address(SERVER if host == "media.test" else "10.1.2.3")]
-        return await super().resolve(host, port)
+        return await super().resolve(host, port, owner=owner, within_s=within_s)
 
 
 Handler = Callable[[trio.SocketStream], Awaitable[None]]

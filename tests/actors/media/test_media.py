@@ -17,6 +17,7 @@ from actors.kit.fair_budget import BudgetStatistics
 from actors.media.content_memory import CONTENT_BYTES_MIN
 from actors.media.jobs import ImageFacts
 from actors.media.media import (
+    Allowance,
     Inspected,
     MediaPorts,
     MediaStatistics,
@@ -74,8 +75,8 @@ class Ports:
             raise BadRequest("this server does not fetch from there")
         return Source(int(self.number(url, "most", CONTENT_BYTES_MIN)), is_remote="remote" in url)
 
-    async def fetch(self, url: str, bytes_max: int) -> FakeContent:
-        self.bytes_max.append(bytes_max)
+    async def fetch(self, url: str, allowance: Allowance) -> FakeContent:
+        self.bytes_max.append(allowance.bytes_max)
         await self.part("fetch", url)
         content = FakeContent(url, int(self.number(url, "size", CONTENT_BYTES_MIN)))
         self.contents.append(content)
@@ -350,6 +351,20 @@ async def test_pixels_of_one_owner_leave_room_for_those_of_others(autojump_clock
             began_at = trio.current_time()
             await rig.ask("small", owner="alice")
             assert trio.current_time() == pytest.approx(began_at)
+
+
+async def test_one_owners_large_images_leave_a_decoder_for_a_small_one_of_another(autojump_clock: MockClock) -> None:
+    limits = evolve(
+        LIMITS, items_max=6, tokens_max=10**6, prepared_bytes_max=2**30, fetched_bytes_max=64 * CONTENT_BYTES_MIN
+    )
+    async with running(limits) as rig, trio.open_nursery() as nursery:
+        large = [f"large{number} pixels=2100 inspect=4 decode=4" for number in range(6)]
+        nursery.start_soon(partial(rig.ask, *large, owner="greedy"))
+        for at_s in (1.0, 10.0, 14.0, 18.0):
+            await trio.sleep_until(at_s)
+            await rig.ask("small inspect=0.1 decode=0.1", owner="alice")
+            assert trio.current_time() == pytest.approx(at_s + 0.2)
+        assert (rig.ports.most["inspect"], rig.ports.most["decode"]) == (3, 3), "one owner has two of them"
 
 
 async def test_the_actor_that_ends_gives_back_what_its_requests_held(autojump_clock: MockClock) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
+import threading
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 from trio.testing import MockClock
 
+from actors.media.media import Allowance
 from protocol.errors import BadRequest, Overloaded, RequestError, TooLarge, Unsupported
 from supervisor.media import fetching
+from supervisor.media.network import SystemNetwork
 from tests.rig import certificate
 from tests.rig.fake_network import BODY, Serve, Stream, answering, ok, read, redirect, request_of, running
 
@@ -204,6 +209,38 @@ async def test_a_host_that_does_not_answer_is_given_up(autojump_clock: MockClock
         assert trio.current_time() == pytest.approx(fetching.CONNECT_S + fetching.RESOLVE_S)
 
 
+async def test_one_keys_dead_name_servers_stop_no_other_key_and_are_not_the_fault_of_the_url(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight names whose server was silent held all threads: a good URL got 400, and was blamed for it."""
+    hangs = threading.Event()
+
+    def look_up(host: str, port: int, **_: object) -> list[object]:
+        assert host != "dead.wild.example" or hangs.wait()
+        return [(0, 0, 0, "", ("8.8.8.8", port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(fetching, "RESOLVE_S", 0.05)
+    async with running() as rig:
+
+        class Network(SystemNetwork):
+            connect = rig.network.connect
+
+        network: SystemNetwork = Network()
+        fetcher = evolve(rig.fetcher, network=network)
+        rig.network.servers["8.8.8.8", 80] = answering(ok())
+        for error in [BadRequest] * 6 + [Overloaded] * 2:
+            with pytest.raises(error):
+                await fetcher.fetch("http://dead.wild.example/", Allowance(10_000, "greedy"))
+        content = await fetcher.fetch("http://a.example/", Allowance(10_000, "alice"))
+        assert read(content) == BODY
+        content.close()
+        hangs.set()
+        with trio.fail_after(60):
+            while network.threads.budget.taken:  # noqa: ASYNC110  # a thread reports its end to no task
+                await trio.sleep(0.01)
+
+
 async def test_a_name_that_does_not_exist_looks_like_one_that_may_not_be_asked(autojump_clock: MockClock) -> None:
     async with running() as rig:
         rig.network.names["in.wild.example"] = [["10.0.0.1"]]
@@ -313,7 +350,7 @@ async def test_a_data_url_is_kept_as_its_text(autojump_clock: MockClock) -> None
     async with running() as rig:
         source = rig.fetcher.source(url)
         assert (source.is_remote, source.bytes_max) == (False, 2 * len(url))
-        content = await rig.fetcher.fetch(url, rig.fetcher.rules.bytes_max)
+        content = await rig.fetcher.fetch(url, Allowance(rig.fetcher.rules.bytes_max, "alice"))
         assert content.is_data_url
         assert read(content) == url.encode()
         content.close()

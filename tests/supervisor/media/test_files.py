@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 
 async def read(root: Path, path: object, bytes_max: int = 100) -> bytes:
-    content = await MediaFiles(root, 5.0).read(FileUrl(str(path)), bytes_max)
+    content = await MediaFiles(root, 5.0).read(FileUrl(str(path)), bytes_max, owner="alice")
     try:
         assert sealed_size(content.descriptor) == content.size_bytes
         return os.pread(content.descriptor, 1_000, 0)
@@ -125,5 +125,5 @@ async def test_a_disk_that_does_not_answer_ends_the_request_and_not_the_node(
     hangs = threading.Event()
     monkeypatch.setattr(files, "_open_below", lambda *_: hangs.wait() and None)
     with pytest.raises(DeadlineExceeded, match=r"not read within 0\.2 s"):
-        await MediaFiles(root, 0.2).read(FileUrl(str(root / "a.png")), 100)
+        await MediaFiles(root, 0.2).read(FileUrl(str(root / "a.png")), 100, owner="alice")
     hangs.set()

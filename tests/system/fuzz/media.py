@@ -20,7 +20,7 @@ import trio
 from attrs import Factory, define
 
 from actors.kit.calls import Address, mailbox
-from actors.media.media import MediaPorts, PreparationLimits, Preparations, Source, media
+from actors.media.media import Allowance, MediaPorts, PreparationLimits, Preparations, Source, media
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaItem, MediaPrepared, PrepareMedia
 from protocol.tensors import BYTES
@@ -66,7 +66,7 @@ class Player:
     show: bool
     inputs: dict[str, Input] = Factory(dict)  # those that are being played, by the URL that stands for each
 
-    async def fetch(self, url: str, _: int) -> StoredContent:
+    async def fetch(self, url: str, _: Allowance) -> StoredContent:
         await trio.lowlevel.checkpoint()
         with content_writer() as writer:
             writer.write(self.inputs[url].content)

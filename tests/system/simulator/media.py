@@ -10,7 +10,15 @@ import trio
 from attrs import Factory, define, field
 
 from actors.media.jobs import Facts, ImageFacts, VideoFacts
-from actors.media.media import Inspected, MediaPorts, MediaStatistics, PreparationLimits, Preparations, Source
+from actors.media.media import (
+    Allowance,
+    Inspected,
+    MediaPorts,
+    MediaStatistics,
+    PreparationLimits,
+    Preparations,
+    Source,
+)
 from actors.media.planning import Plan
 from protocol.errors import BadRequest, NotReady
 from protocol.messages.media import Modality
@@ -89,7 +97,7 @@ class SimMedia:
     def _source(self, url: str) -> Source:
         return Source(len(url), is_remote=read(url).remote)
 
-    async def _fetch(self, url: str, _: int) -> SimContent:
+    async def _fetch(self, url: str, _: Allowance) -> SimContent:
         picture = read(url)
         await trio.lowlevel.checkpoint()
         if picture.remote:
