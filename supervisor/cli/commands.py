@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -34,6 +33,7 @@ from supervisor.config.schema import Cluster
 from supervisor.config.sections import NodeSection
 from supervisor.control import unix_socket
 from supervisor.engines.kinds import read_cluster
+from supervisor.processes import run_folder
 from supervisor.telemetry import logs
 
 POLL_S = 1.0  # the time between two polls of `--watch`
@@ -97,7 +97,7 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
     if not folders and all(node.listen is None for node in client.cluster.node.values()):
         raise StartFailed(
             "no node of this cluster listens, and none runs here below the temporary folder of this command"
-            f" ({tempfile.gettempdir()}) as the same user, so none can be asked"
+            f" ({run_folder.base_folder()}) as the same user, so none can be asked"
         )
     run: Callable[[], Awaitable[int]]
     match options.command:
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 def _folders(file: Path, pid: int | None) -> dict[str, Path]:
     """Return the run folders of the file's nodes on this host, by node; raises `StartFailed` if one runs twice."""
     folders: dict[str, Path] = {}
-    for running in unix_socket.running_nodes(Path(tempfile.gettempdir()), file):
+    for running in unix_socket.running_nodes(run_folder.base_folder(), file):
         name = running.node
         if pid not in {None, running.pid}:
             continue

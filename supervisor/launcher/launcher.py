@@ -18,10 +18,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import trio
 from attrs import define, field
@@ -287,4 +286,5 @@ class Launcher:
 def clean_up() -> None:
     """Kill the remaining processes below this one, and remove the remains of killed nodes."""
     reaper.kill_all()
-    run_folder.remove_stale(Path(tempfile.gettempdir()), kinds.remove_leftovers)
+    with suppress(StartFailed):  # no temporary folder is left
+        run_folder.remove_stale(run_folder.base_folder(), kinds.remove_leftovers)

@@ -6,10 +6,8 @@ sockets and random numbers. Nothing is started, and nothing but files is opened.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 
 from actors.kit.offload import run_inline
 from supervisor.cluster import link_credentials
@@ -21,6 +19,7 @@ from supervisor.gateway.keys.keys import Keys
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
 from supervisor.node.credentials import read_credentials
+from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.runtime import Runtime
@@ -30,7 +29,7 @@ from supervisor.telemetry.metrics import Metrics
 
 def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -> str:
     """Return the description of one node; raises `StartFailed` if it could not start on this host with these files."""
-    unused = Path(tempfile.gettempdir())
+    unused = run_folder.base_folder()
     runtime = Runtime(
         folder=RunFolder(unused, -1),
         logs=unused,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -74,7 +73,7 @@ async def run(
     cluster = loaded.cluster
     credentials = read_credentials(cluster, name, environment)
     link_credentials.check_certificate_names(cluster, name, credentials.tls)
-    base = Path(tempfile.gettempdir())
+    base = run_folder.base_folder()
     for stale in run_folder.remove_stale(base, kinds.remove_leftovers):
         log.info("removed what a killed node had left", extra={"folder": str(stale)})
     with run_folder.run_folder(base, kinds.remove_leftovers) as folder:

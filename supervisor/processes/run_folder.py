@@ -28,6 +28,10 @@ from protocol.errors import StartFailed
 
 PREFIX = "espalier-"
 LOCK = "lock"
+# Engines have Unix sockets in folders of their own inside the run folder, and a socket's address has at most 107 bytes.
+NAME_BYTES_MAX = 24  # of such a socket
+BASE_BYTES_MAX = 107 - len(f"/{PREFIX}12345678/e12345678/") - NAME_BYTES_MAX
+SHORT_BASES = ("/tmp", "/var/tmp")  # noqa: S108  # run folders are private, whatever else is in there
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Remove: TypeAlias = Callable[[str, int], None]
@@ -73,6 +77,27 @@ class RunFolder:
                 os.dup2(lock, self.lock, inheritable=False)
         finally:
             os.close(lock)
+
+
+def base_folder() -> Path:
+    """Return the directory of all run folders: the temporary one, or a usual one if its path is too long for sockets.
+
+    Raises `StartFailed` if there is none.
+    """
+    try:
+        temporary = tempfile.gettempdir()
+    except OSError as error:
+        raise StartFailed(f"there is no temporary folder for a node's run folder: {error.strerror or error}") from error
+    length = len(os.fsencode(temporary))
+    if length <= BASE_BYTES_MAX:
+        return Path(temporary)
+    for path in SHORT_BASES:
+        if os.access(path, os.W_OK | os.X_OK):
+            return Path(path)
+    raise StartFailed(
+        f"the temporary folder {temporary} has a path of {length} bytes, which is too long for the sockets of engines,"
+        f" and {' and '.join(SHORT_BASES)} cannot be used; set TMPDIR to a folder of at most {BASE_BYTES_MAX} bytes"
+    )
 
 
 @contextmanager

@@ -13,7 +13,10 @@ from typing import NoReturn
 import pytest
 
 from actors.engines import leftover_memory
+from actors.engines.sglang import boot_message
+from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
+from supervisor.config.schema import DATA_PARALLEL_MAX
 from supervisor.processes import run_folder
 
 OTHER = 65534  # a user who is not this one
@@ -155,3 +158,29 @@ def test_o_a_lock_that_is_not_the_one_that_is_held_is_taken_anew(base: Path) -> 
         folder.restore()
         assert (was_intact, folder.is_intact) == (False, True)
         assert run_folder.remove_stale(base, leftover_memory.remove) == [], "a node that lives holds it"
+
+
+def test_the_longest_socket_of_an_engine_fits_below_the_longest_base_folder(tmp_path: Path) -> None:
+    folder = f"{'/x'.ljust(run_folder.BASE_BYTES_MAX, 'x')}/{run_folder.PREFIX}12345678/e12345678"
+    spec = SglangSpec("x", "/models/x", "cpu", 4, 4096, publishes=True, data_parallel=DATA_PARALLEL_MAX)
+    events = boot_message.build(spec, folder).events
+    paths = [each.removeprefix("ipc://") for rank in events for each in (rank.endpoint, rank.replay_endpoint)]
+    with tempfile.NamedTemporaryFile(dir=tmp_path) as of_sglang:  # its own sockets have such names
+        paths.append(f"{folder}/{Path(of_sglang.name).name}")
+    assert len(max(paths, key=len)) <= 107, "a Unix socket's address has no room for more"
+
+
+def test_run_folders_lie_in_a_short_folder_where_the_temporary_one_is_too_long_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = tmp_path / "s"
+    short.mkdir()
+    monkeypatch.setattr(run_folder, "SHORT_BASES", (str(tmp_path / "missing"), str(short)))
+    longest = "/x".ljust(run_folder.BASE_BYTES_MAX, "x")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: longest)
+    assert run_folder.base_folder() == Path(longest)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: f"{longest}x")
+    assert run_folder.base_folder() == short
+    monkeypatch.setattr(run_folder, "SHORT_BASES", (str(tmp_path / "missing"),))
+    with pytest.raises(StartFailed, match=r"path of 55 bytes, .* set TMPDIR to a folder of at most 54 bytes"):
+        run_folder.base_folder()
