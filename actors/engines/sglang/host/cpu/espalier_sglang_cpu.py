@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -32,12 +35,24 @@ def prepare() -> None:
     """Register the operators that must exist before SGLang and torchvision are imported; idempotent."""
     if _kept:
         return
+    _load_torchvision()
     for namespace, schemas in _OPERATORS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
         for schema in schemas:
             if not hasattr(getattr(torch.ops, namespace), schema.split("(")[0]):
                 library.define(schema)
         _kept.append(library)
+
+
+def _load_torchvision() -> None:
+    """Load torchvision's own operators where its build fits torch's.
+
+    Its import loads them in any case, and an operator that is defined twice ends the process.
+    """
+    spec = find_spec("torchvision")
+    for library in Path(spec.origin).parent.glob("_C*.so") if spec is not None else ():
+        with suppress(OSError):  # it needs CUDA's libraries, which a CPU's torch lacks
+            torch.ops.load_library(library)
 
 
 def activate() -> None:
