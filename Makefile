@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage shape news docs \
+.PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage pythons shape news docs \
 	hunt mutants abort-times endings soak templates crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures zombies resume shutdown tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
@@ -90,6 +90,9 @@ coverage: $(VENV)/ready-dev  ## which lines of the product the fast part of the 
 	-$(MAKE) --no-print-directory -k -j2 wide units UNDER="-m coverage run --parallel-mode"
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
+
+pythons: $(VENV)/ready-dev  ## the fast tests on each supported Python that this machine has beside the environment's own
+	@$(BIN)/python -m tests.run.pythons
 
 shape: $(VENV)/ready-dev  ## print rooms, floors and arrows of the code's folders, long files and large classes
 	@$(BIN)/python -m tests.repository.shape

@@ -8,8 +8,8 @@ if ! command -v "$python" >/dev/null 2>&1; then
     echo "There is no $python here. On Debian: apt-get install python3 python3-venv" >&2
     exit 1
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "$python is $("$python" -V 2>&1); Espalier needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2
+if ! "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'; then
+    echo "$python is $("$python" -V 2>&1); Espalier needs Python 3.11 to 3.13: make PYTHON=/path/to/python3.11" >&2
     exit 1
 fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then

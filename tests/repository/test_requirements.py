@@ -47,3 +47,24 @@ def test_what_a_node_imports_is_stated() -> None:
     files = [path for path in FILES if path.parts[0] != "bench" and not path.is_relative_to(HOST)]
     modules = set[str]().union(*map(foreign, files)) - {"protocol", "actors", "supervisor"}
     assert {LOCKING["canonical"](PACKAGES.get(name, name)) for name in modules} <= set().union(*stated().values())
+
+
+def test_no_older_minor_release_is_allowed_than_the_tested_one() -> None:
+    pins = LOCKING["pins"]((FOLDER / "cpu.txt").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for requirement in (*project["dependencies"], *project["optional-dependencies"]["media"]):
+        name, _, floor = requirement.partition(">=")
+        tested = [int(part) for part in pins[LOCKING["canonical"](name)].partition("==")[2].split(".")]
+        stated_floor = [int(part) for part in floor.split(".")]
+        assert stated_floor[:2] == tested[:2], requirement
+        assert stated_floor <= tested, requirement
+
+
+def test_the_pythons_that_the_package_allows_are_those_that_it_states() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    minors = [int(each.rpartition(".")[2]) for each in project["classifiers"] if ":: 3." in each]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert project["requires-python"] == f">=3.{minors[0]},<3.{minors[-1] + 1}"
+    text = (FOLDER / "install.sh").read_text()
+    assert f"not (3, {minors[0]}) <= sys.version_info < (3, {minors[-1] + 1})" in text
+    assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in text
