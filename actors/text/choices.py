@@ -231,7 +231,10 @@ class Choices:
         """Judge a choice; one that was cut at its number of tokens is not whole."""
         await trio.lowlevel.checkpoint()
         if self.judge is not None and ended.reason is FinishReason.STOP:
-            await self.judge("".join(kept), ended.matched)
+            matched = ended.matched
+            ends_by_itself = matched not in self.request.stop_token_ids or matched in self.model.eos_token_ids
+            own_stop = None if isinstance(matched, int) and ends_by_itself else matched
+            await self.judge("".join(kept), own_stop)
 
     def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
         """Return the text of a choice behind the stage of its model's format."""

@@ -34,7 +34,7 @@ COUNTED_KEYWORDS = frozenset({"items", "additionalProperties", "propertyNames"})
 META_SCHEMA = jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"}, offline=True)
 
 Judge: TypeAlias = Callable[[str, str | int | None], Awaitable[None]]
-"""Judges a whole answer that ended by itself, or by the given stop; raises the error in which it ends if it is bad."""
+"""Judges a whole answer that ended by itself, or by the client's stop; raises the error in which a bad one ends."""
 
 
 class UnusableSchema(Exception):

@@ -82,6 +82,7 @@ class Worker:
     route: RouteTaken | None = None
     line: str = LINE
     mute: bool = False  # nothing comes at all
+    matched: int | None = None  # the stop token of every whole answer
     began: trio.Event = Factory(trio.Event)
 
     async def wait_left(self, count: int = 1) -> None:
@@ -127,7 +128,7 @@ class Worker:
             else:
                 answer.put(Tokens((token,), (logprob_at(token, place, request.logprobs, 512),)), 1)
         reason = FinishReason.LENGTH if wanted == request.sampling.tokens_max else FinishReason.STOP
-        answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached)))
+        answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached), self.matched))
 
 
 async def check_as_engines_do(grammar: Grammar, _: str) -> Grammar:

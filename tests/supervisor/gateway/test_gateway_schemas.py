@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from tests.rig.gateway import Worker, chat, gateway_client, ids, post, response, text
+from tests.rig.gateway import TINY, Worker, chat, gateway_client, ids, post, response, text
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 GOOD, BAD = '{"a": 7}', '{"a": "x"}'
@@ -79,10 +79,23 @@ async def test_a_stop_that_cuts_json_is_the_clients_own_fault(autojump_clock: Mo
     async with gateway_client(worker=Worker(line=GOOD)) as (_, client):
         cut = await client.ask(asks(GOOD, stop=["7"]))
         assert (cut.status, cut.error["param"]) == (400, "stop")
+        cut = await client.ask(asks(GOOD, stop_token_ids=[ids(GOOD)[2]]))
+        assert (cut.status, cut.error["param"]) == (400, "stop_token_ids")
         whole = await client.ask(asks(GOOD, stop=["}"], include_stop_str_in_output=True))
         assert whole.json["choices"][0]["message"]["content"] == GOOD
         harmless = await client.ask(asks(GOOD, stop=["\n\n"]))
         assert harmless.json["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_an_answer_that_the_models_end_token_ends_is_judged_as_the_models(
+    autojump_clock: MockClock, listed: bool
+) -> None:
+    end = min(TINY.eos_token_ids)
+    fields = {"stop_token_ids": [end]} if listed else {}
+    async with gateway_client(worker=Worker(line=BAD, matched=end)) as (_, client):
+        reply = await client.ask(asks(BAD, **fields))
+        assert (reply.status, reply.error["code"]) == (500, "answer_invalid")
 
 
 async def test_a_candidate_that_is_chosen_is_judged_without_its_echo(autojump_clock: MockClock) -> None:
