@@ -12,7 +12,8 @@ from protocol.errors import ERRORS_BY_CODE, InternalError
 from supervisor.gateway.open_streams import COMMENT
 
 LISTS = {b"connection"}  # RFC 9110, 5.3: what is a list may stand on several lines
-STATUSES = {100, 101, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 426, 429, 431, 501, 503, 505}
+# 500 is for `answer_invalid` alone: the code of a bug is refused wherever it stands.
+STATUSES = {100, 101, 200, 204, 400, 401, 403, 404, 405, 408, 413, 415, 426, 429, 431, 500, 501, 503, 505}
 CLOSE_CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1012, 1013, *range(3000, 5000)}
 MESSAGE_CHARACTERS_MAX = 4096  # of an error: nobody is sent back the megabyte that was wrong
 START = re.compile(rb"HTTP/1\.1 ([1-5]\d\d) [ -~]*")
