@@ -10,15 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-from attrs import frozen
+from attrs import field, frozen
 
-from protocol.errors import BadRequest
+from protocol.errors import BadRequest, Unsupported
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import describe
 
 TARGET_MS_MAX = 3_600_000
 TargetMs = Annotated[float, Within(at_least=0, at_most=TARGET_MS_MAX)]
 
+TTFT_FIELD, ITL_FIELD = "ttft_target_ms", "itl_target_ms"
 TTFT_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-sgl-ttft-slo-ms")
 ITL_HEADERS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 RATE_HEADER = b"x-sgl-tps-slo"  # tokens a second
@@ -29,17 +30,36 @@ _NUMBER = re.compile(rb"[ \t]*([0-9]{1,9}(?:\.[0-9]{1,9})?)[ \t]*")
 
 @frozen
 class Targets:
-    """The targets of a request in milliseconds: to the first token, and from one token to the next; None: none."""
+    """The targets of a request in milliseconds: to the first token, and from one token to the next; None: none.
+
+    Each has the name of the field, or of the header, by which the client stated it.
+    """
 
     ttft_ms: float | None = None
     itl_ms: float | None = None
+    ttft_name: str = field(default=TTFT_FIELD, eq=False)
+    itl_name: str = field(default=ITL_FIELD, eq=False)
 
     def or_else(self, other: Targets) -> Targets:
         """Return these, and where there is none that of `other`; 0 is a target."""
+        ttft, itl = self if self.ttft_ms is not None else other, self if self.itl_ms is not None else other
+        return Targets(ttft.ttft_ms, itl.itl_ms, ttft.ttft_name, itl.itl_name)
+
+    def read_by(self, fields: frozenset[str]) -> Targets:
+        """Return the targets that a model reads, by the names of their fields."""
         return Targets(
-            other.ttft_ms if self.ttft_ms is None else self.ttft_ms,
-            other.itl_ms if self.itl_ms is None else self.itl_ms,
+            self.ttft_ms if TTFT_FIELD in fields else None,
+            self.itl_ms if ITL_FIELD in fields else None,
+            self.ttft_name,
+            self.itl_name,
         )
+
+    def check_read(self, fields: frozenset[str]) -> None:
+        """Raise `Unsupported` for a target that a model does not read."""
+        read = self.read_by(fields)
+        unread = self.ttft_name if self.ttft_ms != read.ttft_ms else self.itl_name
+        if self != read:
+            raise Unsupported("this model has no grid of pools that reads such a target: leave it out", param=unread)
 
 
 NO_TARGETS = Targets()
@@ -52,11 +72,12 @@ def targets_of(headers: Mapping[bytes, bytes]) -> Targets:
     """
     if not any(name in headers for name in HEADERS):
         return NO_TARGETS
-    ttfts = [_milliseconds(name, headers[name]) for name in TTFT_HEADERS if name in headers]
-    itls = [_milliseconds(name, headers[name]) for name in ITL_HEADERS if name in headers]
+    ttfts = [(_milliseconds(name, headers[name]), name) for name in TTFT_HEADERS if name in headers]
+    itls = [(_milliseconds(name, headers[name]), name) for name in ITL_HEADERS if name in headers]
     if RATE_HEADER in headers:
-        itls.append(_milliseconds_of_rate(headers[RATE_HEADER]))
-    return Targets(ttfts[0] if ttfts else None, itls[0] if itls else None)
+        itls.append((_milliseconds_of_rate(headers[RATE_HEADER]), RATE_HEADER))
+    (ttft_ms, ttft_name), (itl_ms, itl_name) = [*ttfts, (None, b"")][0], [*itls, (None, b"")][0]
+    return Targets(ttft_ms, itl_ms, ttft_name.decode() or TTFT_FIELD, itl_name.decode() or ITL_FIELD)
 
 
 def _milliseconds(name: bytes, value: bytes) -> float:

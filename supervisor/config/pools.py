@@ -11,7 +11,7 @@ from typing import Annotated, Protocol, TypeAlias
 from attrs import frozen
 
 from actors.routing.pools.grid import Axis, Grid
-from protocol.dialects.targets import TargetMs
+from protocol.dialects.targets import ITL_FIELD, TTFT_FIELD, TargetMs
 from protocol.strict.checks import Holds, Matches, Within
 
 RESOLUTION_MAX = 64
@@ -119,6 +119,10 @@ class ContextGrid:
         return AxisKeys("itl_min_ms", "itl_max_ms", "itl_resolution", *values)
 
 
+TARGETS = {TTFT_FIELD: ("prefill", "both"), ITL_FIELD: ("decode",)}
+"""The grids that read each target."""
+
+
 @frozen(kw_only=True)
 class GridSections:
     """`[model.NAME.grid]`: the grid of each leg; the requests of a leg without one go to any engine."""
@@ -132,6 +136,11 @@ class GridSections:
         """The given grids."""
         grids: dict[str, GridSection | None] = {"prefill": self.prefill, "decode": self.decode, "both": self.both}
         return {leg: grid for leg, grid in grids.items() if grid is not None}
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """The targets that the given grids read."""
+        return frozenset(target for target, legs in TARGETS.items() if not self.by_leg.keys().isdisjoint(legs))
 
 
 def grid(section: GridSection) -> Grid:

@@ -243,7 +243,7 @@ class Gateway:
             total_max = served.total_max()
             request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)
             request = _of_tenant(request, key.section.tenant)
-            request = _with_targets(request, record.targets.or_else(key.section.targets))
+            request = _with_targets(request, record.targets, key.section.targets, served.targets)
             gathered_bytes = self._gathered_bytes(request, record)
             owner_max = self.concurrency_of(key)
             async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
@@ -306,9 +306,16 @@ def _of_tenant(request: Respond, tenant: str) -> Respond:
     return evolve(request, cache_salt=salt, session=session)
 
 
-def _with_targets(request: Respond, defaults: Targets) -> Respond:
-    """Return a request with its own targets, or these where it names none."""
-    if defaults == NO_TARGETS:
+def _with_targets(request: Respond, headers: Targets, key: Targets, fields: frozenset[str]) -> Respond:
+    """Return a request with its own targets, or else those of its headers, or of its key; `fields` the model reads.
+
+    Raises `Unsupported` for a target of the request or of its headers that the model does not read. A key may be for
+    several models, so targets of a key count where they are read.
+    """
+    own = Targets(request.ttft_target_ms, request.itl_target_ms)
+    if own == headers == key == NO_TARGETS:
         return request
-    targets = Targets(request.ttft_target_ms, request.itl_target_ms).or_else(defaults)
+    stated = own.or_else(headers)
+    stated.check_read(fields)
+    targets = stated.or_else(key.read_by(fields))
     return evolve(request, ttft_target_ms=targets.ttft_ms, itl_target_ms=targets.itl_ms)

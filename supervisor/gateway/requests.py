@@ -54,6 +54,7 @@ class ServedModel:
     model: Callable[[], Model]  # as the API shows it at this moment
     ask: Askable[TextRequest, TextReply, TextResult]
     total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
+    targets: frozenset[str] = frozenset()  # the fields of targets that its grids read
 
 
 @define(eq=False)

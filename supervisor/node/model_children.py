@@ -102,6 +102,7 @@ def _routed_model(context: NodeContext, name: str, text: TextModel, media: Media
             partial(models.model_object, name, directory, int(runtime.now())),
             DirectAddress(requests.inbox, processed),
             partial(models.request_tokens_max, directory, name),
+            section.grid.targets,
         ),
         levels=levels,
         inbox=work_inbox,

@@ -27,6 +27,7 @@ from actors.text.limits import PromptLimits
 from actors.text.model import TextModel, load
 from protocol.dialects.http import Model
 from protocol.dialects.responses import FINAL_EVENTS
+from protocol.dialects.targets import ITL_FIELD, TTFT_FIELD
 from protocol.errors import EngineLost
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import (
@@ -196,7 +197,8 @@ async def gateway_rig(
     numbers = count(1)
     unready: list[str] = []
     prompt_limits: list[PromptLimits | None] = [PromptLimits(INFO, 2048, 2048)]
-    served = ServedModel(lambda: Model("tiny", 7, "tiny", 2048, honours_seed=False), address, lambda: 2048)
+    shown = Model("tiny", 7, "tiny", 2048, honours_seed=False)
+    served = ServedModel(lambda: shown, address, lambda: 2048, frozenset({TTFT_FIELD, ITL_FIELD}))
 
     def why() -> str | None:
         return unready[0] if unready else None

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protocol.strict.mistakes import Mistake, join, segment
-from supervisor.config.pools import AxisKeys, GridSection
+from supervisor.config.pools import TARGETS, AxisKeys, GridSection
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.config.sections import ModelSection
-
-TARGETS = {"ttft_target_ms": ("prefill", "both"), "itl_target_ms": ("decode",)}
-"""The grids that read a model's own targets."""
 
 
 def mistakes(cluster: Cluster) -> Iterator[Mistake]:
@@ -123,5 +120,5 @@ def _cell_mistakes(cluster: Cluster, model: str, leg: str, pool: str, path: str)
 def _target_mistakes(model: ModelSection, path: str) -> Iterator[Mistake]:
     """Yield the model's own targets without a grid that reads them."""
     for key, legs in TARGETS.items():
-        if getattr(model, key) is not None and not any(leg in model.grid.by_leg for leg in legs):
+        if getattr(model, key) is not None and key not in model.grid.targets:
             yield Mistake(f"{path}.{key}", f"means nothing without {' or '.join(f'{path}.grid.{leg}' for leg in legs)}")

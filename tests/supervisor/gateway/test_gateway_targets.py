@@ -10,9 +10,9 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.messages.generation import RoutingHints
-from tests.rig.gateway import chat, create, gateway_rig, post, text
+from tests.rig.gateway import Rig, chat, create, gateway_rig, post, text
 from tests.rig.keys import as_
-from tests.rig.sockets import whole
+from tests.rig.sockets import last_event, whole
 from tests.supervisor.gateway.test_gateway_keys import locked
 
 HEADERS = {"x_slo_ttft_ms": "300", "x_slo_tpot_ms": "30"}
@@ -83,3 +83,49 @@ async def test_a_wrong_header_is_refused_by_its_name(value: str, rather_slow: Mo
         refused = await client.upgrade(x_slo_tpot_ms=value)
         assert (refused.status, refused.error["param"]) == (400, "x-slo-tpot-ms")
         assert len(rig.worker.asked) == 1
+
+
+READS: list[tuple[set[str], dict[str, Any], dict[str, str], str]] = [
+    (set(), {"ttft_target_ms": 0}, {}, "ttft_target_ms"),
+    (set(), {"itl_target_ms": 2.5}, {}, "itl_target_ms"),
+    ({"ttft_target_ms"}, {"ttft_target_ms": 5, "itl_target_ms": 2.5}, {}, "itl_target_ms"),
+    ({"itl_target_ms"}, {"ttft_target_ms": 5, "itl_target_ms": 2.5}, {}, "ttft_target_ms"),
+    (set(), {}, {"x_sgl_ttft_slo_ms": "300"}, "x-sgl-ttft-slo-ms"),
+    ({"ttft_target_ms"}, {}, HEADERS, "x-slo-tpot-ms"),
+    (set(), {}, {"x_sgl_tps_slo": "50"}, "x-sgl-tps-slo"),
+]
+
+
+@pytest.mark.parametrize(("reads", "fields", "headers", "param"), READS)
+async def test_a_target_that_the_model_does_not_read_is_refused_by_its_name(
+    reads: set[str], fields: dict[str, Any], headers: dict[str, str], param: str, rather_slow: MockClock
+) -> None:
+    async with gateway_rig() as rig:
+        let_read(rig, reads)
+        client = await rig.client()
+        for data in (post(chat(**fields), **headers), post(chat(stream=True, **fields), **headers)):
+            reply = await client.ask(data)
+            assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
+            assert reply.error["param"] == param
+        assert (await client.upgrade(**headers)).status == 101
+        assert (await last_event(client, create(**fields)))["error"]["param"] == param
+        assert not rig.worker.asked
+
+
+async def test_a_key_has_its_targets_at_models_that_read_them(tmp_path: Path, rather_slow: MockClock) -> None:
+    async with locked(tmp_path, "ttft_target_ms = 0", "itl_target_ms = 12.5") as rig:
+        client = await rig.client()
+        for reads in (set[str](), {"ttft_target_ms"}, {"itl_target_ms"}):
+            let_read(rig, reads)
+            assert (await client.ask(post(chat(), **as_("alice")))).status == 200
+        assert [request.hints for request in rig.worker.asked] == [
+            None,
+            RoutingHints(ttft_target_ms=0.0),
+            RoutingHints(itl_target_ms=12.5),
+        ]
+
+
+def let_read(rig: Rig, targets: set[str]) -> None:
+    """Let the grids of the model read these targets alone."""
+    served = rig.gateway.runner.served["tiny"]
+    rig.gateway.runner.served = {"tiny": evolve(served, targets=frozenset(targets))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
@@ -17,7 +18,8 @@ from supervisor.node.assembly import Assembly
 from supervisor.node.pools import service_levels
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
-from tests.rig.pools import PAIRS, WHOLES
+from tests.rig.cluster_files import MODEL
+from tests.rig.pools import PAIRS, WHOLES, worker
 from tests.supervisor.config.test_load import Written
 from tests.supervisor.engines.test_children_ranks import running
 
@@ -138,3 +140,20 @@ async def test_a_pool_whose_engine_is_not_up_says_so(written: Written) -> None:
     document: Any = assembly.gateway.administration.pools()
     assert document["pools"][0]["engines"] == [{"name": "main/w0", "up": False, "busy": 0, "slots": 0}]
     assert (document["pools"][0]["up"], document["pools"][0]["slots"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "targets"),
+    [
+        (WHOLES, {"ttft_target_ms"}),
+        (PAIRS, {"ttft_target_ms", "itl_target_ms"}),
+        (MODEL + worker("w0", "both"), set()),
+    ],
+)
+async def test_a_gateway_takes_the_targets_that_the_grids_of_its_model_read(
+    file: str, targets: set[str], written: Written
+) -> None:
+    await trio.lowlevel.checkpoint()
+    assembly, _ = built_assembly(read_cluster(written(file)), "main")
+    assert assembly.gateway is not None
+    assert assembly.gateway.runner.served["tiny"].targets == targets

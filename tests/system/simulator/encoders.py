@@ -25,6 +25,7 @@ from supervisor.engines.work import EncodeInbox, encode_inbox
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.vision import MEDIA_INFO
+from tests.system.simulator.model import TENANTS
 from tests.system.simulator.pictures import LAYOUT, Picture, rows
 
 INBOX_SIZE = 4
@@ -33,11 +34,15 @@ QUICK = EncodingCosts(fixed_s=0.01, per_item_s=0.0, per_token_s=0.0)
 
 @define(eq=False)
 class Gallery:
-    """The pictures that were prepared in one run, by their digests, and those that nobody wants any more."""
+    """The pictures that were prepared in one run, by their digests of each salt, and those that nobody wants any more."""
 
     pictures: dict[str, Picture] = Factory(dict)
     held: Counter[str] = Factory(Counter)  # contents and tensors on gateways' nodes, by the name of their picture
     gone: set[str] = Factory(set)  # names
+
+    def add(self, item: MediaItem, picture: Picture) -> None:
+        """Hang up the picture of an item."""
+        self.pictures |= {item.salted(salt).digest: picture for salt in TENANTS}
 
 
 @define
@@ -192,7 +197,7 @@ class NodeEncoders:
     async def _check_encoded(self, worker: LocalWorker, number: int) -> None:
         picture = Picture(f"probe of {worker.full_name} {number}", 4, 4)
         item = evolve(picture.item, digest=sha256(picture.name.encode()).hexdigest())
-        self.gallery.pictures[item.digest] = picture
+        self.gallery.add(item, picture)
         async with worker.ask(Encode(f"{number:032x}", item), 0) as answer:
             encoded = await answer.result()
         assert encoded is not None

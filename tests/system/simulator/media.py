@@ -128,7 +128,7 @@ class SimMedia:
         await self._decoder(picture)
         if picture.trouble in {"crashes", "lies"}:
             raise BadRequest(f"the {plan.item.modality} cannot be read: its decoder {picture.trouble}")
-        self.gallery.pictures[plan.item.digest] = picture
+        self.gallery.add(plan.item, picture)
         tensor = pixels(picture.line, plan.task.frames or (0,), *plan.shape[1:3])
         self.gallery.held[picture.name] += 1
         self._tensors[id(tensor)] = tensor, picture.name

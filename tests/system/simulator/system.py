@@ -22,6 +22,7 @@ from actors.routing.policies.least_loaded import least_loaded
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
 from protocol.cost import generation_tokens
+from protocol.dialects.targets import ITL_FIELD, TTFT_FIELD
 from protocol.errors import PeerLost
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
@@ -142,7 +143,10 @@ class System(PrefixSystem):
             runner=RequestRunner(
                 {
                     "tiny": ServedModel(
-                        model, DirectAddress(asked.inbox, self.asked_direct) if self.direct else asked, longest
+                        model,
+                        DirectAddress(asked.inbox, self.asked_direct) if self.direct else asked,
+                        longest,
+                        frozenset({TTFT_FIELD, ITL_FIELD}),
                     )
                 },
                 metrics,
