@@ -8,6 +8,7 @@ wrong worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -29,7 +30,10 @@ async def router(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Route each call, a direct one at once; the others stay in the inbox while all workers of their pools are full."""
+    """Route each call, a direct one at once; the others stay in the inbox while all workers of their pools are full.
+
+    The calls of an owner that leaves too few slots to others stay there, too, and calls of others pass them.
+    """
     bugs, unstarted, refused = BugCounter(), UnstartedRequests(), trio.lowlevel.ParkingLot()
     direct = direct or DirectCalls()
 
@@ -38,11 +42,11 @@ async def router(
             answer.end(await RoutedRequest(call.request, answer, routing, unstarted).run(route))
 
     def begin(request: Generate) -> Answerer[Generate, Started | Tokens, Finished] | None:
-        route = routing.choose(request)
+        route = routing.choose_first(request)
         return None if route is None else partial(route_one, route=route)
 
-    def has_room(request: Generate) -> bool:
-        if routing.has_room(request):
+    def looking_again(allows: Callable[[Generate], bool], request: Generate) -> bool:
+        if allows(request):
             return True
         refused.unpark_all()
         return False
@@ -62,6 +66,7 @@ async def router(
         requests.start_soon(unstarted.move_on, routing)
         requests.start_soon(look_again)
         task_status.started()
+        has_room, may_begin = (partial(looking_again, allows) for allows in (routing.has_room, routing.may_begin))
         while True:
-            call = await inbox.receive(has_room)  # a call that must wait does so in the inbox
+            call = await inbox.receive(has_room, may_begin=may_begin)  # a call that must wait does so in the inbox
             requests.start_soon(route_one, call, routing.choose(call.request))

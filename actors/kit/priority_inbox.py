@@ -89,16 +89,19 @@ class PriorityInbox(Generic[Req, Rep, Res]):
                 self._remove(entry, group)
 
     async def receive(
-        self, fits: Callable[[Req], bool] = _always, group: Hashable | None = None
+        self,
+        fits: Callable[[Req], bool] = _always,
+        group: Hashable | None = None,
+        may_begin: Callable[[Req], bool] = _always,
     ) -> Call[Req, Rep, Res]:
         """Wait for the next call and take it once its request fits; no other of its group is taken before it meanwhile.
 
-        Which call is the next is decided again whenever one comes or leaves, and after `recheck`. With a `group`, which
-        may not be None, calls of others are left alone.
+        But calls of other owners pass a call that may not begin. Which call is the next is decided again whenever one
+        comes or leaves, and after `recheck`. With a `group`, which may not be None, calls of others are left alone.
         """
         await trio.lowlevel.checkpoint()
         while True:  # noqa: ASYNC913  # a turn without a wait takes a call out
-            for entry in self._heads(group):
+            for entry in self._heads(group, may_begin):
                 if fits(entry.item.call.request):
                     call = self._take(entry)
                     entry.item.line.charge(entry.owner, max(1, self.weight(call.request)))
@@ -141,12 +144,18 @@ class PriorityInbox(Generic[Req, Rep, Res]):
             line = self._lines[group] = FairQueue(numbers=self._numbers)
         return line
 
-    def _heads(self, group: Hashable | None = None) -> list[Entry[_Item[Req, Rep, Res]]]:
+    def _heads(
+        self, group: Hashable | None = None, may_begin: Callable[[Req], bool] = _always
+    ) -> list[Entry[_Item[Req, Rep, Res]]]:
         """Return the next call of each group, or of one, in the order in which they may be taken."""
+
+        def first(line: FairQueue[_Item[Req, Rep, Res]]) -> Entry[_Item[Req, Rep, Res]] | None:
+            return next((head for head in line.heads() if may_begin(head.item.call.request)), None)
+
         if group is not None:
             only = self._lines.get(group)
-            return [] if only is None or (first := only.first()) is None else [first]
-        heads = [head for line in self._lines.values() if (head := line.first()) is not None]
+            return [] if only is None or (head := first(only)) is None else [head]
+        heads = [head for line in self._lines.values() if (head := first(line)) is not None]
         return sorted(heads, key=lambda entry: (-entry.priority, entry.number)) if heads[1:] else heads
 
     def _take(self, entry: Entry[_Item[Req, Rep, Res]]) -> Call[Req, Rep, Res]:

@@ -55,6 +55,11 @@ class BudgetLimits:
         """Return the limits of places, such as threads, for calls that each take one."""
         return cls(places, owner_part(places))
 
+    @classmethod
+    def of_slots(cls, slots: int, kept: int) -> BudgetLimits:
+        """Return the limits of slots of which one owner leaves `kept` to others, and has at least one."""
+        return cls(slots, max(1, slots - kept))
+
     @property
     def call_max(self) -> int:
         """The most units of one call."""

@@ -11,6 +11,7 @@ from actors.routing.candidates import Choice, TakenChoice
 from actors.routing.outliers import Ejection, OutlierDetector
 from actors.routing.ports import Replies, Worker
 from actors.routing.reservations import Reservations
+from actors.routing.slot_shares import SlotShares
 from protocol.messages.generation import FinishReason, Generate, RouteTaken
 
 
@@ -44,15 +45,17 @@ class Route:
     """The workers of one attempt: one that computes all of the request, or a decode and its prefill.
 
     Each worker has a reservation until it is asked, for the uncached tokens of the prompt. `end` must always be called:
-    it releases the reservations at workers not asked.
+    it releases the reservations at workers not asked, and the slot of the request's owner.
     """
 
     chosen: Chosen  # the decode, or the worker that computes all
     chosen_prefill: Chosen | None
     _reservations: Reservations
+    _shares: SlotShares
     _outliers: OutlierDetector
     _wake: Callable[[], None]  # tasks that wait for a reservation or a probe to end
     _prompt: int  # tokens
+    _owner: str | None  # of the request, until its slot is given back
     _reserved: list[str] = field(init=False)
     _pending: tuple[str, str] | None = field(init=False, default=None)  # set while the prompt has not begun
     _taken: list[TakenChoice] = field(init=False, factory=list)
@@ -69,6 +72,8 @@ class Route:
         for chosen in (self.chosen, self.chosen_prefill):
             if chosen is not None and chosen.choice.on_taken is not None and (taken := chosen.choice.on_taken()):
                 self._taken.append(taken)
+        if self._owner is not None:
+            self._shares.take(self._owner, self.decode.full_name)
         self.probed = [name for name in {*self.names, self.name} if self._outliers.begin_probe(name, self)]
 
     @property
@@ -169,8 +174,11 @@ class Route:
             self._pending = None
 
     def end(self) -> None:
-        """Release the reservations at workers that were not asked, and end the probes."""
-        holds = self._reserved or self.probed or self._pending
+        """Release the reservations at workers that were not asked and the owner's slot, and end the probes."""
+        holds = bool(self._reserved or self.probed or self._pending)
+        if self._owner is not None:
+            holds = self._shares.give_back(self._owner, self.decode.full_name) or holds
+            self._owner = None
         self._stop_pending()
         for taken in self._taken:
             taken.ended()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice, product
+from itertools import chain, islice, product
 
 import trio
 from attrs import define, field
@@ -36,6 +36,7 @@ from actors.routing.pools.service_levels import ANYWHERE, Names, Reach, Scope, S
 from actors.routing.ports import Pool, Ranking, RoutingObserver, Worker
 from actors.routing.reservations import Reservations, ReservationStatistics
 from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
+from actors.routing.slot_shares import SlotShares, keep_none
 from actors.routing.waiting import WaitingLines
 from protocol.errors import RequestError
 from protocol.messages.cluster import Leg
@@ -62,9 +63,14 @@ class Routing:
     ranked_among: Callable[[Leg, Names], Ranking] | None = None  # the same among some workers
     clock: Callable[[], float] = float  # the clock that times choices; the default measures none
     hand_offs: Mapping[str, KindHandOff] = field(factory=dict)  # one for each kind of engines
+    kept_slots: Callable[[], int] = keep_none  # slots that one owner leaves to others
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
+    shares: SlotShares = field(init=False)
     waiting: WaitingLines = field(init=False, factory=WaitingLines)  # requests that wait for another route
+
+    def __attrs_post_init__(self) -> None:
+        self.shares = SlotShares(self.kept_slots)
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
@@ -74,10 +80,22 @@ class Routing:
             self.observer.chosen(self.clock() - began)
         return route
 
+    def choose_first(self, request: Generate) -> Route | None:
+        """Return a route for a new request; None if there is none now, or if the request may not begin yet."""
+        return self.choose(request) if self.may_begin(request) else None
+
     def _reserve(self, request: Generate, chosen: tuple[Chosen, Chosen | None] | None) -> Route | None:
         if chosen is None:
             return None
-        return Route(*chosen, self.reservations, self.outliers, self.pool.wake, len(request.tokens))
+        return Route(
+            *chosen,
+            self.reservations,
+            self.shares,
+            self.outliers,
+            self.pool.wake,
+            len(request.tokens),
+            request.owner,
+        )
 
     def statistics(self) -> ReservationStatistics:
         """Return the reservations for requests on their way."""
@@ -86,6 +104,17 @@ class Routing:
     def has_room(self, request: Generate | None = None) -> bool:
         """Whether there is a route now for every request of the same pools; without one, for one of some pools."""
         return self._select(None, (), self._scopes(request, (), Reach.MAPPED)) is not None
+
+    def may_begin(self, request: Generate) -> bool:
+        """Whether the owner of a request leaves slots enough to others if this request begins."""
+        if not self.shares.kept():
+            return True
+        scope = self._scopes(request, (), Reach.MAPPED)[0]
+        workers = chain.from_iterable(self._workers(leg, scope.get(leg)) for leg in (Leg.BOTH, Leg.DECODE))
+        if not scope:
+            return self.shares.allows(request.owner, workers)
+        names = frozenset[str]().union(*scope.values())
+        return self.shares.allows(request.owner, workers, lambda name: name in names or not self.levels.pool_of(name))
 
     def _select(
         self, request: Generate | None, excluded: Collection[str], scopes: Sequence[Scope]

@@ -29,6 +29,8 @@ class ClientLimits:
     # connections of one key whose section has no `connections_max`; further ones are refused
     key_connections_max: Count = 256
     key_requests_max: Count = 192  # admitted generations of one key; its further requests wait
+    # slots of a model that one key leaves to others, if the file has several keys without `admin`; 0: none
+    kept_slots: Annotated[int, Within(at_least=0, at_most=1_000_000)] = 1
     # longest body of an HTTP request, or WebSocket message; longer ones get `too_large`
     body_bytes_max: Bytes = 4 * 1024 * 1024
     # unread bytes of one client; beyond them it is disconnected (`slow_client`)

@@ -110,7 +110,7 @@ def assemble(
     context = NodeContext(cluster, node, runtime, directory)
     engines = node_engines(context, texts)
     media = media_children(context, texts) if has_gateway else MediaChildren()
-    models = routed_models(context, texts, media) if has_gateway else {}
+    models = routed_models(context, texts, media, credentials) if has_gateway else {}
     pools = pool_view(context, models)
     ejections = partial(router_child.ejected, {name: model.routing for name, model in models.items()})
     controls = NodeControl(

@@ -13,6 +13,7 @@ from attrs import field, frozen
 
 from supervisor.cluster import link_credentials
 from supervisor.config.certificate import Certificate
+from supervisor.config.limits import ClientLimits
 from supervisor.config.schema import Cluster
 from supervisor.gateway.keys import client_keys
 from supervisor.gateway.keys.keys import Keys
@@ -29,6 +30,10 @@ class Credentials:
     watchers: Keys  # of those who may read the metrics of a node without a gateway
     certificate: Certificate | None  # of the gateway; None: plain HTTP
     client_tls: ssl.SSLContext | None  # made from `certificate`
+
+    def kept_slots(self, limits: ClientLimits) -> int:
+        """Return how many slots of a model one key leaves to others: none unless there are several keys of clients."""
+        return limits.kept_slots if self.keys is not None and self.keys.several else 0
 
     @property
     def monitoring_keys(self) -> Keys:

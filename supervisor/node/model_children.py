@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import trio
@@ -26,6 +26,7 @@ from supervisor.engines.kinds import hand_offs
 from supervisor.engines.work import RequestInbox, request_inbox
 from supervisor.gateway.requests import ServedModel
 from supervisor.node import router_child
+from supervisor.node.credentials import Credentials
 from supervisor.node.media_child import MediaChildren
 from supervisor.node.pools import PoolView, service_levels
 from supervisor.node.vision import processor_vision
@@ -46,10 +47,14 @@ class RoutedModel:
 
 
 def routed_models(
-    context: NodeContext, texts: Mapping[str, TextModel], media: MediaChildren
+    context: NodeContext, texts: Mapping[str, TextModel], media: MediaChildren, credentials: Credentials
 ) -> Mapping[str, RoutedModel]:
-    """Return every model of the cluster by its name; without a media actor, none takes images or videos."""
-    return {name: _routed_model(context, name, texts[name], media) for name in context.cluster.model}
+    """Return every model of the cluster by its name; without a media actor, none takes images or videos.
+
+    The number of client keys decides whether one key leaves slots of a model to others.
+    """
+    kept_slots = partial(credentials.kept_slots, context.cluster.gateway.limits)
+    return {name: _routed_model(context, name, texts[name], media, kept_slots) for name in context.cluster.model}
 
 
 def pool_view(context: NodeContext, models: Mapping[str, RoutedModel]) -> PoolView:
@@ -62,7 +67,9 @@ def pool_view(context: NodeContext, models: Mapping[str, RoutedModel]) -> PoolVi
     )
 
 
-def _routed_model(context: NodeContext, name: str, text: TextModel, media: MediaChildren) -> RoutedModel:
+def _routed_model(
+    context: NodeContext, name: str, text: TextModel, media: MediaChildren, kept_slots: Callable[[], int]
+) -> RoutedModel:
     cluster, directory, runtime = context.cluster, context.directory, context.runtime
     section = cluster.model[name]
     levels, made = service_levels(cluster, name), _policy(context, name)
@@ -71,7 +78,7 @@ def _routed_model(context: NodeContext, name: str, text: TextModel, media: Media
     requests: Address[TextRequest, TextReply, TextResult]
     requests, requests_inbox = mailbox(cluster.gateway.requests_max)
     processed: DirectCalls[TextRequest, TextReply, TextResult] = DirectCalls()
-    routing = _routing(context, name, text, made, levels)
+    routing = _routing(context, name, text, made, levels, kept_slots)
     limits = partial(
         models.request_limits,
         directory,
@@ -130,7 +137,14 @@ def _policy(context: NodeContext, name: str) -> MadePolicy:
     )
 
 
-def _routing(context: NodeContext, name: str, text: TextModel, made: MadePolicy, levels: ServiceLevels) -> Routing:
+def _routing(
+    context: NodeContext,
+    name: str,
+    text: TextModel,
+    made: MadePolicy,
+    levels: ServiceLevels,
+    kept_slots: Callable[[], int],
+) -> Routing:
     section, directory, runtime = context.cluster.model[name], context.directory, context.runtime
     return Routing(
         pool=ModelPool(directory, name),
@@ -146,4 +160,5 @@ def _routing(context: NodeContext, name: str, text: TextModel, made: MadePolicy,
         ranked_among=partial(directory.ranked, name),
         clock=trio.current_time,
         hand_offs=hand_offs(),
+        kept_slots=kept_slots,
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from actors.kit.offload import run_inline
+from actors.kit.shares import BudgetLimits
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.pools import AxisKeys, GridSection
@@ -88,8 +89,19 @@ def _client_lines(cluster: Cluster, keys: Keys) -> str:
         f"admin: {admins}",
         f"names: {', '.join(section.allowed_hosts)}; web pages of: {origins}; {tls}",
         f"grammars: {_listed(section.grammars)}{''.join(own_grammars)}",
+        *(_slot_lines(cluster) if keys.several else ()),
     ]
     return "\n".join(lines)
+
+
+def _slot_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a line about the slots of each model that one of several keys can have."""
+    kept = cluster.gateway.limits.kept_slots * len(cluster.gateway_nodes)
+    for name in cluster.model:
+        engines = [engine for engine in cluster.engine.values() if engine.model == name]
+        slots = sum(engine.slots * engine.data_parallel for engine in engines if engine.leg in {"both", "decode"})
+        own = BudgetLimits.of_slots(slots, kept).call_max if kept else slots
+        yield f"slots of {name}: {slots:,}, and one key has {own:,} at most; each choice of a request takes one"
 
 
 def pool_lines(cluster: Cluster) -> list[str]:

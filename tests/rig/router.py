@@ -276,6 +276,7 @@ class RouterRig:
         assert self.inbox.waiting == (0, 0)
         assert self.routing.statistics() == ReservationStatistics(requests=0, prompts_pending=0)
         assert self.routing.waiting.lines == 0
+        assert self.routing.shares.statistics() == {}
 
 
 @asynccontextmanager
@@ -286,6 +287,7 @@ async def routed(
     prefill_tokens_min: int = 0,
     levels: ServiceLevels | None = None,
     early: Sequence[Generate] = (),
+    kept_slots: int = 0,
 ) -> AsyncIterator[RouterRig]:
     """Run a router over workers; the `early` requests come before it begins."""
     ids, rng = count(1), random.Random(0)
@@ -305,6 +307,7 @@ async def routed(
             ends=frozenset({EOS}),
             levels=levels,
             hand_offs={"simulated": HAND_OFF},
+            kept_slots=lambda: kept_slots,
         )
         rig = RouterRig(address, pool, routing, inbox)
         for request in early:

@@ -148,6 +148,7 @@ class Keys:
     anonymous: ClientKey = field(factory=ClientKey)  # the owner of requests that need no key
     gateways: int = 1  # that divide the rates of keys
     _keys: dict[str, ClientKey] = field(factory=dict)
+    _clients: int = 0  # keys other than admin keys
     _wanted: bool = False
     _admin_wanted: bool = False
 
@@ -168,6 +169,7 @@ class Keys:
         for key in old.values():
             key.revoked = True
         self._wanted = self._wanted or self.sources.wanted
+        self._clients = sum(not section.admin for section in sections.values())
         self.anonymous.revoked = self._wanted
         self._admin_wanted = self._admin_wanted or self._wanted or bool(self.names(admin=True))
 
@@ -175,6 +177,11 @@ class Keys:
     def count(self) -> int:
         """The number of keys."""
         return len(self._keys)
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several keys of clients, which need protection from each other."""
+        return self._clients > 1
 
     @property
     def digests(self) -> frozenset[tuple[str, str]]:

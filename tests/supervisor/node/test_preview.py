@@ -53,8 +53,11 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None
     assert "clients: alice, bob" in text
     assert "admin: admin" in text
     assert "web pages of: https://a.b; plain" in text
+    assert "slots of tiny: 16, and one key has 15 at most" in text
     assert "quetzalcoatl" not in text
     assert "xolotl" not in text
+    alone = preview.describe_node(gateway(written, 'keys = "keys.toml"'), "main", {"ESPALIER_ADMIN_KEY": "xolotl"})
+    assert "slots of tiny" not in alone, "all are for the only key"
     assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
 
 
