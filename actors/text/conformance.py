@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import jsonschema_rs
-from attrs import define, frozen
+import trio
+from attrs import define, field
 
 from actors.kit.offload import RunWork
 from protocol.errors import AnswerInvalid, BadRequest
 from protocol.schemas.keywords import MAP_KEYWORDS
 
 VISITS_MAX = 250_000  # of schemas behind references, and of schemas for items: about 0.15 s
-REGEX_BYTES_MAX = 4 * 2**20  # of one compiled pattern
+REGEX_BYTES_MAX = 2**20  # of all compiled patterns, each with the same part: about 10 ms
 MESSAGE_CHARACTERS_MAX = 200  # of the validator about a schema, which it quotes
 DIGITS_MAX = 4_000  # of an integer: clients read no longer ones
 VISIT = "espalier-visit"  # the keyword that counts visits; a client's own of this name is replaced
@@ -42,49 +43,106 @@ class UnusableSchema(Exception):
 
 
 @define(eq=False)
-class _Visits:
-    """The number of visits that are left for one answer."""
-
-    left: int = VISITS_MAX
-
-
-@frozen
 class Conformance:
-    """Judges the answers of one request."""
+    """Judges the answers of one request, one after the other."""
 
     schema: str  # the client's own
     run: RunWork
-    params: Callable[[str], str]  # the client's name of a field
+    param: Callable[[str], str]  # the client's name of a field
+    _validator: SchemaValidator | None = None
+    _judging: trio.Lock = field(factory=trio.Lock)
 
     async def judge(self, text: str, matched: str | int | None) -> None:
-        """Raise `AnswerInvalid` for an answer that does not conform, `BadRequest` if its stop is at fault."""
-        reason = await self.run(len(self.schema) + len(text), partial(find_fault, self.schema, text))
+        """Raise `AnswerInvalid` for an answer that does not conform, `BadRequest` if the client's stop has cut it."""
+        async with self._judging:
+            reason = await self.run(len(self.schema) + len(text), partial(self._find_fault, text))
         if reason is None:
             return
+        name = self.param("grammar")
         if matched is None:
-            raise AnswerInvalid(f"the answer of the model does not keep to {self.params('grammar')}: {reason}")
-        field = "stop" if isinstance(matched, str) else "stop_token_ids"
-        sentence = f"{field} ended the answer before it kept to {self.params('grammar')}: {reason}"
-        raise BadRequest(sentence, param=self.params(field))
+            raise AnswerInvalid(f"the answer of the model does not keep to {name}: {reason}")
+        stop = self.param("stop" if isinstance(matched, str) else "stop_token_ids")
+        raise BadRequest(f"{stop} ended the answer before it kept to {name}: {reason}", param=stop)
+
+    def _find_fault(self, text: str) -> str | None:
+        self._validator = self._validator or SchemaValidator.of(self.schema)
+        return self._validator.find_fault(text)
 
 
-def find_fault(schema: str, text: str) -> str | None:
-    """Return why a text is not a JSON text that validates, None if it is one."""
-    visits = _Visits()
-    validator = _validator(json.loads(schema), visits)
+@define(eq=False)
+class SchemaValidator:
+    """A compiled schema; not for several threads at a time."""
+
+    _visits_left: list[int]
+    _compiled: jsonschema_rs.Draft202012Validator
+
+    @classmethod
+    def of(cls, schema: str) -> Self:
+        """Return the validator of a schema; raises `UnusableSchema` for one by which no answer could be judged."""
+        left = [VISITS_MAX]
+
+        class Visit:
+            """The keyword that counts a visit, and fails when there have been too many."""
+
+            def __init__(self, _: object, __: object, ___: object) -> None: ...
+
+            def validate(self, _: object) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise ValueError
+
+        counted = _counted(json.loads(schema))
+        assert isinstance(counted, dict | bool)
+        # One size for all patterns together: a compiled one takes up to a thousand times its text.
+        regex_bytes = REGEX_BYTES_MAX // max(1, schema.count('"pattern'))
+        with _errors_of_schemas():
+            compiled = jsonschema_rs.Draft202012Validator(
+                counted,
+                validate_formats=True,
+                offline=True,
+                pattern_options=jsonschema_rs.RegexOptions(regex_bytes, regex_bytes),
+                keywords={VISIT: Visit},
+            )
+        return cls(left, compiled)
+
+    def find_fault(self, text: str) -> str | None:
+        """Return why a text is not a JSON text that validates, None if it is one."""
+        self._visits_left[0] = VISITS_MAX
+        try:
+            valid = self._compiled.is_valid(_strict_json(text))
+        except RecursionError:
+            return "it is nested too deep"
+        except UnicodeEncodeError:
+            return "a string in it is not Unicode"
+        except json.JSONDecodeError as error:
+            return f"it is not JSON ({error.msg})"
+        except ValueError as error:
+            return str(error)
+        if self._visits_left[0] < 0:
+            return f"it takes more than {VISITS_MAX:,} steps to validate"
+        return None if valid else "it is JSON, but does not validate"
+
+
+def check_schema(schema: str) -> None:
+    """Raise `UnusableSchema` for a text that is no JSON schema."""
+    with _errors_of_schemas():
+        META_SCHEMA.validate(json.loads(schema))
+
+
+@contextmanager
+def _errors_of_schemas() -> Iterator[None]:
+    """Raise `UnusableSchema` for the validator's errors about a schema."""
     try:
-        valid = validator.is_valid(_strict_json(text))
-    except RecursionError:
-        return "it is nested too deep"
-    except UnicodeEncodeError:
-        return "a string in it is not Unicode"
-    except json.JSONDecodeError as error:
-        return f"it is not JSON ({error.msg})"
-    except ValueError as error:
-        return str(error)
-    if visits.left < 0:
-        return f"it takes more than {VISITS_MAX:,} steps to validate"
-    return None if valid else "it is JSON, but does not validate"
+        yield
+    except jsonschema_rs.ValidationError as error:
+        if error.message.endswith('is not a "regex"'):
+            pattern = str(error.instance)[:MESSAGE_CHARACTERS_MAX]
+            reason = "is no regular expression, or takes too much memory beside the others; make it simpler"
+            raise UnusableSchema(f"the pattern {pattern} {reason}") from None
+        place = "".join(f"/{token}" for token in error.instance_path)
+        raise UnusableSchema(f"#{place}: {error.message[:MESSAGE_CHARACTERS_MAX]}") from None
+    except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
+        raise UnusableSchema(f"#: {str(error)[:MESSAGE_CHARACTERS_MAX]}") from None
 
 
 def _strict_json(text: str) -> object:
@@ -100,52 +158,6 @@ def _strict_json(text: str) -> object:
         # Raises `UnicodeEncodeError` for half of a surrogate pair.
         json.dumps(value, ensure_ascii=False, default=str).encode()
     return value
-
-
-def check_schema(schema: str) -> None:
-    """Raise `UnusableSchema` for a text that is no JSON schema."""
-    with _errors_of_schemas():
-        META_SCHEMA.validate(json.loads(schema))
-
-
-def check_judge(schema: str) -> None:
-    """Raise `UnusableSchema` for a schema by which no answer could be judged."""
-    _validator(json.loads(schema), _Visits())
-
-
-@contextmanager
-def _errors_of_schemas() -> Iterator[None]:
-    """Raise `UnusableSchema` for the validator's errors about a schema."""
-    try:
-        yield
-    except jsonschema_rs.ValidationError as error:
-        place = "".join(f"/{token}" for token in error.instance_path)
-        raise UnusableSchema(f"#{place}: {error.message[:MESSAGE_CHARACTERS_MAX]}") from None
-    except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
-        raise UnusableSchema(f"#: {str(error)[:MESSAGE_CHARACTERS_MAX]}") from None
-
-
-def _validator(schema: object, visits: _Visits) -> jsonschema_rs.Draft202012Validator:
-    class Visit:
-        """The keyword that counts a visit, and fails when there have been too many."""
-
-        def __init__(self, _: object, __: object, ___: object) -> None: ...
-
-        def validate(self, _: object) -> None:
-            visits.left -= 1
-            if visits.left < 0:
-                raise ValueError
-
-    counted = _counted(schema)
-    assert isinstance(counted, dict | bool)
-    with _errors_of_schemas():
-        return jsonschema_rs.Draft202012Validator(
-            counted,
-            validate_formats=True,
-            offline=True,
-            pattern_options=jsonschema_rs.RegexOptions(REGEX_BYTES_MAX, REGEX_BYTES_MAX),
-            keywords={VISIT: Visit},
-        )
 
 
 def _counted(schema: object) -> object:

@@ -18,7 +18,7 @@ import trio
 
 from actors.grammars import grammar_digest
 from actors.kit.offload import Offload, RunInThread
-from actors.text.conformance import UnusableSchema, check_judge, check_schema
+from actors.text.conformance import SchemaValidator, UnusableSchema, check_schema
 from protocol.errors import ActorLost, BadRequest, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Grammar, GrammarKind
@@ -74,7 +74,7 @@ def engine_grammar(grammar: Grammar) -> Grammar:
             check_schema(grammar.text)
         enforceable = enforceable_grammar(grammar)
         if grammar.kind is GrammarKind.JSON_SCHEMA:
-            check_judge(grammar.text)
+            SchemaValidator.of(grammar.text)
     except (Unenforceable, UnusableSchema) as error:
         raise BadRequest(f"{WORDS[grammar.kind]} cannot be used: {error}") from None
     if enforceable.text != grammar.text and (mistake := find_mistake(enforceable)) is not None:

@@ -8,8 +8,13 @@ import time
 import pytest
 
 from actors.kit.offload import Offload, run_inline
-from actors.text.conformance import VISITS_MAX, Conformance, UnusableSchema, check_judge, check_schema, find_fault
+from actors.text.conformance import VISITS_MAX, Conformance, SchemaValidator, UnusableSchema, check_schema
 from protocol.errors import AnswerInvalid, BadRequest
+
+
+def find_fault(schema: str, text: str) -> str | None:
+    return SchemaValidator.of(schema).find_fault(text)
+
 
 NUMBERS = '{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}'
 
@@ -90,6 +95,21 @@ def test_the_work_on_an_answer_has_a_limit() -> None:
     assert time.perf_counter() - began < 10, "it would take a thousand years without"
 
 
+def test_the_patterns_of_a_schema_share_one_size() -> None:
+    def patterns(count: int) -> dict[str, object]:
+        return {"properties": {f"p{number}": {"pattern": f"^x[a-z]{{1,50}}{number}$"} for number in range(count)}}
+
+    check(patterns(20))
+    with pytest.raises(UnusableSchema, match="too much memory"):
+        check(patterns(2000))
+
+
+def test_a_limit_of_work_is_for_each_answer() -> None:
+    validator = SchemaValidator.of(referring(60))
+    assert "steps" in (validator.find_fault(nested(60)) or "")
+    assert validator.find_fault('{"z":[1]}') is None
+
+
 def test_a_pattern_takes_linear_time() -> None:
     began = time.perf_counter()
     assert find_fault('{"type":"string","pattern":"^(a+)+$"}', json.dumps("a" * 50_000 + "!")) is not None
@@ -99,7 +119,7 @@ def test_a_pattern_takes_linear_time() -> None:
 def check(schema: object) -> None:
     text = json.dumps(schema)
     check_schema(text)
-    check_judge(text)
+    SchemaValidator.of(text)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +128,7 @@ def check(schema: object) -> None:
         ({"type": "thing"}, "/type"),
         ({"$ref": "https://example.org/schema"}, "example.org"),
         ({"$ref": "#/$defs/none"}, "none"),
-        ({"properties": {"a": {"pattern": "["}}}, "regex"),
+        ({"properties": {"a": {"pattern": "["}}}, "the pattern [ is no"),
         ({"properties": {"a": {"minLength": -1}}}, "/properties/a/minLength"),
         ({"$ref": "#/default", "default": {"$ref": "#/default"}}, "is a value"),
         ([], "boolean"),
@@ -138,8 +158,11 @@ def test_siblings_of_a_reference_are_judged_with_it() -> None:
     assert [find_fault(schema, text) is None for text in ("2", "4", "0", "2.5")] == [True, False, False, False]
 
 
+PARAMS = {"grammar": "response_format"}
+
+
 def conformance() -> Conformance:
-    return Conformance(NUMBERS, Offload(run_inline, "").run, {"grammar": "response_format"}.get)  # type: ignore[arg-type]
+    return Conformance(NUMBERS, Offload(run_inline, "").run, lambda name: PARAMS.get(name, name))
 
 
 async def test_an_answer_that_does_not_conform_is_the_servers_fault_and_its_stops_the_clients() -> None:
