@@ -16,6 +16,9 @@ def main() -> int:
     """Run the command line and return the exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     try:
+        from supervisor import standard_streams
+
+        standard_streams.prepare()
         from supervisor import command_line
 
         return command_line.main()
