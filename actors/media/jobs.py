@@ -18,6 +18,7 @@ from protocol.messages.media import Modality
 from protocol.tensors import Dtype
 
 READY = b"ready"
+FILTERED_MACHINES = ("x86_64", "aarch64")  # those whose system calls the filter of decoders knows
 PACKET_BYTES_MAX = 64 * 1024
 """The most bytes of one packet, either way: the kept frames of a video are its longest part."""
 DETAIL_CHARACTERS_MAX = 300

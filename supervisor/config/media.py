@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from attrs import frozen
 
@@ -43,6 +43,9 @@ class MediaSection:
     prepare_s: Seconds = 60.0  # longest time to fetch and decode all of a request, waits included
     # decoder processes at a time; beside them one for small images of another key
     decoders: Annotated[int, Within(at_least=1, at_most=1024)] = 2
+    # filter of system calls around each decoder: without one on this host `required` refuses to start, and `preferred`
+    # goes on with a warning, so that a decoder that a content has taken over may read what the node may
+    sandbox: Literal["required", "preferred"] = "required"
     # memory for contents of all requests that are not decoded yet, each counted as 1 MiB at least; further ones wait
     fetched_bytes_max: Bytes = 256 * MIB
     # memory for decoded images and videos of all requests, until they are no longer needed; further ones wait

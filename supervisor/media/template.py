@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import trio
@@ -32,6 +32,7 @@ COMMAND = (sys.executable, "-m", "actors.media.decoder")
 LADDER = Ladder(stop_s=0.5, term_s=0.5, kill_s=1.0)
 READY_WITHIN_S = 20.0
 LAST_OUTPUT_S = 0.5
+WITHOUT_FILTER = 'set sandbox = "preferred" in [gateway.media] to decode without it'
 ROOT = Path(actors.__file__).parent.parent
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -85,16 +86,18 @@ async def decoder_template(
     environment: Mapping[str, str],
     command: tuple[str, ...] = COMMAND,
     *,
+    filter_required: bool = True,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the template and publish it while it lives; `started()` is called at once, since no other child waits for it.
 
-    Raises `StartFailed` if it does not become ready, `EngineDied` if it ends later.
+    Raises `StartFailed` if it does not become ready, or lacks a required filter of system calls on this machine,
+    `EngineDied` if it ends later.
     """
     started = start_controlled("media decoders", command, decoder_environment(environment), output_log)
     task_status.started()
     control = started.control
-    ready, copied = False, trio.Event()
+    ready, gap, copied = False, "", trio.Event()
 
     async def copy_output() -> None:
         await output_log.copy_from(started.output)
@@ -103,7 +106,11 @@ async def decoder_template(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(copy_output)
-            if ready := await _is_ready(control):
+            message = await _first_message(control)
+            gap = message.removeprefix(jobs.READY).decode(errors="replace")
+            if gap and not filter_required:
+                log.warning("the sandbox of the media decoders is weaker than it could be: %s", gap)
+            if ready := message.startswith(jobs.READY) and not (gap and filter_required):
                 with registration.publish(DecoderTemplate(control)):
                     await started.process.wait()
             with trio.move_on_after(LAST_OUTPUT_S):  # its last line has the reason of its end
@@ -115,18 +122,13 @@ async def decoder_template(
     end = started.process.end
     if ready:
         raise EngineDied(f"the template of the media decoders died{f': {end}' if end else ''}")
+    if gap:
+        raise StartFailed(f"the media decoders have no sandbox on this host: {gap}; {WITHOUT_FILTER}")
     raise StartFailed(f"the media decoders could not start: {output_log.reason(end)}")
 
 
-async def _is_ready(control: trio.socket.SocketType) -> bool:
-    """Wait until the template is ready; return whether it is. Logs the gaps of its sandbox on this machine."""
-    message = b""
-    with trio.move_on_after(READY_WITHIN_S):
-        try:
-            message = await control.recv(jobs.PACKET_BYTES_MAX)
-        except OSError:
-            return False
-    missing = message.removeprefix(jobs.READY)
-    if missing:
-        log.warning("the sandbox of the media decoders is weaker than it could be%s", missing.decode(errors="replace"))
-    return message.startswith(jobs.READY)
+async def _first_message(control: trio.socket.SocketType) -> bytes:
+    """Return the message of a template that is ready, with a gap of its sandbox; empty if none comes."""
+    with trio.move_on_after(READY_WITHIN_S), suppress(OSError):
+        return await control.recv(jobs.PACKET_BYTES_MAX)
+    return b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -68,10 +69,11 @@ def media_children(context: NodeContext, texts: Mapping[str, TextModel]) -> Medi
     preparations = Preparations(layouts, ports, _limits(section), runtime.metrics.media_prepared)
     template = Child(
         name="decoders",
-        run=decoder_template,
+        run=partial(decoder_template, filter_required=section.sandbox == "required"),
         args=(registration, context.output_log("media-decoders"), runtime.grace, runtime.environment),
         stop_within_s=LADDER.total_s + 1.0,
-        about="forks a process without files and network for each image or video that is decoded",
+        about="forks a process without files and network for each image or video that is decoded; its filter of system"
+        f" calls is {section.sandbox}",
         limits=(("processes", decoder_limits(section.decoders).total),),
     )
     actor = Child(

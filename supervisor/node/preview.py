@@ -17,9 +17,11 @@ from supervisor.config.pools import AxisKeys, GridSection
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import check_host
 from supervisor.gateway.keys.keys import Keys
+from supervisor.media.filter_check import check_filter
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
 from supervisor.node.credentials import read_credentials
+from supervisor.node.media_child import NAME as MEDIA
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
@@ -48,9 +50,12 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     if placement.is_local_host(cluster.node[name].host):
         check_host(cluster, name)
     credentials = read_credentials(cluster, name, environment)
+    assembly = assemble(cluster, name, runtime, credentials)
     if placement.is_local_host(cluster.node[name].host):
         link_credentials.check_certificate_names(cluster, name, credentials.tls)
-    lines = [render(assemble(cluster, name, runtime, credentials).tree), _process_lines(cluster, name)]
+        if MEDIA in assembly.published:
+            check_filter(cluster.gateway.media)
+    lines = [render(assembly.tree), _process_lines(cluster, name)]
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         lines.append(_link_line(cluster))
     if name in cluster.gateway_nodes:

@@ -24,8 +24,10 @@ from supervisor.config.schema import Cluster
 from supervisor.config.sections import LOOPBACK_HOSTS
 from supervisor.engines import kinds
 from supervisor.gateway.keys.key_sources import SECRET_VARIABLES
+from supervisor.media.filter_check import check_filter
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials, read_credentials
+from supervisor.node.media_child import NAME as MEDIA
 from supervisor.node.node import Node
 from supervisor.node.reload import file_checks
 from supervisor.node.reload.reload import Reloader
@@ -86,6 +88,8 @@ async def run(
         runtime = _runtime(folder, logs, environment)
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials, launched.earlier)
+        if MEDIA in assembly.published:
+            check_filter(cluster.gateway.media)
         reloader = Reloader(name, loaded, assembly, environment, launched.reload)
         node = Node(
             loaded=loaded,

@@ -15,7 +15,7 @@ ENGINE_KINDS = tuple(
 )
 LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file may be a room
     ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
-    ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py"),
+    ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py", "supervisor/standard_streams.py"),
     ("protocol/strict", "actors/kit", "supervisor/supervision"),
     ("protocol/dialects", "actors/engines", "actors/media", "supervisor/links"),
     ("protocol/openapi", "actors/text", "actors/routing", "supervisor/threads"),

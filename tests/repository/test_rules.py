@@ -83,6 +83,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/node/node.py"): {"random"},
     Path("supervisor/node/start.py"): {"time", "random", "secrets"},
     Path("supervisor/engines/sglang/libraries.py"): {"ctypes"},
+    Path("supervisor/media/filter_check.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/loop_monitor.py"): {"time", "threading"},
     Path("supervisor/threads/queued_writer.py"): {"threading"},

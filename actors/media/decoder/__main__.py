@@ -147,7 +147,7 @@ def main() -> None:
     filtered = trial.passes(base_bytes, filtered=True)
     if not filtered and not trial.passes(base_bytes, filtered=False):
         sys.exit("a trial image could not be decoded in the sandbox of decoders")
-    missing = b"" if filtered else b": this kernel or machine has no filter of system calls for them"
+    missing = b"" if filtered else b"an image could be decoded only without the filter of system calls"
     control.send(jobs.READY + missing)
     Template(control, base_bytes, filtered).serve()
 

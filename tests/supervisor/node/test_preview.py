@@ -10,8 +10,9 @@ from typing import NoReturn
 import pytest
 
 from protocol.errors import StartFailed
-from supervisor.config.load import Loaded
+from supervisor.config.load import Loaded, Misconfigured
 from supervisor.engines.kinds import read_cluster
+from supervisor.media import filter_check
 from supervisor.node import preview, start
 from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
@@ -120,3 +121,10 @@ def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
     assert "qwen3-32b on cuda" in text
     assert "zygote" not in text
     assert "KV tokens 400,000 · slots 256" in text
+
+
+def test_a_preview_refuses_a_host_that_cannot_keep_decoders_in_their_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filter_check, "missing", lambda: "this kernel has none")
+    with pytest.raises(Misconfigured, match='is "required", and this kernel has none'):
+        preview.describe_node(read_cluster(ROOT / "examples" / "vision.toml"), "front", {})
+    preview.describe_node(read_cluster(ROOT / "examples" / "quickstart.toml"), "main", {})

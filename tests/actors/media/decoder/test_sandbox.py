@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from textwrap import dedent, indent
 import pytest
 
 from actors.media.decoder import sandbox
+from actors.media.jobs import FILTERED_MACHINES
 
 pytestmark = pytest.mark.realtime
 
@@ -129,3 +131,11 @@ def test_other_descriptors_are_closed() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.parametrize("machine", FILTERED_MACHINES)
+def test_the_filter_knows_the_system_calls_of_each_machine_that_has_one(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert len(sandbox.allowed_calls()) > 30
