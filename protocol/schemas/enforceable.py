@@ -1,55 +1,41 @@
 """The law of schemas: what an engine's grammar backend keeps, decided before an engine sees a schema.
 
 A grammar backend compiles many schemas that it does not keep: it ignores the siblings of `$ref`, look-aheads and
-more. A schema is therefore refused, with its place and keyword, unless every answer to it is certain to validate (JSON
-Schema 2020-12). A schema may be narrowed, so that fewer answers are possible than would validate; it is never widened.
+more. No schema of a client reaches it. A schema is read as JSON Schema (2020-12), and written anew in
+the few keywords that the backend keeps. What cannot be written is refused by place and keyword. Every answer
+under the new schema validates under the client's. Not every value that validates is a possible answer: a schema may be
+narrowed, and is never widened.
+
+The steps: `documents` (places and references), `alternatives` (references, `allOf` and unions), `narrowing` (the shapes
+of one alternative), `exclusion` (`oneOf`), `graph` (what is possible at all), `engine_schema` (the text).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
-from protocol.schemas.keywords import LIST_KEYWORDS, MAP_KEYWORDS, REFUSED, SCHEMA_KEYWORDS
-from protocol.schemas.patterns import refused_construct
-from protocol.schemas.refusals import Unenforceable, pointer_below
+from protocol.schemas.documents import Document
+from protocol.schemas.engine_schema import EngineSchema
+from protocol.schemas.expressions import BadExpression
+from protocol.schemas.graph import Graph
+from protocol.schemas.patterns import text_pattern
+from protocol.schemas.refusals import Unenforceable
 
 __all__ = ["Unenforceable", "enforceable", "enforceable_pattern"]
 
 
 def enforceable(text: str) -> str:
-    """Return the schema that an engine gets for a client's schema; raises `Unenforceable` if there is none."""
-    waiting: list[tuple[str, object]] = [("#", json.loads(text))]
-    while waiting:
-        pointer, schema = waiting.pop()
-        if isinstance(schema, dict):
-            _check(pointer, schema)
-            waiting += _below(pointer, schema)
-    return text
+    """Return the schema that an engine gets for a client's; raises `Unenforceable` if there is none.
+
+    The result is for the grammar backend alone: it is no schema to validate answers by.
+    """
+    document = Document.parse(text)
+    graph = Graph(document)
+    graph.fill()
+    return EngineSchema(graph).text(document.root)
 
 
 def enforceable_pattern(pattern: str) -> str:
     """Return the regular expression that an engine gets for a client's; raises `Unenforceable` if there is none."""
-    if (reason := refused_construct(pattern)) is not None:
-        raise Unenforceable("#", "regex", reason)
-    return pattern
-
-
-def _check(pointer: str, schema: dict[str, object]) -> None:
-    for keyword, reason in REFUSED.items():
-        if schema.get(keyword, False) not in (None, False):
-            raise Unenforceable(pointer, keyword, reason)
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str) and (mistake := refused_construct(pattern)) is not None:
-        raise Unenforceable(pointer, "pattern", mistake)
-
-
-def _below(pointer: str, schema: dict[str, object]) -> Iterator[tuple[str, object]]:
-    for keyword in SCHEMA_KEYWORDS:
-        yield pointer_below(pointer, keyword), schema.get(keyword)
-    for keyword in LIST_KEYWORDS:
-        if isinstance(branches := schema.get(keyword), list):
-            yield from ((pointer_below(pointer, keyword, index), branch) for index, branch in enumerate(branches))
-    for keyword in MAP_KEYWORDS:
-        if isinstance(named := schema.get(keyword), dict):
-            yield from ((pointer_below(pointer, keyword, name), branch) for name, branch in named.items())
+    try:
+        return text_pattern(pattern)
+    except BadExpression as error:
+        raise Unenforceable("#", "regex", str(error)) from None

@@ -1,24 +1,44 @@
-"""Regular expressions of clients: the constructs that no engine can be held to."""
+"""Regular expressions of clients, decided by one rule wherever they stand: in schemas, tags, and the field `regex`."""
 
 from __future__ import annotations
 
-import re
+from functools import lru_cache
 
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\(\?(?:<?[=!])?|.", re.DOTALL)
-_REFUSED = {
-    **dict.fromkeys(("(?=", "(?!", "(?<=", "(?<!"), "a look-around"),
-    **dict.fromkeys((r"\b", r"\B"), "a boundary of words"),
-    **dict.fromkeys((rf"\{number}" for number in range(1, 10)), "a reference to a group"),
-    r"\k": "a reference to a group",
-}
+from protocol.schemas.decimals import without_look_ahead
+from protocol.schemas.edges import without_edges
+from protocol.schemas.expression_text import in_json, in_text
+from protocol.schemas.expressions import NOTHING, BadExpression, Expression, parse
+from protocol.schemas.lengths import simplified, within
+from protocol.schemas.matching import is_found
 
 
-def refused_construct(pattern: str) -> str | None:
-    """Return the first construct that no engine can be held to as a sentence for its author, None if there is none."""
-    for token in _TOKEN.finditer(pattern):
-        if (name := _REFUSED.get(token[0])) is not None:
-            return f"{name} ({token[0]}) cannot be enforced; say it without"
-        inner = (token[0] == "^" and token.start() > 0) or (token[0] == "$" and token.end() < len(pattern))
-        if inner:
-            return f"an anchor ({token[0]}) inside of a pattern cannot be enforced; say it without"
-    return None
+def text_pattern(pattern: str) -> str:
+    """Return the regular expression of whole answers for an engine; raises `BadExpression`."""
+    return in_text(_some(without_edges(parse(pattern))))
+
+
+def string_pattern(pattern: str, least: int, most: int | None) -> str:
+    """Return the pattern of JSON strings of `least` to `most` characters for an engine; raises `BadExpression`."""
+    narrowed = within(string_expression(pattern), least, most)
+    if narrowed == NOTHING:
+        raise BadExpression("no string of this length is sure to match; say the length by counts in the pattern")
+    return in_json(narrowed)
+
+
+@lru_cache(1024)
+def string_expression(pattern: str) -> Expression:
+    """Return the expression of whole strings that match a pattern; raises `BadExpression`."""
+    return _some(without_edges(parse(without_look_ahead(pattern))))
+
+
+@lru_cache(1024)
+def found_in(pattern: str, text: str) -> bool:
+    """Return whether a pattern is found anywhere in a text; raises `BadExpression`."""
+    return is_found(parse(without_look_ahead(pattern)), text)
+
+
+def _some(tree: Expression) -> Expression:
+    kept = simplified(tree)
+    if kept == NOTHING:
+        raise BadExpression("no text matches it")
+    return kept

@@ -1,0 +1,120 @@
+"""The schema that an engine gets: shapes in the few keywords that the grammar backend keeps (xgrammar 0.2.7).
+
+No schema in it has two keywords of which the backend would ignore one, and every object and array has its shape. A
+pattern in it is over the text between the quotation marks of a JSON string, as the backend reads patterns.
+"""
+
+from __future__ import annotations
+
+import json
+
+from attrs import define, field
+
+from protocol.schemas.alternatives import Conjunction
+from protocol.schemas.documents import SchemaNode
+from protocol.schemas.expression_text import in_json
+from protocol.schemas.graph import Graph, children
+from protocol.schemas.shapes import AnyValue, Array, Constant, Map, Number, Object, Shape, String, Values
+
+BYTES_MAX = 1024 * 1024
+NESTED_MAX = 16  # schemas inside of each other before the next becomes a definition
+
+
+@define(eq=False)
+class EngineSchema:
+    """Writes the shapes of a graph as one schema."""
+
+    graph: Graph
+    _names: dict[Conjunction, str] = field(factory=dict)
+    _unwritten: list[Conjunction] = field(factory=list)
+    _bytes: int = 0
+
+    def text(self, root: SchemaNode) -> str:
+        """Return the schema as JSON; raises `Unenforceable` if it becomes too large."""
+        arrivals: dict[Conjunction, int] = {(root,): 1}
+        for shapes in self.graph.shapes.values():
+            for child in (child for shape in shapes for child in children(shape)):
+                arrivals[child] = arrivals.get(child, 0) + 1
+        for child, count in arrivals.items():
+            if count > 1 and any(True for shape in self.graph.shapes[child] for _ in children(shape)):
+                self._names[child] = f"d{len(self._names)}"
+        self._unwritten += self._names
+        schema = self._choice((root,), root, NESTED_MAX)
+        definitions: dict[str, object] = {}
+        while self._unwritten:
+            child = self._unwritten.pop()
+            definitions[self._names[child]] = self._choice(child, root, NESTED_MAX)
+        if definitions:
+            schema["$defs"] = definitions
+        return json.dumps(schema, separators=(",", ":"))
+
+    def _choice(self, conjunction: Conjunction, root: SchemaNode, depth: int) -> dict[str, object]:
+        written = {
+            json.dumps(one): one
+            for one in (self._shape(shape, root, depth) for shape in self.graph.shapes[conjunction])
+        }
+        self._bytes += sum(map(len, written))
+        if self._bytes > BYTES_MAX * NESTED_MAX:
+            root.refuse("anyOf", f"the schema for the engine takes more than {BYTES_MAX} bytes; write fewer branches")
+        schemas = list(written.values())
+        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+    def _child(self, conjunction: Conjunction, root: SchemaNode, depth: int) -> dict[str, object]:
+        if conjunction not in self._names and depth == 0:
+            self._names[conjunction] = f"d{len(self._names)}"
+            self._unwritten.append(conjunction)
+        if (name := self._names.get(conjunction)) is not None:
+            return {"$ref": f"#/$defs/{name}"}
+        return self._choice(conjunction, root, depth - 1)
+
+    def _shape(self, shape: Shape, root: SchemaNode, depth: int) -> dict[str, object]:
+        written: dict[str, object]
+        match shape:
+            case AnyValue():
+                written = {}
+            case Values(texts):
+                written = {"enum": [json.loads(text) for text in texts]}
+            case Constant(name):
+                written = {"type": name}
+            case Number(name, low, high):
+                written = {"type": name, **_bounds(minimum=low, maximum=high)}
+            case String(expression):
+                written = {"type": "string", **({} if expression is None else {"pattern": in_json(expression)})}
+            case Array():
+                written = self._array(shape, root, depth)
+            case Map():
+                written = self._map(shape, root, depth)
+            case Object(properties, required, least, most):
+                written = {
+                    "type": "object",
+                    "properties": {name: self._child(child, root, depth) for name, child in properties},
+                    "required": [name for name, _ in properties if name in required],
+                    "additionalProperties": False,
+                    **_counts(len(properties), len(required), least, most),
+                }
+        return written
+
+    def _array(self, shape: Array, root: SchemaNode, depth: int) -> dict[str, object]:
+        begin = {"prefixItems": [self._child(child, root, depth) for child in shape.prefix]} if shape.prefix else {}
+        rest = False if shape.items is None else self._child(shape.items, root, depth)
+        most = None if shape.items is None else shape.most
+        return {"type": "array", **begin, "items": rest, **_bounds(minItems=shape.least or None, maxItems=most)}
+
+    def _map(self, shape: Map, root: SchemaNode, depth: int) -> dict[str, object]:
+        values = self._child(shape.values, root, depth)
+        either: dict[str, object] = {"additionalProperties": values}
+        if shape.names is not None:
+            either = {"patternProperties": {in_json(shape.names): values}, "additionalProperties": False}
+        return {"type": "object", **either, **_bounds(minProperties=shape.least or None, maxProperties=shape.most)}
+
+
+def _bounds(**bounds: float | None) -> dict[str, object]:
+    return {keyword: bound for keyword, bound in bounds.items() if bound is not None}
+
+
+def _counts(declared: int, required: int, least: int, most: int | None) -> dict[str, object]:
+    """Return the bounds of a number of properties, where they say more than the properties themselves."""
+    return _bounds(
+        minProperties=least if least > required else None,
+        maxProperties=most if most is not None and most < declared else None,
+    )

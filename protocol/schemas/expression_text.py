@@ -1,0 +1,108 @@
+"""The text of a regular expression for an engine's grammar backend (xgrammar 0.2.7).
+
+The backend reads the pattern of a JSON string as the text between its quotation marks, escapes included, and has two
+ways to do so. A pattern in ASCII is a finite automaton, which is fast for few states. A pattern with other characters
+becomes rules of a grammar, which is fast for many repetitions of one class. Ranges are split where the number of bytes
+or the first byte of a character changes: the backend accepts malformed UTF-8 otherwise.
+"""
+
+from __future__ import annotations
+
+from protocol.schemas.characters import ALL, JSON_PLAIN, CharacterSet, intersection
+from protocol.schemas.expressions import EMPTY, Alternation, Chars, Edge, Expression, Repeat, Sequence
+
+STATES_MAX = 100  # characters of an automaton
+_SPLITS = (0x80, 0x800, 0x1000, 0xD000, 0x10000, 0x40000, 0x100000)
+_SIGNS = frozenset("\\^$.*+?()[]{}|")
+_SIGNS_IN_CLASS = frozenset("\\^[]-")
+_JSON_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+
+
+def in_json(tree: Expression) -> str:
+    """Return the pattern of the JSON strings whose value an expression matches as a whole."""
+    ascii_only = _states(tree) <= STATES_MAX
+    return _text(tree, json=True, ascii_only=ascii_only)
+
+
+def in_text(tree: Expression) -> str:
+    """Return the regular expression of the texts that an expression matches as a whole."""
+    return _text(tree, json=False, ascii_only=True)
+
+
+def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
+    def text(part: Expression) -> str:
+        match part:
+            case Chars(ranges):
+                return _chars(intersection(ranges, ALL), json=json, ascii_only=ascii_only)
+            case Edge(sign):
+                return sign
+            case Sequence(parts):
+                return "".join(map(grouped, parts))
+            case Alternation(parts):
+                return "|".join(map(grouped, parts))
+            case Repeat(inner, least, most):
+                return (
+                    f"(?:{text(inner)}){_count(least, most)}"
+                    if not single(inner)
+                    else text(inner) + _count(least, most)
+                )
+
+    def grouped(part: Expression) -> str:
+        return f"(?:{text(part)})" if isinstance(part, Alternation) or part == EMPTY else text(part)
+
+    def single(part: Expression) -> bool:
+        return isinstance(part, Chars) and not (json and not intersection(part.ranges, JSON_PLAIN))
+
+    return text(tree)
+
+
+def _count(least: int, most: int | None) -> str:
+    if (least, most) in {(0, None), (1, None), (0, 1)}:
+        return {(0, None): "*", (1, None): "+", (0, 1): "?"}[least, most]
+    return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
+
+
+def _chars(ranges: CharacterSet, *, json: bool, ascii_only: bool) -> str:
+    if json and not (plain := intersection(ranges, JSON_PLAIN)):
+        written = [_json_escape(code) for low, high in ranges for code in range(low, high + 1)]
+        return f"(?:{'|'.join(written)})" if len(written) > 1 else written[0]
+    if json:
+        ranges = plain
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _character(ranges[0][0], signs=_SIGNS, ascii_only=ascii_only)
+    pieces = list[str]()
+    for low, high in ranges:
+        for begin, end in _split(low, high):
+            ends = [_character(code, signs=_SIGNS_IN_CLASS, ascii_only=ascii_only) for code in (begin, end)]
+            pieces.append(ends[0] if begin == end else "-".join(ends))
+    return f"[{''.join(pieces)}]"
+
+
+def _split(low: int, high: int) -> list[tuple[int, int]]:
+    begins = [low, *(split for split in _SPLITS if low < split <= high)]
+    return list(zip(begins, [*(begin - 1 for begin in begins[1:]), high], strict=True))
+
+
+def _character(code: int, *, signs: frozenset[str], ascii_only: bool) -> str:
+    character = chr(code)
+    if character in signs:
+        return f"\\{character}"
+    if 0x20 <= code < 0x7F or (code >= 0xA0 and not ascii_only):
+        return character
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\u{{{code:x}}}"
+
+
+def _json_escape(code: int) -> str:
+    written = _JSON_ESCAPES.get(chr(code), f"\\u{code:04x}")
+    return written.replace("\\", "\\\\")
+
+
+def _states(tree: Expression) -> int:
+    """Return the number of characters of an expression with every count written out."""
+    match tree:
+        case Sequence(parts) | Alternation(parts):
+            return sum(map(_states, parts))
+        case Repeat(part, least, most):
+            return _states(part) * max(1, least, most or 0)
+        case _:
+            return 1
