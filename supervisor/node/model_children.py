@@ -20,6 +20,7 @@ from actors.text.model import TextModel
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.model_pool import ModelPool
+from supervisor.engines.engine_grammars import EngineGrammars
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import hand_offs
@@ -97,7 +98,7 @@ def _routed_model(
             limits,
             runtime.run_in_thread,
             limit,
-            partial(check_grammar, directory, runtime.run_in_thread, name),
+            partial(check_grammar, directory, EngineGrammars(runtime.run_in_thread), name),
             processed,
             processor_vision(cluster, name, text, directory, runtime, media),
         ),

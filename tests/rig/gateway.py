@@ -43,7 +43,7 @@ from protocol.messages.generation import (
     one_token,
 )
 from protocol.model_folder import FILES
-from supervisor.engines.grammar_checks import engine_grammar
+from supervisor.engines.engine_grammars import engine_grammar
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES, RouteTable

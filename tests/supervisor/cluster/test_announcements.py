@@ -24,6 +24,7 @@ from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.engines.engine_grammars import EngineGrammars
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.links.link import Link
 from supervisor.links.serving import Service, Services
@@ -243,7 +244,7 @@ async def test_the_place_of_a_grammar_check_is_chosen_without_reading_every_work
             return GrammarChecked()
 
         monkeypatch.setattr(RemoteWorker, "call", answers)
-        check_one = partial(check_grammar, front, run_inline, "oak")
+        check_one = partial(check_grammar, front, EngineGrammars(run_inline), "oak")
         await check_one(grammar, "")
         monkeypatch.setattr(Directory, "all_workers", lambda _: pytest.fail("every worker is looked at"))
         await check_one(grammar, "")

@@ -27,6 +27,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.model_pool import ModelPool
 from supervisor.cluster.workers import LocalWorker, RemoteWorker
+from supervisor.engines.engine_grammars import EngineGrammars
 from supervisor.engines.grammar_checks import check_grammar
 from supervisor.engines.work import encode_inbox
 from supervisor.links.link import Link
@@ -246,7 +247,7 @@ async def test_no_encoder_is_asked_to_check_a_grammar() -> None:
     directory, _ = linked_directory()
     directory.merge_state("far", NodeState((ENCODER,)))
     with pytest.raises(NotReady, match="no engine of this model is up"):
-        await check_grammar(directory, run_inline, "oak", Grammar(GrammarKind.REGEX, "a*"), "alice")
+        await check_grammar(directory, EngineGrammars(run_inline), "oak", Grammar(GrammarKind.REGEX, "a*"), "alice")
 
 
 # Readiness ------------------------------------------------------------------------------------
