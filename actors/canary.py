@@ -27,6 +27,8 @@ from protocol.strict.checks import Within
 
 # The time for an answer is waited in so many parts: a part in which this process was stopped counts as one.
 WAITS = 4
+WITHIN_S = 10.0
+"""The time for the answer of a canary whose engine names none."""
 PRIORITY_MIN = -(2**31)
 PROMPT_TOKENS = (1, 2, 3, 0)  # the first one in the vocabulary and no placeholder is the prompt
 
@@ -42,7 +44,13 @@ class CanaryLimits:
 
     enabled: bool = True  # whether the idle engine is asked for a token now and then
     after_s: Time = 10.0  # time without a request, or since the last canary, after which it is asked
-    within_s: Time = 10.0  # longest time for its whole answer; then the engine is restarted
+    # longest time for its whole answer; then the engine is restarted. By default `silent_s` of the engine
+    within_s: Time | None = None
+
+    @property
+    def answered_within_s(self) -> float:
+        """The longest time for its whole answer."""
+        return WITHIN_S if self.within_s is None else self.within_s
 
 
 @define(eq=False)
@@ -75,7 +83,8 @@ async def canary(
         if hand_off is not None and info.hand_off is not HandOff.NONE:
             alone = hand_off.without_partner(info, rank=rank, number=new_number())
         request = canary_request(info, new_id(), new_id(), alone, rank)
-        await _ask(slots, request, limits.within_s, partial(_report, observer, slots.rank, trio.current_time()))
+        report = partial(_report, observer, slots.rank, trio.current_time())
+        await _ask(slots, request, limits.answered_within_s, report)
 
 
 def canary_request(info: EngineInfo, request_id: str, salt: str, hand_off: bytes = b"", rank: int = 0) -> Generate:
@@ -114,7 +123,7 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
     outcome, returns_state = YIELDED, slots.engine.info.returns_states
     try:
         async with probing(slots, request) as generation:
-            if not await _is_over(generation, within_s, returns_state=returns_state):
+            if not await _is_over(slots, generation, within_s, returns_state=returns_state):
                 outcome = LATE
                 raise EngineStuck(  # noqa: TRY301  # it leaves the probe at once
                     f"its canary got no whole answer within {within_s:g} s"
@@ -133,16 +142,23 @@ async def _ask(slots: Slots, request: Generate, within_s: float, report: Callabl
         raise EngineStuck(f"its canary failed: {error.code}: {error.detail}") from error
 
 
-async def _is_over(generation: Generation, within_s: float, *, returns_state: bool) -> bool:
-    """Wait for the end of an answer, or for its state, and return whether it came in time."""
+async def _is_over(slots: Slots, generation: Generation, within_s: float, *, returns_state: bool) -> bool:
+    """Wait for the end of an answer, or for its state, and return whether it came in time.
+
+    The time begins anew while the engine is held up: its kind limits that.
+    """
     await trio.lowlevel.checkpoint()
-    for _ in range(WAITS):
+    waits = WAITS
+    while waits:
         with trio.move_on_after(within_s / WAITS):
             if returns_state:
                 await _receive_state(generation)
             else:
                 await generation.over.wait()
             return True
+        waits -= 1
+        if not waits and await slots.held_up():
+            waits = WAITS
     return generation.over.is_set() and not returns_state
 
 

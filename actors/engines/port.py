@@ -63,6 +63,12 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """Return the engine's own count of its requests and of its KV tokens in use."""
 
+    async def held_up(self) -> bool:
+        """Whether it waits for a compiler or a disk, and so neither answers nor releases anything for now.
+
+        Returns within seconds from an engine that lives; never from any other one. Its kind limits that wait.
+        """
+
     async def operate(self, request: Message) -> Message:
         """Carry out the request of a row of `OPERATIONS`, and return its result.
 

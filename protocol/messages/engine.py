@@ -103,7 +103,14 @@ def encoder_info(kind: str, version: str, media: MediaInfo, batch_max: int, dige
 
 @frozen
 class Ping(Message):
-    """Ask whether an engine is alive; only its scheduler answers, with `Done`."""
+    """Ask whether an engine is alive; only its scheduler answers, or its work. The result is `Alive`."""
+
+
+@frozen
+class Alive(Message):
+    """An engine is alive; `held_up` while it waits for a compiler or a disk, and so answers and releases nothing."""
+
+    held_up: bool = False
 
 
 @frozen
@@ -173,5 +180,6 @@ KINDS = (
     Kind(8, EngineLoad),
     Kind(43, WatchLoad, replies=(EngineLoad,), result=Done),
     Kind(10, Done),
-    Kind(29, Ping, result=Done),
+    Kind(29, Ping, result=Alive),
+    Kind(49, Alive),
 )

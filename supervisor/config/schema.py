@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
-from attrs import AttrsInstance, Factory, frozen
+from attrs import AttrsInstance, Factory, evolve, frozen
 
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
@@ -75,8 +75,9 @@ class EngineSection:
     # several ranks
     admission: Literal["slots", "memory"] | None = None
     start_within_s: Seconds = 120.0  # longest time for a start; then it counts as failed and is tried again
-    # longest time of a process without an answer or a computation; then it is killed and started again
-    silent_s: Seconds = 10.0
+    # longest time of a process without an answer or a computation; then it is killed and started again. By default 10,
+    # and 60 on a GPU
+    silent_s: Seconds | None = None
     deadlines: RequestDeadlines = RequestDeadlines()
     canary: CanaryLimits = CanaryLimits()
     encoder: BatchLimits = BatchLimits()
@@ -108,6 +109,21 @@ class EngineSection:
     def prefill_chunk_default(self) -> int:
         """The prompt tokens of one engine step where `prefill_chunk` is not given."""
         return 0
+
+    @property
+    def silent_default_s(self) -> float:
+        """The longest silence of its process where `silent_s` is not given."""
+        return 10.0
+
+    @property
+    def silence_s(self) -> float:
+        """The longest silence of its process."""
+        return self.silent_default_s if self.silent_s is None else self.silent_s
+
+    @property
+    def canary_limits(self) -> CanaryLimits:
+        """The limits of its canary, whose answer may take as long as a silence where no time is given."""
+        return self.canary if self.canary.within_s is not None else evolve(self.canary, within_s=self.silence_s)
 
     @property
     def pending_prefill_max(self) -> int:

@@ -63,7 +63,7 @@ async def run_canary(  # noqa: ASYNC128  # canary calls started()
 ) -> None:
     """Run `canary` with the slots of one rank of an engine, from when it has them."""
     ranks = await local.slots.wait()
-    limits = local.section.canary
+    limits = local.section.canary_limits
     await canary(ranks[rank], limits, new_id, new_number, hand_off, observer, task_status=task_status)
 
 

@@ -245,7 +245,7 @@ def _of_ranks(section: EngineSection) -> str:
 
 def _canary(context: NodeContext, local: LocalEngine, rank: int) -> Child:
     """Return the child that watches a rank of an engine while it is idle."""
-    section, runtime = local.section, context.runtime
+    section, runtime, limits = local.section, context.runtime, local.section.canary_limits
     observer = CanaryMetrics(runtime.metrics, f"{section.node}/{local.name}")
     has_one = section.data_parallel == 1
     return Child(
@@ -254,7 +254,7 @@ def _canary(context: NodeContext, local: LocalEngine, rank: int) -> Child:
         args=(local, rank, runtime.new_id, runtime.new_number, KINDS[section.kind].hand_off, observer),
         stop_within_s=RELEASE_S + 1.0,
         about=f"asks {'the idle engine' if has_one else f'rank {rank}, while idle,'} for a token",
-        limits=(("after s", section.canary.after_s), ("within s", section.canary.within_s)),
+        limits=(("after s", limits.after_s), ("within s", limits.answered_within_s)),
     )
 
 

@@ -132,6 +132,35 @@ def error_of(system: Watched) -> BaseException:
 # An engine that answers --------------------------------------------------------------------
 
 
+class Compiling(FakeEngine):
+    """Answers nothing while a compiler runs."""
+
+    until: float
+    reports: bool = True
+
+    async def held_up(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.reports and trio.current_time() < self.until
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        await trio.sleep_until(self.until)
+        await super().run(task_status=task_status)
+
+
+async def test_a_canary_waits_for_a_compiler_and_no_longer(autojump_clock: MockClock) -> None:
+    engine = Compiling(Costs(slots=2))
+    engine.until = 100.0
+    async with watched(engine) as system:
+        await trio.sleep(105)
+        assert (system.observer.outcomes, system.raised) == ([(101, ANSWERED)], [])
+    silent = Compiling(Costs(slots=2))
+    silent.until, silent.reports = inf, False
+    async with watched(silent) as system:
+        began_at = trio.current_time()
+        await system.over.wait()
+        assert [(ended_at - began_at, outcome) for ended_at, outcome in system.observer.outcomes] == [(18, LATE)]
+
+
 async def test_an_idle_engine_is_asked_again_and_again_and_a_busy_one_never(autojump_clock: MockClock) -> None:
     async with watched() as system:
         await trio.sleep(35)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 import pytest
 import trio
@@ -42,6 +43,7 @@ class Hanging(FakeEngine):
         self.names, self.mute = names, mute
         self.hung: dict[str, Generation | Answer[Started | Tokens, Finished]] = {}
         self.healed = trio.Event()
+        self.held_up_until = -inf
 
     def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         answer = super().submit(request)
@@ -55,6 +57,10 @@ class Hanging(FakeEngine):
             await self.healed.wait()
         else:
             await super().wait_released(request_id)
+
+    async def held_up(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return trio.current_time() < self.held_up_until
 
     async def load(self) -> EngineLoad:
         if self.mute:
@@ -108,6 +114,29 @@ async def test_stuck_slots_are_the_engines_fault(
                 await leave_after(worker, wanted_of(name), left_s)
             await trio.sleep_forever()
     assert trio.current_time() == ends_at
+
+
+async def test_slots_that_a_compiler_holds_up_are_not_the_engines_fault_until_it_has_ended(
+    autojump_clock: MockClock,
+) -> None:
+    engine = Hanging("one", "two", "three", "late", mute=True)
+    engine.held_up_until = 200.0
+    async with working(engine=engine, slots=8, deadlines=DEADLINES) as worker:
+        for name in ("one", "two", "three"):
+            await leave_after(worker, wanted_of(name), 1)
+        await expect(EngineLost, worker, wanted_of("late"))
+        await trio.sleep_until(190)
+        engine.healed.set()
+        assert await ask(worker, wanted_of("good", tokens_max=20)) == whole(wanted_of("good", tokens_max=20))
+    engine = Hanging("one", "two", "three")
+    engine.held_up_until = trio.current_time() + 100
+    ends_at = trio.current_time() + 100
+    with pytest.RaisesGroup(pytest.RaisesExc(EngineStuck, match="3 requests kept"), flatten_subgroups=True):
+        async with working(engine=engine, slots=8, deadlines=DEADLINES) as worker:
+            for name in ("one", "two", "three"):
+                await leave_after(worker, wanted_of(name), 1)
+            await trio.sleep_forever()
+    assert ends_at <= trio.current_time() <= ends_at + 6
 
 
 async def test_an_engine_that_answers_no_request_is_at_fault(autojump_clock: MockClock) -> None:

@@ -18,7 +18,7 @@ from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, Requ
 from protocol.link import codec
 from protocol.link.frames import Begun, Bye, Cancel, End, Ended, Fail, Frame, Item, Open, Step
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import Alive, Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate, Logprob, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
@@ -114,7 +114,7 @@ class FakeHost:
             case GetLoad():
                 result = EngineLoad.of_ranks([self.scheduler.load()]).totals
             case Ping():
-                result = Done()
+                result = Alive()
             case _:
                 self._nursery.start_soon(self._operate, stream, request, name="host.operate")
                 return

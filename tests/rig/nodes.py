@@ -108,7 +108,7 @@ async def count_tokens(call: AnyCall, answer: AnyAnswer, step_s: float) -> None:
 class Engine:
     """An engine that is nothing but its limits."""
 
-    info = submit = abort = wait_released = wait_lost = load = operate = cast("Any", None)
+    info = submit = abort = wait_released = wait_lost = load = held_up = operate = cast("Any", None)
     watch_blocks = watch_load = cast("Any", None)
 
 

@@ -11,7 +11,7 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
-from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, WatchBlocks
@@ -84,6 +84,11 @@ class SglangEngine:
         load = await self._control(GetLoad())
         assert isinstance(load, EngineLoad)
         return load
+
+    async def held_up(self) -> bool:
+        """Whether the scheduler waits for a compiler or a disk; returns once it gives any sign of life."""
+        alive = await self._control(Ping())
+        return isinstance(alive, Alive) and alive.held_up
 
     async def operate(self, request: Message) -> Message:
         """Have the host carry out an operation; raises `Unsupported` for an unlisted one.

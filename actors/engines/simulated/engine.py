@@ -113,6 +113,11 @@ class SimulatedEngine:
         """Wait for the end of `run`, or for a crash."""
         await self._lost.wait()
 
+    async def held_up(self) -> bool:
+        """Return false: it waits for nothing."""
+        await trio.lowlevel.checkpoint()
+        return False
+
     async def load(self) -> EngineLoad:
         """Return the counts of requests and of their KV tokens; raises `EngineLost` after the end."""
         await trio.lowlevel.checkpoint()

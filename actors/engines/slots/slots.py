@@ -6,7 +6,8 @@ requests would use the same memory.
 
 An engine may never report it. The slot is then stuck: it is not used, and waited for. One stuck slot may be the fault
 of its request, so it costs that slot and no other stream. Several, or one in an engine without a reply to any request,
-are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again.
+are the fault of the engine: `EngineStuck` ends the actor, and the supervisor starts the engine and the actor again. Not
+so while the engine is held up by a compiler or a disk: its end would end the compiler, and its next life begin again.
 Ranks have slots apart: the replies of the others must not hide a rank that stands still.
 
 An engine without requests has room for one *probe*, which yields to any request: a new request cancels it, and waits
@@ -306,9 +307,17 @@ class Slots:
             await self.engine.wait_released(request_id)
         return waiting.cancelled_caught
 
+    async def held_up(self) -> bool:
+        """Whether the engine reports that it waits for a compiler or a disk, so that it can release no slot for now."""
+        with trio.move_on_after(self.deadlines.release_s), suppress(RequestError):  # a lost engine ends this actor
+            return await self.engine.held_up()
+        return False
+
     async def _check_engine(self, request_id: str) -> None:
         await trio.lowlevel.checkpoint()
         limits, stuck_max = self.deadlines, min(self.deadlines.stuck_max, self.number)
+        if await self.held_up():
+            return
         if len(self.stuck) >= stuck_max:
             raise EngineStuck(f"{len(self.stuck)} requests kept their slots for {limits.release_s} s after their ends")
         if self.stuck[request_id]:

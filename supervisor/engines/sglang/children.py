@@ -114,7 +114,7 @@ class SglangNode:
             about=f"{process}, in a process of its own",
             limits=(
                 *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
-                *(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silent_s)),
+                *(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silence_s)),
             ),
         )
         about = f"on {section.device}{all_ranks(cluster, local.name)}"
@@ -132,7 +132,7 @@ class SglangNode:
             start_within_s=section.start_within_s,
             stop_within_s=LADDER.total_s + 1.0,
             about="SGLang's vision tower, in a process of its own",
-            limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silent_s)),
+            limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silence_s)),
         )
         zygote = spawn.zygote_name(local.name, section)
         return EngineChild(child, f"on {section.device}", () if zygote is None else (zygote,))
@@ -180,7 +180,7 @@ class SglangNode:
             runtime.grace,
             LADDER,
             runtime.now,
-            section.silent_s,
+            section.silence_s,
             self.context.shared,
             reserve=runtime.reserve,
         )

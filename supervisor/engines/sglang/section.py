@@ -23,6 +23,7 @@ from supervisor.links.endpoint import Endpoint
 BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; decodes forget the port of a life 15 s after it
 PREFILL_CHUNK = {"cpu": CPU_PREFILL_CHUNK, "cuda": 8192}
 """The chunk of an engine whose section names none; on a GPU SGLang's own depends on its memory."""
+CUDA_SILENT_S = 60.0
 ZYGOTE_S = 120.0
 SHARED_ZYGOTE = "zygote"  # the child that forks the hosts of engines without variables of their own
 OWN_ZYGOTE_PREFIX = f"{SHARED_ZYGOTE}-"  # before the name of an engine with variables of its own
@@ -141,6 +142,11 @@ class SglangSection(EngineSection):
         ranks = self.data_parallel
         events = {f"events.{key}": range(at.port, at.port + ranks) for key, at in self.events.endpoints.items()}
         return {**own, **events}
+
+    @property
+    def silent_default_s(self) -> float:
+        """The longest silence where `silent_s` is not given: with CUDA a step may wait for the driver, or for files."""
+        return CUDA_SILENT_S if self.device == "cuda" else super().silent_default_s
 
     @property
     def hand_off_terms(self) -> Terms:

@@ -51,7 +51,7 @@ from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
@@ -262,8 +262,7 @@ class Host:
             case GetInfo():
                 return self.info
             case Ping():
-                await self.liveness.probe(running=bool(self.requests.by_id))
-                return Done()
+                return await self.liveness.probe(lambda: bool(self.requests.by_id))
             case GetLoad():
                 return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals
         return await self.operations.operate(request)

@@ -14,7 +14,8 @@ from trio.testing import MockClock
 
 from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
 from protocol.errors import EngineLost, Unsupported
-from protocol.messages.engine import Done, EngineLoad, GetLoad, Ping
+from protocol.messages.engine import Alive, Done, EngineLoad, GetLoad, Ping
+from protocol.messages.kind import Message
 from protocol.messages.operations import FlushCache, GetMetrics
 from tests.rig.calls import AnyAnswer
 from tests.rig.gateway import INFO
@@ -65,6 +66,7 @@ class Living:
 
     answers_in_s: float = 0.01
     stops_at: float = inf
+    answer: Message = Alive()
     asked: int = 0
 
     @asynccontextmanager
@@ -73,14 +75,14 @@ class Living:
         self.asked += 1
         answer = AnyAnswer(credit)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._answer, answer)
+            nursery.start_soon(self._answer, request, answer)
             yield answer
             nursery.cancel_scope.cancel()
 
-    async def _answer(self, answer: AnyAnswer) -> None:
+    async def _answer(self, request: Message, answer: AnyAnswer) -> None:
         await trio.sleep(self.answers_in_s)
         if trio.current_time() < self.stops_at:
-            answer.end(Done())
+            answer.end(self.answer if request == Ping() else Done())
 
 
 @pytest.mark.parametrize("stopped_at", [0.0, 99.9, 101.0, 102.49])
@@ -91,6 +93,11 @@ async def test_an_engine_that_stops_answering_is_silent_within_silent_s(
     await engine_over(link).wait_silent(10.0)
     assert 7.5 <= trio.current_time() - stopped_at <= 10.01
     assert link.asked <= 1 + trio.current_time() / 2.5, "it is asked a few times in that while, not all the time"
+
+
+@pytest.mark.parametrize("held_up", [True, False])
+async def test_an_engine_tells_whether_a_compiler_holds_it_up(held_up: bool, autojump_clock: MockClock) -> None:
+    assert await engine_over(Living(answer=Alive(held_up))).held_up() is held_up
 
 
 async def test_an_engine_that_answers_late_is_not_silent(autojump_clock: MockClock) -> None:

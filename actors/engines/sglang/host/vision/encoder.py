@@ -33,7 +33,7 @@ from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.messages.engine import EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.kind import Message
 from protocol.messages.media import EmbeddingBatch, EncodeBatch, MediaItem
 
@@ -74,8 +74,8 @@ class EncoderHost:
         loop = asyncio.get_running_loop()
         for handled in (signal.SIGTERM, signal.SIGQUIT):
             loop.add_signal_handler(handled, self.watchdog.end, handled.name)
-        thread = await loop.run_in_executor(self._thread, threading.get_native_id)
-        self._liveness = LivenessProbe(self._thread_answers, [thread_of(os.getpid(), thread)])
+        own, thread = os.getpid(), await loop.run_in_executor(self._thread, threading.get_native_id)
+        self._liveness = LivenessProbe(self._thread_answers, [thread_of(own, thread)], processes=[own])
         computing, serving = loop.create_task(self._compute()), loop.create_task(self.served.serve())
         await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
         return serving.result() if serving.done() else computing.result()
@@ -101,8 +101,7 @@ class EncoderHost:
             case GetInfo():
                 return self.info
             case Ping():
-                await self._liveness.probe(running=self._computing is not None)
-                return Done()
+                return await self._liveness.probe(lambda: self._computing is not None)
             case GetLoad():
                 running = 0 if self._computing is None else len(self._computing.items)
                 return EngineLoad(running, sum(len(batch.items) for batch in self._waiting), 0)

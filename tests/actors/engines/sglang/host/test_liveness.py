@@ -9,7 +9,13 @@ from tests.rig.host_parts import HEAD, RunParts
 pytestmark = pytest.mark.engine
 
 LIVENESS = """
-from actors.engines.sglang.host.liveness import scheduler_probe
+import tempfile
+from pathlib import Path
+from actors.engines.sglang.host import liveness
+from actors.engines.sglang.host.liveness import LivenessProbe, scheduler_probe
+
+SPIN, SLEEP = "exec('while True: pass')", "time.sleep(60)"
+RUNS = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
 
 class Manager:
     answers = False
@@ -21,21 +27,31 @@ class Manager:
             await asyncio.Event().wait()
 
 async def main():
-    def process(code):
-        started = subprocess.Popen([sys.executable, "-c", "print(flush=True);" + code], stdout=subprocess.PIPE)
+    def process(code, before=""):
+        code = before + "import time; print(flush=True);" + code
+        started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         started.stdout.readline()  # to start an interpreter is to compute as well
         return started
-    busy, waiting = process("exec('while True: pass')"), process("import time; time.sleep(60)")
+    busy, waiting = process(SPIN), process(SLEEP)
+    compiling, sleeping_child = process(RUNS.format(SPIN)), process(RUNS.format(f"import time; {SLEEP}"))
+    polling = process(f"import threading; threading.Thread(target=exec, args=({SPIN!r},)).start(); {SLEEP}")
+    zombie_child = process(SLEEP, "import subprocess; subprocess.Popen(['true']);")
+    every = busy, waiting, sleeping_child, polling, zombie_child, compiling
+    on_disk = Path(tempfile.mkdtemp()) / "stat"
+    on_disk.write_text("1 (a b) D 0 0 " + "0 " * 40)
     async def alive(manager, *processes, running, meanwhile=lambda probe: None, ranks=1):
         probe = scheduler_probe(manager, [each.pid for each in processes], ranks)
         asyncio.get_running_loop().call_later(0.2, meanwhile, probe)
         try:
-            await asyncio.wait_for(probe.probe(running=running), 10.0)
+            await asyncio.wait_for(probe.probe(lambda: running), 5.0)
         except TimeoutError:
             return False
         return True
     async def lost(*some, **options):
         return not await alive(*some, **options)
+    async def reads(stat):
+        await asyncio.wait_for(LivenessProbe(asyncio.Event().wait, [stat], processes=[]).probe(lambda: True), 10.0)
+        return True
     living = Manager()
     living.answers = True
     facts = {
@@ -44,23 +60,44 @@ async def main():
         "a long step counts as alive": alive(Manager(), busy, running=True),
         "one that computes without a request is lost": lost(Manager(), busy, running=False),
         "one that does not compute a request is lost": lost(Manager(), waiting, running=True),
+        "a thread that waits for a compiler counts as alive": alive(Manager(), compiling, running=True),
+        "so do all ranks, of which one waits for a compiler": alive(Manager(), waiting, compiling, running=True),
+        "a compiler that no request waits for counts for nothing": lost(Manager(), compiling, running=False),
+        "a child that sleeps counts for nothing": lost(Manager(), sleeping_child, running=True),
+        "a child that has ended counts for nothing": lost(Manager(), zombie_child, running=True),
+        "another thread of the scheduler counts for nothing": lost(Manager(), polling, running=True),
+        "a thread that waits for a disk counts as alive": reads(on_disk),
         "one rank of two waits for ever": lost(Manager(), busy, waiting, running=True),
         "of independent ranks one computes": alive(Manager(), waiting, busy, waiting, running=True, ranks=2),
         "the process before independent ranks computes nothing": lost(Manager(), busy, waiting, running=True, ranks=2),
     }
-    for fact, holds in zip(facts, await asyncio.gather(*facts.values())):
-        assert holds, fact
-    os.kill(busy.pid, signal.SIGSTOP)
-    assert await lost(Manager(), busy, running=True)
+    async def check(facts):
+        for fact, holds in zip(facts, await asyncio.gather(*facts.values())):
+            assert holds, fact
+    await check(facts)
+    polling.kill()
+    for stopped in (busy, sleeping_child):
+        os.kill(stopped.pid, signal.SIGSTOP)
+    await check({f"a stopped one is lost: {at}": lost(Manager(), each, running=True) for at, each in enumerate(every[:3:2])})
+    liveness.WAITS_S = 2.5
+    probe = scheduler_probe(Manager(), [compiling.pid])
+    await asyncio.wait_for(probe.probe(lambda: True), 2.5)
+    await asyncio.sleep(1.5)
+    try:
+        await asyncio.wait_for(probe.probe(lambda: True), 3.0)
+    except TimeoutError:
+        pass
+    else:
+        raise AssertionError("a compiler that never ends counts for ever")
     quiet = Manager()
     probe = scheduler_probe(quiet, [waiting.pid])
     for _ in range(3):
         try:
-            await asyncio.wait_for(probe.probe(running=False), 0.1)
+            await asyncio.wait_for(probe.probe(lambda: False), 0.1)
         except TimeoutError:
             pass
     assert quiet.asked == 1, "one question at a time, however often it is asked for"
-    for each in (busy, waiting):
+    for each in every:
         each.kill(); each.wait()
 
 asyncio.run(main())

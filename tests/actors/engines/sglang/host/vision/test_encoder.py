@@ -15,7 +15,7 @@ from actors.engines.sglang.host.vision.encoder import EncoderHost
 from protocol.link import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.messages.media import EmbeddingBatch, EncodeBatch, EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality
-from protocol.messages.engine import Done, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
+from protocol.messages.engine import Alive, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.operations import CheckGrammar
 from protocol.link.peer import Peer
@@ -144,7 +144,7 @@ async def ends_when_it_fails_too_often():
 
 async def lives_as_long_as_it_computes():
     async with Node() as node:
-        assert codec.decode((await node.ended(node.ask(Ping()))).body) == Done()
+        assert codec.decode((await node.ended(node.ask(Ping()))).body) == Alive()
         node.ask(batch("a"))
         await node.until(lambda: node.tower.at)
         stuck = node.ask(Ping())
