@@ -22,6 +22,7 @@ from attrs import define, field
 
 from actors.kit.offload import RunWork
 from protocol.errors import AnswerInvalid, BadRequest
+from protocol.schemas.decimals import without_look_ahead
 from protocol.schemas.keywords import MAP_KEYWORDS
 
 VISITS_MAX = 250_000  # of schemas behind references, and of schemas for items: about 0.15 s
@@ -173,6 +174,9 @@ def _counted(schema: object) -> object:
     for keyword, value in schema.items():
         if keyword in DATA_KEYWORDS:
             counted[keyword] = value
+        elif keyword == "pattern" and isinstance(value, str):
+            # The validator has no look-aheads. Engines are held to the same pattern.
+            counted[keyword] = without_look_ahead(value)
         elif keyword in MAP_KEYWORDS and isinstance(value, dict):
             counted[keyword] = {name: _counted(each) for name, each in value.items()}
         elif keyword in COUNTED_KEYWORDS and isinstance(value, dict):

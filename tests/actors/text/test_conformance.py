@@ -153,6 +153,12 @@ def test_a_schema_with_unusual_names_can_judge(schema: object) -> None:
     check(schema)
 
 
+def test_the_pattern_of_a_decimal_is_judged_without_its_look_ahead() -> None:
+    schema = json.dumps({"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"})
+    assert find_fault(schema, '"-12.50"') is None
+    assert [find_fault(schema, text) is None for text in ('""', '"-"', '"oak"')] == [False] * 3
+
+
 def test_siblings_of_a_reference_are_judged_with_it() -> None:
     schema = '{"$ref":"#/$defs/a","maximum":3,"allOf":[{"minimum":1}],"$defs":{"a":{"type":"integer"}}}'
     assert [find_fault(schema, text) is None for text in ("2", "4", "0", "2.5")] == [True, False, False, False]

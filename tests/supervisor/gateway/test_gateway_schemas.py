@@ -12,6 +12,7 @@ from tests.rig.gateway import TINY, Worker, chat, gateway_client, ids, post, res
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 GOOD, BAD = '{"a": 7}', '{"a": "x"}'
+PASSWORD = r"^(?=.*[A-Z])(?=.*\d).{4}$"
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 
 
@@ -109,10 +110,43 @@ async def test_a_candidate_that_is_chosen_is_judged_without_its_echo(autojump_cl
 
 
 @pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (
+            {
+                **A,
+                "properties": {"a": {"allOf": [{"type": "integer", "minimum": 5}, {"type": "integer", "maximum": 7}]}},
+            },
+            '{"a": 6}',
+            '{"a": 8}',
+        ),
+        ({"type": "object", "required": ["a", "b"]}, '{"a": 1, "b": []}', '{"a": 1}'),
+        ({"type": "array", "minItems": 2}, '["a", 1]', "[1]"),
+        ({"type": "object", "minProperties": 1}, '{"c": null}', "{}"),
+        ({**A, "properties": {"a": {"type": "string", "pattern": DECIMAL}}}, '{"a": "-1.5"}', '{"a": "-"}'),
+    ],
+)
+async def test_an_answer_keeps_what_a_grammar_backend_ignores(
+    autojump_clock: MockClock, schema: dict[str, object], good: str, bad: str
+) -> None:
+    worker = Worker()
+    async with gateway_client(worker=worker) as (_, client):
+        worker.line = good
+        reply = await client.ask(asks(good, response_format=named(schema)))
+        assert reply.json["choices"][0]["finish_reason"] == "stop"
+        grammar = worker.asked[0].sampling.grammar
+        assert grammar is not None
+        assert not any(word in grammar.text for word in ("allOf", "(?!"))
+        worker.line = bad
+        reply = await client.ask(asks(bad, response_format=named(schema)))
+        assert reply.error["code"] == "answer_invalid"
+
+
+@pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ({"type": "object", "properties": {"a": {"type": "string", "pattern": DECIMAL}}}, "#/properties/a: pattern: "),
-        ({"type": "string", "pattern": r"^(?=.*[A-Z])(?=.*\d).{4}$"}, "#: pattern: "),
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": PASSWORD}}}, "#/properties/a: pattern: "),
+        ({"type": "string", "pattern": "^(?!a)[a-z]{2}$"}, "#: pattern: "),
         ({"type": "array", "uniqueItems": True}, "#: uniqueItems: "),
         ({"type": "thing"}, "#/type: "),
     ],
