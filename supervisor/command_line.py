@@ -23,6 +23,7 @@ import trio
 
 from protocol.errors import ActorError, EspalierError, StartFailed
 from protocol.strict.mistakes import Mistake
+from supervisor.cluster import link_credentials
 from supervisor.config import load, placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.kinds import load_cluster
@@ -167,6 +168,7 @@ def _run_function(
     if len(names) > 1:
         joins = [word for address in loaded.joined for word in ("--join", address)]
         command = (*COMMAND, str(loaded.file), *joins)
+        environment |= link_credentials.start_secret(loaded.cluster, environment, start.new_secret())
         return launcher.Launcher(loaded, names, command, environment, terminal, SystemRandom()).run
     (name,) = names
     if parent is None:

@@ -1,9 +1,9 @@
 """The client of a command: it asks the nodes of a cluster, each by its own route.
 
 A command greets a node as another node would, with the cluster's secret, but under a name that no node may have. A node
-that does not listen is asked by the socket in its run folder, if it runs here as the same user. A node out of reach is
-asked through another one with a link to it. Nodes are not trusted: their reports of others are validated, and all
-requests through other nodes share one time limit.
+that does not listen, or whose secret only its launcher knows, is asked by the socket in its run folder, if it runs here
+as the same user. A node out of reach is asked through another one with a link to it. Nodes are not trusted: their
+reports of others are validated, and all requests through other nodes share one time limit.
 """
 
 from __future__ import annotations
@@ -49,17 +49,22 @@ FAST_POLL_S = 0.25  # the time between two polls of a draining or starting node
 
 @define(eq=False)
 class ClusterClient:
-    """A client of all nodes of a cluster; `routes` has the routes of answering nodes."""
+    """A client of all nodes of a cluster; `routes` has the routes of answering nodes.
+
+    Each poll looks for run folders again, since a node that was started again has another one.
+    """
 
     cluster: Cluster
     secret: bytes = field(repr=False)
     tls: LinkTls | None
     new_nonce: Callable[[], bytes]
     folders: Mapping[str, Path] = field(factory=dict)  # the run folders of nodes that run here
+    find_folders: Callable[[], Mapping[str, Path]] = dict  # returns the present ones, none if they are not known
     routes: dict[str, NodeRoute] = field(factory=dict)
 
     async def poll(self) -> dict[str, StatusOrError]:
         """Return the status of every node of the cluster, joined ones included, or the reason why it is unknown."""
+        self.folders = self.find_folders() or self.folders
         names = dict.fromkeys((*self.cluster.node, *self.folders))
         own_routes = {name: route for name in names if (route := self.route(name)) is not None}
         statuses: dict[str, StatusOrError] = dict.fromkeys(
@@ -125,11 +130,13 @@ class ClusterClient:
         return answers[0]
 
     def route(self, name: str) -> NodeRoute | None:
-        """Return a node's address, or its run folder if it runs here; None if it has no route of its own."""
-        node = self.cluster.node.get(name)
-        if node is None or node.dial_address is None:
-            return self.folders.get(name)
-        return node.dial_address
+        """Return a node's address, or its run folder if it runs here; None if it has no route of its own.
+
+        Where this command has neither a secret nor a certificate, the folder goes first.
+        """
+        node, folder = self.cluster.node.get(name), self.folders.get(name)
+        address = None if node is None else node.dial_address
+        return address if address is not None and (folder is None or self.secret or self.tls) else folder
 
 
 async def _ask_socket(folder: Path, ask: Callable[[Transport], Awaitable[None]]) -> None:

@@ -80,7 +80,8 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
     def new_client(cluster: Cluster, folders: Mapping[str, Path]) -> ClusterClient:
         # Without a file, nodes are reached by their sockets alone, which need no secret.
         secret = link_credentials.cluster_secret(cluster, environment) if cluster.model else b""
-        return ClusterClient(cluster, secret, link_credentials.link_tls(cluster), new_nonce, folders)
+        tls = link_credentials.link_tls(cluster)
+        return ClusterClient(cluster, secret, tls, new_nonce, folders, partial(_folders_now, options.file, options.pid))
 
     use_broken_file = options.command == "reload"  # keys are reloaded in any case
     client, wrong = make_client(options.file, folders, new_client, use_broken_file=use_broken_file)
@@ -154,6 +155,13 @@ def _folders(file: Path, pid: int | None) -> dict[str, Path]:
             )
         folders[name] = Path(running.folder)
     return folders
+
+
+def _folders_now(file: Path, pid: int | None) -> dict[str, Path]:
+    """Return the same later; none while a node runs twice, as one that is started again may for a moment."""
+    with suppress(StartFailed):
+        return _folders(file, pid)
+    return {}
 
 
 def make_client(

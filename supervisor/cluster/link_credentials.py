@@ -1,7 +1,8 @@
 """The credentials of links: the cluster's secret and the nodes' certificates.
 
 A cluster whose nodes listen beyond loopback must have one of the two. A mistake raises `Misconfigured`, with the key of
-cluster.toml: a node rather does not start than accept links from strangers.
+cluster.toml: a node rather does not start than accept links from strangers. On loopback the strangers are the other
+users of the machine, so the nodes that one launcher starts share a secret that it made at its own start.
 """
 
 from __future__ import annotations
@@ -17,12 +18,16 @@ from supervisor.files import permissions, reading
 from supervisor.links.tls import LinkTls, load_link_tls
 
 SECRET = "ESPALIER_CLUSTER_SECRET"  # noqa: S105  # the name of an environment variable
+START_SECRET = "ESPALIER_START_SECRET"  # noqa: S105  # a launcher's, for its nodes alone
 SECRET_BYTES_MIN = 16
 SECRET_BYTES_MAX = 64 * 1024
 
 
 def cluster_secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
-    """Return the secret of the cluster, empty if it has none; raises `Misconfigured` where anybody could link then."""
+    """Return the secret of the cluster, else the one that this node's launcher made, empty if there is neither.
+
+    Raises `Misconfigured` where nodes of other machines could not link, or anybody could.
+    """
     section = cluster.cluster
     secret = (environment.get(SECRET) or _secret_in_file(cluster)).strip().encode()
     if (secret or section.secret is not None) and len(secret) < SECRET_BYTES_MIN:
@@ -35,7 +40,17 @@ def cluster_secret(cluster: Cluster, environment: Mapping[str, str]) -> bytes:
         key, endpoint = outside[0]
         detail = f"{endpoint} is not loopback, so links need a secret: name its file as cluster.secret, or set {SECRET}"
         raise Misconfigured(key, detail)
-    return secret
+    return secret or environment.get(START_SECRET, "").encode()
+
+
+def start_secret(cluster: Cluster, environment: Mapping[str, str], made: str) -> dict[str, str]:
+    """Return the variable with a launcher's secret for its nodes; none where the file decides who may link.
+
+    Nodes that join others, which have no secret, cannot have one either. Raises `Misconfigured` as `cluster_secret`.
+    """
+    section = cluster.cluster
+    decided = cluster_secret(cluster, environment) or section.tls_authority is not None or section.join
+    return {} if decided else {START_SECRET: made}
 
 
 def _secret_in_file(cluster: Cluster) -> str:

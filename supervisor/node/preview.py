@@ -20,7 +20,7 @@ from supervisor.gateway.keys.keys import Keys
 from supervisor.media.filter_check import check_filter
 from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
-from supervisor.node.credentials import read_credentials
+from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.media_child import NAME as MEDIA
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
@@ -57,7 +57,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
             check_filter(cluster.gateway.media)
     lines = [render(assembly.tree), _process_lines(cluster, name)]
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
-        lines.append(_link_line(cluster))
+        lines.append(_link_line(cluster, credentials))
     if name in cluster.gateway_nodes:
         lines += pool_lines(cluster)
     if credentials.keys is not None:
@@ -65,11 +65,14 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     return "\n".join(lines)
 
 
-def _link_line(cluster: Cluster) -> str:
+def _link_line(cluster: Cluster, credentials: Credentials) -> str:
     """Return a line about the authentication of nodes."""
     section = cluster.cluster
+    if section.tls_certificate is None and credentials.secret:
+        return "links: plain; nodes prove the cluster's secret"
     if section.tls_certificate is None:
-        return "links: plain"
+        made = "" if section.join else "; nodes that one launcher starts make one of their own"
+        return f"links: plain; without a secret any user of this machine may link to a node{made}"
     names = "the nodes that show them" if section.verifies_node_names else "the hosts that are dialed"
     return f"links: TLS with {section.tls_certificate}; certificates must name {names} (tls_names)"
 

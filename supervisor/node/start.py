@@ -42,8 +42,10 @@ from supervisor.threads.text_threads import TextThreads
 
 log = logging.getLogger(__name__)
 
+SECRET_BYTES = 32  # of random in the secret of a launcher
 NUMBER_BITS = 63  # of the numbers of hand-offs
-SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET))  # variables that no engine's process may have
+# Variables that no engine's process may have.
+SECRETS = frozenset((*SECRET_VARIABLES, link_credentials.SECRET, link_credentials.START_SECRET))
 
 
 @frozen
@@ -136,6 +138,11 @@ def _warn_of_keys_without_tls(cluster: Cluster, credentials: Credentials) -> Non
 def new_nonce() -> bytes:
     """Return random bytes for a greeting."""
     return secrets.token_bytes(NONCE_BYTES)
+
+
+def new_secret() -> str:
+    """Return a random secret for links."""
+    return secrets.token_hex(SECRET_BYTES)
 
 
 def _numbers(first: int) -> Iterator[int]:

@@ -108,8 +108,10 @@ def run_supervisor(*arguments: object, stdin: str = "", **environment: str) -> s
 def run_cli(target: ClusterFolder, *arguments: str, temporary: Path | None = None) -> tuple[int, str]:
     """Run a command of the command line on a cluster, and return its exit code and its output.
 
-    A node that does not listen is asked by its socket only where `temporary` is the folder that it runs below.
+    A node that does not listen, or whose launcher made its secret, is asked by its socket only where `temporary` is the
+    folder that it runs below; a launcher's own by default.
     """
+    temporary = target.tmp if temporary is None and isinstance(target, Node) else temporary
     environment = {"COLUMNS": "200"} | ({} if temporary is None else {"TMPDIR": str(temporary)})
     done = run_supervisor(target.folder / "cluster.toml", *arguments, **environment)
     assert "Traceback" not in done.stderr, done.stderr

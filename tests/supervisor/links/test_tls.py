@@ -235,6 +235,6 @@ def test_a_preview_shows_which_names_certificates_must_have(
     line = f"links: TLS with {files[0]}; certificates must name the"
     assert f"{line} nodes that show them (tls_names)" in preview.describe_node(read(lines(files)), "main", {})
     assert f"{line} hosts that are dialed (tls_names)" in preview.describe_node(read(lines(files, "hosts")), "main", {})
-    assert "links: plain" in preview.describe_node(read(""), "far", {})
+    assert "links: plain; without a secret any user" in preview.describe_node(read(""), "far", {})
     with pytest.raises(Misconfigured, match="must name node far"):
         preview.describe_node(read(lines(shows("DNS:main"))), "far", {})

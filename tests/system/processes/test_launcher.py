@@ -43,6 +43,7 @@ SOON_S = 20.0  # and an answer, or a drain, would take half a minute or more
 TINY = ROOT / "examples" / MODEL
 NAMES = ["front", "one", "two"]
 LISTENS = re.compile(r'listen = "(.*)"')
+SECRET = '[cluster]\nsecret = "secret"\n'
 JOINING = """\
 [node.far-1]
 listen = "127.0.0.1:{ports[0]}"
@@ -118,6 +119,22 @@ def test_all_nodes_start_and_one_line_reports_it(shared: Node) -> None:
     by = {line.get("node") for line in lines(shared)}
     assert by == {None, *NAMES}  # None: the launcher's own
     assert len({seen.session for seen in nodes(shared).values()}) == 3  # a terminal's Ctrl-C reaches the launcher alone
+
+
+def test_a_stranger_on_the_machine_neither_asks_nor_drains_a_node(shared: Node, tmp_path: Path) -> None:
+    assert [node for node in seen(shared).values() if "tree" not in node] == [], "its own user asks all of them"
+    # Of another user a command finds no run folder, and so has only the address at which a node listens.
+    code, output = run_cli(shared, "drain", "one", temporary=tmp_path)
+    assert (code, "another secret, or none" in output) == (1, True), output
+    found = LISTENS.search(file_of(shared))
+    assert found is not None
+    text = JOINING.format(ports=free_ports(2), tiny=TINY)
+    with running_launcher(tmp_path, text, 0, "--join", found[1]) as stranger:
+        assert wait_until(lambda: "another secret" in stranger.output(), WITHIN_S) is not None, stranger.output()
+        assert seen(shared).keys() == set(NAMES)
+        stranger.signal(signal.SIGTERM)
+        check_exit(stranger)
+    assert asked(shared) == (200, 4)
 
 
 def test_ctrl_c_lets_streams_finish_and_ends_the_front_first(running: Node) -> None:
@@ -304,11 +321,22 @@ def test_a_node_that_was_removed_from_the_file_runs_until_it_ends_and_is_not_res
 
 
 @pytest.mark.nightly
-def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, folder: Path) -> None:
+def test_nodes_of_a_second_file_join_serve_leave_and_join_again(folder: Path) -> None:
+    place = folder / "second"
+    place.mkdir()
+    for each in (folder, place):
+        (each / "secret").write_text("a-secret-that-nobody-guesses")
+    with simulated_launcher(folder, change=("[cluster]\n", SECRET)) as running:
+        wait_ready(running)
+        join_twice(running, place)
+
+
+def join_twice(running: Node, place: Path) -> None:
+    """Let the nodes of another file join a launcher's cluster, serve and leave, and join again."""
     before, ports = nodes(running), free_ports(2)
     found = LISTENS.search(file_of(running))
     assert found is not None
-    text = JOINING.format(ports=ports, tiny=TINY)
+    text = SECRET + JOINING.format(ports=ports, tiny=TINY)
 
     def joined() -> bool:
         state = seen(running)
@@ -320,8 +348,6 @@ def test_nodes_of_a_second_file_join_serve_leave_and_join_again(running: Node, f
         )
 
     for _ in range(2):
-        place = folder / "second"
-        place.mkdir(exist_ok=True)
         with running_launcher(place, text, 0, "--join", found[1]) as second:
             wait_ready(second)
             assert wait_until(joined, WITHIN_S, every_s=0.1) is not None, second.output()
