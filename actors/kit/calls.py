@@ -242,9 +242,14 @@ class Call(Generic[Req, Rep, Res]):
         as `internal` unless the `RequestError` does.
         """
         self.begun = True
+        thrown: BaseException | None = None
         try:
             with self.scope:
-                yield self.answer
+                try:
+                    yield self.answer
+                except BaseException as error:
+                    thrown = error
+                    raise
         except Exception as error:  # noqa: BLE001  # it is raised again, or fails the call
             self._fail(error, bugs)
         except BaseExceptionGroup as group:
@@ -258,6 +263,10 @@ class Call(Generic[Req, Rep, Res]):
                 del cancelled, others  # their tracebacks refer to this frame, and so to all that the call held
         finally:
             self.answer.fail(ActorLost("the actor that was answering has ended"))  # no effect if the answer has ended
+            # Since Python 3.12 this frame refers to the one that threw the error, which refers to the error.
+            if thrown is not None:
+                thrown.__traceback__ = None
+                del thrown
 
     def leave(self) -> None:
         """Cancel the call: its asker has left."""

@@ -6,7 +6,6 @@ Each route describes itself as one `Operation`. The routes belong to the gateway
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import TypeAlias
 
 from attrs import Factory, frozen
@@ -18,6 +17,7 @@ from protocol.errors import ERRORS_BY_CODE, RequestError
 from protocol.messages.text import Role
 from protocol.openapi import answer_schemas
 from protocol.openapi.request_schemas import NULL, Schema, Schemas, without_null
+from protocol.status_phrases import phrase
 
 ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 # Statuses that any request can get: for wrong syntax, a missing key or a foreign page, slowness, size, limits, and the
@@ -123,7 +123,7 @@ def _responses(operation: Operation) -> Schema:
 def _description(status: int) -> str:
     classes: list[type[RequestError]] = [*ERRORS_BY_CODE.values()]
     codes = [cls.code for cls in classes if cls.http_status == status]
-    return f"{HTTPStatus(status).phrase}: {', '.join(codes)}." if codes else f"{HTTPStatus(status).phrase}."
+    return f"{phrase(status)}: {', '.join(codes)}." if codes else f"{phrase(status)}."
 
 
 def _security(access: Access, *, keys_wanted: bool) -> list[Schema]:

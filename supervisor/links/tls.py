@@ -21,11 +21,22 @@ class LinkTls:
     names: frozenset[str] | None = None  # None: unknown
 
 
+def default_context(purpose: ssl.Purpose = ssl.Purpose.SERVER_AUTH, authority: str | None = None) -> ssl.SSLContext:
+    """Return a context that trusts a file's authorities, or else the system's; raises `OSError`.
+
+    Since Python 3.13 a new context refuses authorities without the extension of their key's usage, which private ones
+    often lack. No certificate may stop being trusted with another Python, so none is refused for that.
+    """
+    context = ssl.create_default_context(purpose, cafile=authority)
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
 def load_link_tls(certificate: Path, key: Path, authority: Path) -> LinkTls:
     """Return the contexts of links; raises `OSError` (an `ssl.SSLError` is one) for unusable files."""
     contexts = []
     for purpose in (ssl.Purpose.CLIENT_AUTH, ssl.Purpose.SERVER_AUTH):
-        context = ssl.create_default_context(purpose, cafile=str(authority))
+        context = default_context(purpose, str(authority))
         context.load_cert_chain(certificate, key)
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)

@@ -23,6 +23,7 @@ from protocol.messages.media import MediaPrepared, PrepareMedia
 from supervisor.config.media import MediaSection, parse_host, parse_network
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import NodeContext, RetriedChild
+from supervisor.links.tls import default_context
 from supervisor.media.contents import StoredContent
 from supervisor.media.decoding import DecodeLimits, Decoders
 from supervisor.media.fetching import Fetcher, FetchRules
@@ -133,7 +134,7 @@ def _fetcher(cluster: Cluster, memory: MediaMemory) -> Fetcher:
 
 def tls_context(authority: Path | None) -> ssl.SSLContext:
     """Return a context with the system's authorities, and a file's; raises `StartFailed`."""
-    context = ssl.create_default_context()
+    context = default_context()
     try:
         if authority is not None:
             context.load_verify_locations(authority)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from http import HTTPStatus
 
 import h11
 from attrs import define, field
 
+from protocol.status_phrases import phrase
 from supervisor.gateway.http.plain_head import Header, RequestHead, read_plain_head
 
 Event = RequestHead | h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
@@ -240,4 +240,4 @@ class HttpSyntax:
 
 @lru_cache(maxsize=64)
 def _reason(status: int) -> bytes:
-    return HTTPStatus(status).phrase.encode()
+    return phrase(status).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -374,7 +375,12 @@ async def test_a_request_error_inside_groups_still_fails_its_call(
         await ask(address)
 
 
-@pytest.mark.parametrize("way", ["left", "failed", "failed in a group", "failed after it was left"])
+IN_TRIO = pytest.mark.skipif(sys.version_info >= (3, 12), reason="a nursery of Trio keeps such a group: docs/known.md")
+
+
+@pytest.mark.parametrize(
+    "way", ["left", "failed", pytest.param("failed in a group", marks=IN_TRIO), "failed after it was left"]
+)
 async def test_nothing_that_an_answerer_held_waits_for_the_garbage_collector(
     way: str, nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:

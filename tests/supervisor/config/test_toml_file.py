@@ -49,5 +49,5 @@ def test_a_file_may_begin_with_a_byte_order_mark(written: Written, tmp_path: Pat
 
 
 def test_a_path_that_the_system_cannot_take_is_refused_in_a_sentence() -> None:
-    with pytest.raises(StartFailed, match="cannot be read: embedded null byte"):
+    with pytest.raises(StartFailed, match=r"cannot be read: .*embedded null"):
         toml_file.read_text(Path("a\0b"), 10)

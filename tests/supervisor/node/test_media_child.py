@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,6 +82,10 @@ async def test_a_gateway_of_models_of_text_has_none(written: Written) -> None:
     assert 'espalier_media_bytes{kind="embedded"} 0' in text
     assert 'espalier_media_waiting{kind="embedded_bytes"} 0' in text
     assert 'espalier_media_running{kind="decodes"} 0' in text
+
+
+def test_a_private_authority_is_trusted_on_every_python_alike() -> None:
+    assert not tls_context(None).verify_flags & ssl.VERIFY_X509_STRICT
 
 
 def test_a_file_of_authorities_that_is_none_is_a_reason_not_to_start(tmp_path: Path) -> None:
