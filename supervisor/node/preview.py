@@ -95,11 +95,20 @@ def _client_lines(cluster: Cluster, keys: Keys) -> str:
     lines = [
         f"clients: {', '.join(keys.names(admin=False)) or 'nobody'}" if keys.wanted else "clients: everybody, no keys",
         f"admin: {admins}",
+        *_tenant_lines(keys),
         f"names: {', '.join(section.allowed_hosts)}; web pages of: {origins}; {tls}",
         f"grammars: {_listed(section.grammars)}{''.join(own_grammars)}",
         *(_slot_lines(cluster) if keys.several else ()),
     ]
     return "\n".join(lines)
+
+
+def _tenant_lines(keys: Keys) -> Iterator[str]:
+    """Yield a line about the tenants, if there are several: what they cache is shared by the keys of each."""
+    tenants = keys.tenants()
+    if tenants.keys() - {""}:
+        listed = "; ".join(f"{tenant or 'the default one'} of {', '.join(names)}" for tenant, names in tenants.items())
+        yield f"tenants: {listed}"
 
 
 def _slot_lines(cluster: Cluster) -> Iterator[str]:

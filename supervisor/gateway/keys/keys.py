@@ -201,6 +201,13 @@ class Keys:
         """Return the names of the admin keys, or of all others."""
         return sorted(name for name, key in self._keys.items() if key.section.admin is admin)
 
+    def tenants(self) -> dict[str, list[str]]:
+        """Return the names of the keys of each tenant, that of the default one last."""
+        tenants: dict[str, list[str]] = {}
+        for name, key in sorted(self._keys.items()):
+            tenants.setdefault(key.section.tenant, []).append(name)
+        return dict(sorted(tenants.items(), key=lambda item: (not item[0], item[0])))
+
     def grammars(self) -> dict[str, tuple[str, ...] | None]:
         """Return the kinds of grammars that each key may use, None for a key without such a setting."""
         return {name: key.section.grammars for name, key in sorted(self._keys.items())}

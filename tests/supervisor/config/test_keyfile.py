@@ -17,6 +17,7 @@ SECRET = "sk-quetzalcoatl-0123456789"
 def test_a_file_sets_the_limits_of_each_key() -> None:
     text: dict[str, Any] = {
         "sha256": sha("a"),
+        "tenant": "acme",
         "rate_per_s": 0.5,
         "burst": 4,
         "concurrency_max": 2,
@@ -43,6 +44,8 @@ def test_a_file_sets_the_limits_of_each_key() -> None:
         ({"sha256": sha("a"), "admin": "false"}, "key.a.admin: expected true or false"),
         ({"sha256": sha("b")}, "key.a.sha256: is the secret of b too"),
         ({"sha256": sha("a"), "grammars": ["cfg"]}, "key.a.grammars"),
+        ({"sha256": sha("a"), "tenant": "a/b"}, "key.a.tenant: must be empty, or 1 to 64 letters"),
+        ({"sha256": sha("a"), "tenant": "x" * 65}, "key.a.tenant: must be"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_without_its_secret(section: dict[str, Any], message: str) -> None:

@@ -17,6 +17,7 @@ from supervisor.node import preview, start
 from supervisor.runtime import Runtime
 from supervisor.telemetry.logs import Terminal
 from tests.rig import certificate
+from tests.rig.keys import sha
 from tests.rig.launched import run_supervisor
 from tests.supervisor.config.test_load import GOOD, ROOT, Written
 from tests.supervisor.gateway.keys.test_client_keys import gateway
@@ -60,6 +61,17 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None
     alone = preview.describe_node(gateway(written, 'keys = "keys.toml"'), "main", {"ESPALIER_ADMIN_KEY": "xolotl"})
     assert "slots of tiny" not in alone, "all are for the only key"
     assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
+
+
+def test_a_preview_names_the_keys_of_each_tenant(written: Written) -> None:
+    text = 'sha256 = "{}"\ntenant = "{}"\n'
+    keys = "".join(
+        f"[key.{name}]\n{text.format(sha(name), tenant)}"
+        for name, tenant in {"ann": "red", "bea": "blue", "cleo": "red", "dan": ""}.items()
+    )
+    shown = preview.describe_node(gateway(written, 'keys = "keys.toml"', keys), "main", {})
+    assert "tenants: blue of bea; red of ann, cleo; the default one of dan" in shown
+    assert "tenants" not in preview.describe_node(gateway(written, 'keys = "keys.toml"'), "main", {})
 
 
 async def test_processes_that_a_node_starts_do_not_see_its_secrets(
