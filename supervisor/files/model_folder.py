@@ -44,12 +44,10 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     if absent := [name for name in needed if not (folder / name).is_file()]:
         yield f"{folder} has no {' and no '.join(absent)}{_advice(folder, absent)}"
     matching = _matching(folder, weights)
-    found = [path for path in matching if not path.name.endswith(OF_TRAINING)]
-    if all(path.name.startswith(ADAPTER) for path in found):
-        found = []
-    index = folder / INDEXES.get(found[0].suffix, "") if found else folder
+    found = _of_model(matching)
+    index = _index(folder, found)
     named = _named(index, found)
-    loaded = [path for path in found if path.name in named and path.exists()]  # a link may lead nowhere
+    loaded = _loaded(found, named)
     small = {path for pattern in read for path in folder.glob(pattern) if path.name not in _unread(folder)}
     pointers = sorted(path.name for path in {*small, *loaded} if _is_pointer(path))
     if pointers:
@@ -69,6 +67,26 @@ def mistakes(folder: Path, *, needed: Sequence[str], read: Collection[str], weig
     for path in loaded:
         if path.suffix == SAFETENSORS and path.name not in pointers and (why := _damage(path)) is not None:
             yield f"{path.name} in {folder} {why}: copy or download it again"
+
+
+def loaded_weights(folder: Path, weights: Sequence[str]) -> list[Path]:
+    """Return the files of weights that an engine loads, without further copies of them beside."""
+    found = _of_model(_matching(folder, weights))
+    return _loaded(found, _named(_index(folder, found), found))
+
+
+def _of_model(matching: Sequence[Path]) -> list[Path]:
+    """Return the files that may have a model's weights, none if all of them are an adapter's."""
+    found = [path for path in matching if not path.name.endswith(OF_TRAINING)]
+    return [] if all(path.name.startswith(ADAPTER) for path in found) else found
+
+
+def _index(folder: Path, found: Sequence[Path]) -> Path:
+    return folder / INDEXES.get(found[0].suffix, "") if found else folder
+
+
+def _loaded(found: Sequence[Path], named: Collection[str]) -> list[Path]:
+    return [path for path in found if path.name in named and path.exists()]  # a link may lead nowhere
 
 
 def _advice(folder: Path, absent: Sequence[str]) -> str:

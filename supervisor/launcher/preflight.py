@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from protocol.errors import StartFailed
-from supervisor.config.schema import Cluster
+from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.kinds import check_host
+from supervisor.files import model_folder
+from supervisor.launcher.host_memory import available_bytes
 from supervisor.node import descriptor_needs
 from supervisor.sockets.bound_sockets import bind_all, resolve
 
@@ -49,7 +50,7 @@ def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
     """Raise `StartFailed` if the engines on the CPU need more memory than is available."""
     engines = [engine for name in names for engine in cluster.engine.values() if name in engine.nodes]
     on_cpu = [engine for engine in engines if engine.in_host_memory]
-    needed = sum(ENGINE_BYTES + _weights(cluster.model_path(engine.model)) // len(engine.nodes) for engine in on_cpu)
+    needed = sum(ENGINE_BYTES + _weights(cluster, engine) // len(engine.nodes) for engine in on_cpu)
     available = available_bytes()
     if available is not None and needed > available:
         raise StartFailed(
@@ -58,13 +59,6 @@ def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:
         )
 
 
-def _weights(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
-def available_bytes() -> int | None:
-    """Return the available memory of the machine; None if it is unknown."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def _weights(cluster: Cluster, engine: EngineSection) -> int:
+    files = model_folder.loaded_weights(cluster.model_path(engine.model), engine.weights)
+    return sum(file.stat().st_size for file in files)

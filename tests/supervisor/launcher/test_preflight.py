@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.launcher import preflight
-from tests.supervisor.config.test_load import GOOD, ROOT, Written
+from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
 from tests.supervisor.config.test_placement import several
 
 
@@ -110,3 +113,28 @@ def test_too_little_memory_is_refused_in_one_sentence(
     with pytest.raises(StartFailed, match=r"too little memory: 1 engines? on the CPU needs? about 0\.7 GiB") as caught:
         preflight.check_can_start(cluster, "main")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_a_second_copy_of_the_weights_needs_no_memory(
+    written: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: bool
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(TINY, folder)
+    whole = folder / "model.safetensors"
+    with (folder / "consolidated.safetensors").open("wb") as copy:
+        copy.truncate(8 * 2**30)
+    if index:
+        whole.rename(folder / "model-00001-of-00001.safetensors")
+        (folder / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "model-00001-of-00001.safetensors"}}'
+        )
+    cluster = read_cluster(written(GOOD.replace(str(TINY), str(folder))))
+    monkeypatch.setattr(preflight, "check_port", lambda *_, **__: None)
+    monkeypatch.setattr(preflight, "available_bytes", lambda: 2**30)
+    preflight.check_can_start(cluster, "main")
+    (folder / ("model-00001-of-00001.safetensors" if index else whole.name)).unlink()
+    with suppress(FileNotFoundError):
+        (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(StartFailed, match=r"need about 8\.7 GiB"):
+        preflight.check_can_start(cluster, "main")
