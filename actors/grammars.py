@@ -20,6 +20,7 @@ import trio
 from attrs import Factory, define, field, frozen
 
 from actors.kit.calls import Askable, BugCounter, Call, Inbox
+from actors.kit.shares import BudgetLimits
 from protocol.errors import EngineLost, NotReady, Overloaded, RequestError
 from protocol.messages.generation import Grammar
 from protocol.messages.operations import CheckGrammar, GrammarChecked
@@ -130,8 +131,8 @@ class GrammarChecks:
         """Return the check whose turn it is, None if no check waits or may run."""
         if sum(self._running.values()) >= self.checks_max:
             return None
-        owner_max = max(1, self.checks_max - 1)
-        owner = next((name for name in self._waiting if self._running.get(name, 0) < owner_max), None)
+        limits, running = BudgetLimits.of_slots(self.checks_max, kept=1), self._running
+        owner = next((name for name in self._waiting if running.get(name, 0) < limits.owner_max), None)
         if owner is None:
             return None
         checks = self._waiting.pop(owner)

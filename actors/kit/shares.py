@@ -45,10 +45,10 @@ class BudgetLimits:
     small_max: int = 0  # a call for at most so many units is small
 
     @classmethod
-    def of_memory(cls, bytes_max: int) -> BudgetLimits:
-        """Return the limits of a memory for calls of any size."""
-        large_max = max(owner_part(bytes_max), int(bytes_max * LARGE_PART))
-        return cls(bytes_max, owner_part(bytes_max), large_max, int(bytes_max * SMALL_PART))
+    def of_all_sizes(cls, total: int, owner_max: float = inf) -> BudgetLimits:
+        """Return the limits of units for calls of any size; `owner_max` may lower one owner's part."""
+        own = owner_part(total)
+        return cls(total, min(own, owner_max), max(own, int(total * LARGE_PART)), max(1, int(total * SMALL_PART)))
 
     @classmethod
     def of_places(cls, places: int) -> BudgetLimits:

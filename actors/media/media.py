@@ -137,7 +137,7 @@ class Preparations(Generic[C]):
 
     def __attrs_post_init__(self) -> None:
         limits = self.limits
-        fetched, prepared = map(BudgetLimits.of_memory, (limits.fetched_bytes_max, limits.prepared_bytes_max))
+        fetched, prepared = map(BudgetLimits.of_all_sizes, (limits.fetched_bytes_max, limits.prepared_bytes_max))
         self._fetched = FairBudget("a place to fetch to", fetched, limits.waiting_max)
         self._prepared = FairBudget("memory", prepared)
         self._fetches = FairBudget("a fetch", BudgetLimits.of_places(limits.fetches_max))

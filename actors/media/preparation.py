@@ -34,7 +34,7 @@ EMBEDDED_BYTES_MAX = 1024 * 1024 * 1024
 
 def embeddings_budget(bytes_max: int = EMBEDDED_BYTES_MAX) -> FairBudget:
     """Return a budget of the bytes that embeddings may take while their answers are computed."""
-    return FairBudget("memory for embeddings", BudgetLimits.of_memory(bytes_max))
+    return FairBudget("memory for embeddings", BudgetLimits.of_all_sizes(bytes_max))
 
 
 @frozen

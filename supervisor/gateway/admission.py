@@ -17,6 +17,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
+from actors.kit.shares import BudgetLimits, Obstacle
 from protocol.errors import UNREADY, BadRequest, Draining, NotReady, Overloaded
 from protocol.messages.cluster import GateState
 
@@ -31,7 +32,7 @@ class Waiter:
     priority: int
     owner: str
     weight: int
-    owner_max: float  # places that its owner may have
+    limits: BudgetLimits  # of the places
     woken: trio.Event = field(factory=trio.Event)
     has_place: bool = False
     overtaken_by: int = 0  # generations behind it that were admitted while it did not fit
@@ -64,6 +65,7 @@ class AdmissionGate:
     unready: Callable[[], str | None]  # why nothing can be served now, None if it can
     draining: bool = False
     inside: int = 0  # generations
+    large: int = 0  # of them by large requests
     _queue: FairQueue[Waiter] = field(factory=FairQueue)  # an owner's account is what it has inside
     _emptied: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _beginning: int = 0  # requests that begin in this turn of the event loop or the next
@@ -84,18 +86,27 @@ class AdmissionGate:
 
     @asynccontextmanager
     async def admitted(
-        self, priority: int = 0, *, owner: str = "", weight: int = 1, owner_max: float = inf, param: str | None = None
+        self,
+        priority: int = 0,
+        *,
+        owner: str = "",
+        weight: int = 1,
+        limits: BudgetLimits | None = None,
+        param: str | None = None,
     ) -> AsyncIterator[None]:
-        """Hold `weight` places while the body runs; an owner that has `owner_max` waits for one of its own.
+        """Hold `weight` places while the body runs, within the limits of its owner.
 
         Raises `Draining`, `NotReady` or `Overloaded`, or `BadRequest` with `param` for a weight that could never fit.
         """
-        if weight > self.requests_max:
+        limits = limits or BudgetLimits(self.requests_max, inf)
+        if limits.never_fits(weight):
+            own = f", and {limits.call_max} of them for one key" if limits.call_max < limits.total else ""
             raise BadRequest(
-                f"{weight} answers are asked for at once, and this server computes {self.requests_max} (requests_max)",
+                f"{weight} answers are asked for at once, and this server computes {self.requests_max}"
+                f" (requests_max){own}",
                 param=param,
             )
-        waiter = Waiter(priority, owner, weight, owner_max)
+        waiter = Waiter(priority, owner, weight, limits)
         await self._enter(waiter)
         try:
             await self._wait_turn()
@@ -168,9 +179,8 @@ class AdmissionGate:
             if waiter.displaced_by:
                 raise Overloaded(f"as many requests wait as may, and {waiter.displaced_by} displaced this one")
             if not waiter.has_place:
-                taken, owner_max = self._queue.account(waiter.owner), waiter.owner_max
-                own_limit = taken + waiter.weight > owner_max
-                own = f" of the {owner_max:g} that its key may have at once" if own_limit else ""
+                own_limit = self._obstacle(waiter) is Obstacle.OWNER
+                own = f" of the {waiter.limits.owner_max:g} that its key may have at once" if own_limit else ""
                 raise Overloaded(f"no place{own} was free within {self.admit_s} s")
             admitted = True
         finally:
@@ -183,46 +193,61 @@ class AdmissionGate:
 
     def _leave(self, waiter: Waiter) -> None:
         """Give the places to the next requests in this very turn, so that no newer one can take them."""
-        self.inside -= waiter.weight
-        self._queue.charge(waiter.owner, -waiter.weight)
+        self._count(waiter, -waiter.weight)
         self._admit()
         if not self.inside:
             self._emptied.unpark_all()
 
     def _admit(self) -> None:
         """Give places to all requests that may have them now, in one pass along the queue."""
-        position, kept = 0, 0
+        position, kept, all_kept = 0, 0, False
         # Each with the number of generations inside at that time.
         overtaken: list[tuple[Waiter, int]] = []
         while self.inside < self.requests_max and (entry := self._queue.head(position)) is not None:
             waiter, taken = entry.item, self._queue.account(entry.owner)
-            free = self.requests_max - self.inside
-            if taken and taken + waiter.weight > waiter.owner_max:
-                # It waits for a place of its own owner.
-                position += 1
-                continue
-            if waiter.weight <= free - kept:
+            free, obstacle = self.requests_max - self.inside, self._obstacle(waiter)
+            if obstacle is None and (self._has_small_room(waiter) or (waiter.weight <= free - kept and not all_kept)):
                 # This moves its owner's next request further back.
                 self._give_places(entry)
                 continue
-            if waiter.weight <= min(waiter.overtaken_by, self.requests_max):
-                break
-            if not kept:
-                kept = min(waiter.weight, int(max(0, self.requests_max // self._queue.owners - taken)))
-            if kept >= free:
-                break
-            overtaken.append((waiter, self.inside))
             position += 1
+            if obstacle is Obstacle.OWNER or all_kept:
+                # It waits for a place of its own owner, or behind one for which all places are kept.
+                continue
+            if waiter.weight <= min(waiter.overtaken_by, self.requests_max):
+                all_kept = True
+            elif not kept:
+                kept = min(waiter.weight, int(max(0, self.requests_max // self._queue.owners - taken)))
+            all_kept = all_kept or kept >= free
+            if not all_kept:
+                overtaken.append((waiter, self.inside))
+            elif not waiter.limits.has_small_room(1, self.inside - self.large):
+                break
         for waiter, inside in overtaken:
             waiter.overtaken_by += self.inside - inside
 
     def _give_places(self, entry: Entry[Waiter]) -> None:
         waiter = entry.item
         self._queue.remove(entry)
-        self._queue.charge(waiter.owner, waiter.weight)
-        self.inside += waiter.weight
+        self._count(waiter, waiter.weight)
         waiter.has_place = True
         waiter.woken.set()
+
+    def _count(self, waiter: Waiter, places: int) -> None:
+        self.inside += places
+        self.large += 0 if waiter.limits.is_small(waiter.weight) else places
+        self._queue.charge(waiter.owner, places)
+
+    def _obstacle(self, waiter: Waiter) -> Obstacle | None:
+        """Return the limit by which a request does not get its places now."""
+        large = None if waiter.limits.is_small(waiter.weight) else self.large
+        owned = self._queue.account(waiter.owner)
+        return waiter.limits.obstacle(waiter.weight, taken=self.inside, owned=owned, large=large)
+
+    def _has_small_room(self, waiter: Waiter) -> bool:
+        """Whether a request gets its places from the room of small ones, which is kept for no large one."""
+        limits, weight = waiter.limits, waiter.weight
+        return limits.is_small(weight) and limits.has_small_room(weight, self.inside - self.large)
 
     def _check(self) -> None:
         if self.draining:

@@ -12,6 +12,7 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
+from actors.kit.shares import owner_part
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.outbox import Outbox
@@ -45,6 +46,7 @@ class Connections:
 
     limits: Callable[[], GatewayLimits]
     metrics: Metrics
+    several_keys: Callable[[], bool]
     _open: dict[Outbox, Connection] = field(factory=dict)
     _unauthenticated: UnauthenticatedConnections[Outbox] = field(factory=UnauthenticatedConnections)
     _keys: dict[Outbox, ClientKey] = field(factory=dict)  # by which authenticated connections are counted
@@ -87,7 +89,9 @@ class Connections:
         """
         owner = self._keys.get(outbox)
         if key is not None and key is not owner:
-            key.add_connection(self.limits().key_connections_max)
+            limits = self.limits()
+            part = owner_part(limits.connections_max) if self.several_keys() else limits.connections_max
+            key.add_connection(limits.key_connections_max, part)
             if owner is not None:
                 owner.connections -= 1
             self._keys[outbox] = key

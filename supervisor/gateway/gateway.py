@@ -19,6 +19,7 @@ from typing import TypeVar
 import trio
 from attrs import define, evolve, field, frozen
 
+from actors.kit.shares import BudgetLimits
 from protocol.access import Access
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.targets import NO_TARGETS, Targets
@@ -87,7 +88,7 @@ class Gateway:
     turns: LoopTurns = field(factory=LoopTurns)
 
     def __attrs_post_init__(self) -> None:
-        self.connections = Connections(lambda: self.limits, self.runner.metrics)
+        self.connections = Connections(lambda: self.limits, self.runner.metrics, lambda: self.keys.several)
         self.memory = GatewayMemory.within(lambda: self.limits)
         self.streams = OpenStreams(lambda: self.keepalive_s)
 
@@ -245,8 +246,8 @@ class Gateway:
             request = _of_tenant(request, key.section.tenant)
             request = _with_targets(request, record.targets, key.section.targets, served.targets)
             gathered_bytes = self._gathered_bytes(request, record)
-            owner_max = self.concurrency_of(key)
-            async with self.gate.admitted(priority, owner=key.name, weight=weight, owner_max=owner_max, param=param):
+            places = self.places_of(key, weight)
+            async with self.gate.admitted(priority, owner=key.name, weight=weight, limits=places, param=param):
                 record.admitted_at = trio.current_time()
                 # The memory stays reserved until the client has the response.
                 if record.memory is not None:
@@ -293,9 +294,15 @@ class Gateway:
         """Return the name under which memory is reserved for a key; None for a caller without one."""
         return None if key is None or key is self.keys.anonymous else key.name
 
-    def concurrency_of(self, key: ClientKey) -> float:
-        """Return how many generations of one key may be admitted at once."""
-        return inf if key is self.keys.anonymous else key.section.concurrency_max or self.limits.key_requests_max
+    def places_of(self, key: ClientKey, weight: int = 1) -> BudgetLimits:
+        """Return the limits of the places for the generations of a key.
+
+        A single request of the only key may have all places.
+        """
+        places, own_max = self.gate.requests_max, key.section.concurrency_max or self.limits.key_requests_max
+        if self.keys.several:
+            return BudgetLimits.of_all_sizes(places, own_max)
+        return BudgetLimits(places, inf if key is self.keys.anonymous else max(own_max, weight))
 
 
 def _of_tenant(request: Respond, tenant: str) -> Respond:

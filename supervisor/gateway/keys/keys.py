@@ -81,9 +81,12 @@ class ClientKey:
         if self.revoked:
             raise Unauthorized(f"the key {self.name!r} is not valid any more")
 
-    def add_connection(self, default_max: int) -> None:
-        """Count one connection more; raises `ConcurrencyLimited`. Its end is counted by the caller."""
-        limit = self.section.connections_max or default_max
+    def add_connection(self, default_max: int, part: int) -> None:
+        """Count one connection more; raises `ConcurrencyLimited`. Its end is counted by the caller.
+
+        The limit is the key's own or the default one, and at most one key's `part` of all connections.
+        """
+        limit = min(self.section.connections_max or default_max, part)
         if self.connections >= limit:
             raise ConcurrencyLimited(f"the key {self.name!r} has {self.connections} connections, as many as it may")
         self.connections += 1

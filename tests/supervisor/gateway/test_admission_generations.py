@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.kit.fair_queue import FairQueue
+from actors.kit.shares import BudgetLimits
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config.keyfile import KeySection
 from supervisor.gateway.admission import AdmissionGate, AdmissionStatistics
@@ -74,9 +75,35 @@ async def test_many_requests_of_two_owners_do_not_delay_a_third(autojump_clock: 
 
 async def test_a_request_above_the_limit_of_its_owner_is_admitted_alone(autojump_clock: MockClock) -> None:
     gate, log = make_gate(8), Log()
-    mine = {"owner": "a", "owner_max": 3}
-    await run_requests(gate, log, ("small", 5, mine), ("large", 5, {**mine, "weight": 6}), ("small too", 5, mine))
+    mine = {"owner": "a", "limits": BudgetLimits(8, 3)}
+    await run_requests(
+        gate,
+        log,
+        ("small", 5, mine),
+        ("large", 5, {"owner": "a", "weight": 6, "limits": BudgetLimits(8, 6)}),
+        ("small too", 5, mine),
+    )
     assert log == [(0, "small"), (5, "large"), (10, "small too")]
+
+
+async def test_one_of_several_keys_leaves_places_even_in_one_request(autojump_clock: MockClock) -> None:
+    gate, log, limits = make_gate(32), Log(), BudgetLimits.of_all_sizes(32, 192)
+    mine = {"owner": "a", "limits": limits}
+    other = {"owner": "b", "limits": limits}
+    await run_requests(
+        gate, log, ("too many", 5, {**mine, "weight": 25}), ("many", 5, {**mine, "weight": 24}), ("small", 1, other)
+    )
+    assert log == [(0, "too many", "invalid_request"), (0, "many"), (0, "small")]
+
+
+async def test_small_requests_pass_a_large_one_for_which_all_other_places_are_kept(autojump_clock: MockClock) -> None:
+    """It had been overtaken by as many as it weighs: then each request of every other key waited behind it."""
+    gate, log, limits = make_gate(32), Log(), BudgetLimits.of_all_sizes(32)
+    large = [(name, 50.0, {"owner": name, "weight": 15, "limits": limits}) for name in "ab"]
+    small = [(f"{name}{n}", 1.0, {"owner": name, "limits": limits}) for n in range(20) for name in "cd"]
+    await run_requests(gate, log, *large, ("large", 50.0, {"owner": "e", "weight": 15, "limits": limits}), *small)
+    assert (50, "large") in log
+    assert max(at for at, name in log if name[0] in "cd") < 45, "two at a time"
 
 
 async def test_no_request_takes_the_places_that_are_reserved_for_a_large_one(autojump_clock: MockClock) -> None:
@@ -200,7 +227,9 @@ def test_in_any_order_of_requests_the_limits_hold_and_no_place_stays_free(
         async def stay(owner: str, weight: int, priority: int, scope: trio.CancelScope) -> None:
             with scope:
                 try:
-                    async with gate.admitted(priority, owner=owner, weight=weight, owner_max=4):
+                    async with gate.admitted(
+                        priority, owner=owner, weight=weight, limits=BudgetLimits(requests_max, 4)
+                    ):
                         await trio.sleep_forever()
                 except Overloaded:
                     pass

@@ -58,6 +58,6 @@ async def _ask(exchange: Exchange, model: str | None, request: TextRequest) -> T
     with key.generating(), gateway.runner.converting():
         owned = evolve(request, owner=key.name)
         priority = key.clamp_priority(None)
-        admitted = gateway.gate.admitted(priority, owner=key.name, owner_max=gateway.concurrency_of(key))
+        admitted = gateway.gate.admitted(priority, owner=key.name, limits=gateway.places_of(key))
         async with admitted, processor.ask(owned, 0) as answer:
             return await answer.result()
