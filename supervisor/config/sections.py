@@ -39,9 +39,11 @@ class NodeSection:
     """`[node.NAME]`: one process with one supervision tree."""
 
     host: str = "localhost"  # the machine on which the node runs, by its name or address
-    # address for other nodes; at a wildcard such as `0.0.0.0` they dial `host`. Without it the node dials all others
+    # address for other nodes; at every address (`:7400`, or `0.0.0.0:7400` of IPv4 alone) they dial `host`. Without it
+    # the node dials all others
     listen: Endpoint | None = None
-    # address of the node's own probes and `/metrics`, over plain HTTP; beyond loopback `/metrics` needs an admin key
+    # address of the node's own probes and `/metrics`, over plain HTTP; `:7500` is every address. Beyond loopback
+    # `/metrics` needs an admin key
     metrics: Endpoint | None = None
     # time for running streams to finish after SIGTERM or `drain`; then they continue on other nodes, or are cut
     drain_s: Seconds = 30.0
@@ -96,7 +98,7 @@ class GatewaySection:
     nodes: Annotated[tuple[NodeName, ...], Holds(1)] = ()
     # processes of each of these nodes, behind one port
     processes: Annotated[int, Within(at_least=1, at_most=PROCESSES_MAX)] = 1
-    host: str = "127.0.0.1"  # address for clients; any but loopback needs client keys
+    host: str = "127.0.0.1"  # address for clients, empty for every one; any but loopback needs client keys
     port: Annotated[int, Within(at_least=0, at_most=65535)] = 8000  # port for clients; 0 takes a free one
     # names of the server in `Host`; by default the loopback names, and `host`
     allowed_hosts: tuple[str, ...] = ()

@@ -43,7 +43,8 @@ def check_port(host: str, port: int, key: str, *, shared: bool = False) -> None:
             bound.close()
     except OSError as error:
         why = error.strerror or error
-        raise StartFailed(f"port {port} of {host} cannot be had: {why}; name another as {key}") from error
+        place = host or "every address"
+        raise StartFailed(f"port {port} of {place} cannot be had: {why}; name another as {key}") from error
 
 
 def _check_memory(cluster: Cluster, names: Sequence[str]) -> None:

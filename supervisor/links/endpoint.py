@@ -10,12 +10,12 @@ from attrs import frozen
 from protocol.messages.cluster import PORT
 from protocol.strict.mistakes import describe, wrong
 
-_TEXT = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):{PORT}")
+_TEXT = re.compile(rf"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]*):{PORT}")
 
 
 @frozen
 class Endpoint:
-    """A host and a port where a node listens."""
+    """A host and a port where a node listens; an empty host is every address of its machine, of either family."""
 
     value_types: ClassVar[tuple[type, ...]] = (str,)
 

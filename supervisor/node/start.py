@@ -158,7 +158,7 @@ def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
         engines = (name for name, engine in assembly.engines.items() if engine.current is not None)
         terminal.announce(f"Ready: node {assembly.directory.name} with {', '.join((*engines, *ranks))}")
         return
-    host = f"[{section.host}]" if ":" in section.host else section.host
+    host = f"[{section.host}]" if ":" in section.host else section.host or "localhost"
     url = f"http{'s' * (assembly.gateway.port.tls is not None)}://{host}:{assembly.gateway.port.number}"
     key = "-H 'authorization: Bearer YOUR-KEY' " if assembly.gateway.keys.wanted else ""
     model = next(iter(cluster.model))

@@ -235,7 +235,9 @@ def _link_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     """Yield the mistakes in `[cluster]`."""
     listening = {node.listen: name for name, node in cluster.node.items()}
     for index, address in enumerate(cluster.cluster.join):
-        if address in listening:
+        if not address.host:
+            yield Mistake(f"cluster.join[{index}]", f"is {address}, and names no host that could be dialed")
+        elif address in listening:
             yield Mistake(f"cluster.join[{index}]", f"is where node {listening[address]} of this file listens")
     section = cluster.cluster
     for key in ("secret", "tls_certificate", "tls_key", "tls_authority"):

@@ -188,7 +188,7 @@ class SglangSection(EngineSection):
         yield from self._vision_mistakes(cluster, path)
         yield from self._event_mistakes(path)
         for key, endpoint in self.events.endpoints.items():
-            if ":" in endpoint.host:
+            if ":" in endpoint.host or not endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")
         for key, value in self.settings.items():
             why = setting_rules.setting_mistake(key, value)

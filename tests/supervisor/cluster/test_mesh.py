@@ -56,8 +56,9 @@ async def test_a_node_that_does_not_listen_dials_whatever_its_name(rather_slow: 
         assert await a.ask(z) == await z.ask(a) == [0, 1, 2]
 
 
-async def test_a_node_that_listens_at_every_address_and_has_no_host_dials(rather_slow: MockClock) -> None:
-    a, z = Node("a"), Node("z", host="0.0.0.0")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+async def test_a_node_that_listens_at_every_address_and_has_no_host_dials(host: str, rather_slow: MockClock) -> None:
+    a, z = Node("a"), Node("z", host=host)
     async with linked_nodes(a, z, know=False):
         z.knows(a)
         await all_linked(a, z)

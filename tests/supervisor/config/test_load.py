@@ -179,6 +179,7 @@ def test_no_engine_may_have_the_name_of_another_child(written: Written) -> None:
         (GOOD + "[nodes.main]\n", "did you mean node?"),
         ("[model]\n[engine]\n", "must not be empty"),
         (GOOD + '[node.main]\nlisten = "127.0.0.1:65536"\n', "must be like 127.0.0.1:7401"),
+        (GOOD + '[cluster]\njoin = [":7400"]\n', "names no host that could be dialed"),
         (GOOD + f'[model."a/b"]\npath = "{TINY}"\n[model."a:b"]\npath = "{TINY}"\n', "by nothing but / and :"),
     ],
 )
