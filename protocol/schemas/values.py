@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from attrs import define
+from attrs import Factory, define
 
 from protocol.schemas.alternatives import Conjunction
 from protocol.schemas.documents import Document, SchemaNode
@@ -68,6 +68,7 @@ class Evaluator:
 
     document: Document
     work: int = 0
+    _listed: dict[str, frozenset[object]] = Factory(dict)  # the values of each `enum`, by the pointer to its schema
 
     def validates(self, value: object, conjunction: Conjunction, depth: int = 0) -> bool:
         """Return whether a value validates under every schema; raises `Unenforceable` if that takes too long."""
@@ -104,7 +105,7 @@ class Evaluator:
         )
 
     def _itself(self, value: object, node: SchemaNode, depth: int) -> bool:
-        return _is_listed(value, node) and self._within_bounds(value, node, depth)
+        return self._is_listed(value, node) and self._within_bounds(value, node, depth)
 
     def _within_bounds(self, value: object, node: SchemaNode, depth: int) -> bool:
         match value:
@@ -119,6 +120,19 @@ class Evaluator:
             case _:
                 assert isinstance(value, dict)
                 return self._object_validates(value, node, depth)
+
+    def _is_listed(self, value: object, node: SchemaNode) -> bool:
+        """Return whether a value is of a type of the schema, and on its list."""
+        types, listed = node.get("type"), node.get("enum")
+        if types is not None and not is_of(value, types if isinstance(types, list) else [str(types)]):
+            return False
+        if isinstance(node.schema, dict) and "const" in node.schema and not same_value(value, node.schema["const"]):
+            return False
+        if not isinstance(listed, list):
+            return True
+        if (values := self._listed.get(node.pointer)) is None:
+            values = self._listed[node.pointer] = frozenset(map(_canonical, listed))
+        return _canonical(value) in values
 
     def _array_validates(self, value: list[object], node: SchemaNode, depth: int) -> bool:
         prefix = node.children("prefixItems")
@@ -180,16 +194,6 @@ def _counted(count: int, node: SchemaNode, things: str) -> bool:
     assert isinstance(least, (int, float, type(None)))
     assert isinstance(most, (int, float, type(None)))
     return (least is None or count >= least) and (most is None or count <= most)
-
-
-def _is_listed(value: object, node: SchemaNode) -> bool:
-    """Return whether a value is of a type of the schema, and on its list."""
-    types, listed = node.get("type"), node.get("enum")
-    if types is not None and not is_of(value, types if isinstance(types, list) else [str(types)]):
-        return False
-    if isinstance(node.schema, dict) and "const" in node.schema and not same_value(value, node.schema["const"]):
-        return False
-    return not isinstance(listed, list) or any(same_value(value, entry) for entry in listed)
 
 
 def _number_validates(value: float, node: SchemaNode) -> bool:
