@@ -229,14 +229,11 @@ class Overloaded(RequestError):
     retry_after_s = 1
 
 
-UNREADY = "not every model of this server is ready yet; its operator knows what is missing"
-"""The `client_detail` of a `NotReady` that names engines which are not up."""
-
-
 class NotReady(RequestError):
     """Something that the request needs is not available yet; try again later."""
 
     code = "not_ready"
+    outline = "something that the request needs is not ready yet; the operator of this server knows what"
     http_status = 503
     retry_after_s = 2
 

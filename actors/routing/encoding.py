@@ -27,6 +27,8 @@ from protocol.trace import Trace, child_span
 FAILOVER = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 """Errors after which an item is encoded elsewhere: the encoder, its node or the link to it may be to blame."""
 
+NO_ENCODER = "no encoder of this model is up, and images and videos need one"
+
 
 @frozen
 class EncodeWork:
@@ -120,7 +122,7 @@ class _Item:
     async def _first(self) -> RoutedEncoder:
         """Return the encoder of the first attempt; raises `NotReady` if none comes up in time."""
         if (encoder := await self._wait((), self.encoding.limits.resume_s)) is None:
-            raise NotReady("no encoder of this model is up, and images and videos need one")
+            raise NotReady(NO_ENCODER, client_detail=NO_ENCODER)
         return encoder
 
     async def _next(self, error: RequestError, lost: set[str]) -> RoutedEncoder:

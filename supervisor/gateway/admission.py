@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 
 from actors.kit.fair_queue import Entry, FairQueue
 from actors.kit.shares import BudgetLimits, Obstacle
-from protocol.errors import UNREADY, BadRequest, Draining, NotReady, Overloaded
+from protocol.errors import BadRequest, Draining, NotReady, Overloaded
 from protocol.messages.cluster import GateState
 
 BEGIN_MAX = 8
@@ -253,4 +253,4 @@ class AdmissionGate:
         if self.draining:
             raise Draining("the server is shutting down")
         if (why := self.unready()) is not None:
-            raise NotReady(why, client_detail=UNREADY)
+            raise NotReady(why)

@@ -78,7 +78,7 @@ class ServingHalf:
         if service is None and not frame.to:
             raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
         if service is None:  # the worker may have been there a moment ago
-            self.writer.send(fail_frame(frame.stream, NotReady("there is no such worker here")))
+            self.writer.send(fail_frame(frame.stream, NotReady(f"there is no {frame.to} here")))
             return
         remaining_s = inf if frame.within_ms is None else max(0, frame.within_ms) / 1000
         scope = trio.CancelScope(relative_deadline=remaining_s)

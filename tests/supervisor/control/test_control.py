@@ -377,7 +377,7 @@ async def test_an_operator_is_answered_and_is_not_treated_as_a_node(
         assert status.state is not None
         assert {neighbour.name for neighbour in status.state.neighbours} <= {"one"}
         async with link.ask(FlushCache(), 0, "tiny-0") as answer:
-            with trio.fail_after(1), pytest.raises(NotReady, match="there is no such worker here"):
+            with trio.fail_after(1), pytest.raises(NotReady, match="there is no tiny-0 here"):
                 await answer.result()
         await trio.sleep(60)  # no announcement is sent to it, which would break its protocol
         assert (await status_of(link)).node == "one"

@@ -21,6 +21,7 @@ from protocol.errors import (
     InternalError,
     LinkLost,
     LinkReplaced,
+    NotReady,
     RequestError,
 )
 from protocol.messages.generation import Finished, Generate, RouteTaken, Started, Tokens
@@ -33,7 +34,7 @@ from tests.rig.sockets import last_event
 from tests.supervisor.gateway.test_gateway_keys import locked
 
 INSIDE = "prefill node-7/engine-9 of 10.1.2.3:8998 is lost"
-NAMING = (ActorLost, Draining, EngineLost, HandOffFailed, InternalError, LinkLost, LinkReplaced)
+NAMING = (ActorLost, Draining, EngineLost, HandOffFailed, InternalError, LinkLost, LinkReplaced, NotReady)
 
 
 @define(eq=False)

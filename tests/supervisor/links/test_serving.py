@@ -47,7 +47,7 @@ async def test_credit_that_comes_before_the_call_is_taken_counts(autojump_clock:
 async def test_a_worker_that_is_not_there_is_not_ready_and_that_is_no_violation(autojump_clock: MockClock) -> None:
     async with linked(count_to_three) as ends:
         for _ in range(5):
-            with pytest.raises(NotReady, match="there is no such worker here"):
+            with pytest.raises(NotReady, match="there is no oak here"):
                 async with ends.asker.ask(FlushCache(), 9, "oak") as replies:
                     await replies.result()
         assert (await ask(ends.asker))[1] == Done()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from protocol.errors import UNREADY, Draining, NotReady
+from protocol.errors import Draining, NotReady
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.response import TEXT
 from supervisor.gateway.http.routes.route import log_answered
@@ -25,7 +25,7 @@ async def ready(exchange: Exchange, _: Body) -> None:
     if exchange.gateway.closes_connections:
         raise Draining("the server is shutting down")
     if (why := exchange.gateway.probes.unready()) is not None:
-        raise NotReady(why, client_detail=UNREADY)
+        raise NotReady(why)
     missing = exchange.gateway.probes.missing()
     if missing is not None and not exchange.gateway.keys.administers(exchange.request.key):
         missing = "some model takes no images and videos"
