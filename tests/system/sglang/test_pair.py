@@ -51,6 +51,11 @@ def test_a_pair_answers_with_the_tokens_of_one_engine_16_at_a_time_and_leaves_no
     assert different == []
     assert {len(tokens) for tokens, _, _ in got} != {0}
     assert [count for _, _, count in got] == [len(prompt) for prompt in PROMPTS]
+    penalties = {"frequency_penalty": 0.8, "presence_penalty": -0.5, "repetition_penalty": 1.2}
+    whole, handed = (
+        [completed(port, each, **penalties)[0] for each in PROMPTS[:8]] for port in (served.port, pair.port)
+    )
+    assert handed == whole != [tokens for tokens, _, _ in wanted[:8]]
     assert list(nodes(pair)) == ["decode", "front", "prefill"]
     for prompt in PROMPTS[:4]:
         check_alike(scored(served.port, prompt), scored(pair.port, prompt), len(prompt))

@@ -26,12 +26,15 @@ PREFERRED = {300 + at: 16.0 for at in range(12)}  # a dozen tokens to choose fro
 EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between tokens that are about as likely
 
 
-@pytest.mark.parametrize("together", [pytest.param(False, marks=pytest.mark.nightly), True])
+@pytest.mark.parametrize(
+    ("together", "ahead"),
+    [(True, True), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((False, True), (True, False)))],
+)
 async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
-    make_engine: MakeEngine, *, together: bool
+    make_engine: MakeEngine, *, together: bool, ahead: bool
 ) -> None:
-    # A scheduler that runs ahead counts by the steps of its batch: a prompt between two of them counts one token twice.
-    async with make_engine(settings=EXACT | {"disable_overlap_schedule": together}) as engine:
+    # A scheduler that runs ahead of its results, as on a GPU, counts by its requests and not by the steps of its batch.
+    async with make_engine(settings=EXACT | {"disable_overlap_schedule": not ahead}) as engine:
         prompt = request(engine, 1).tokens
         uncut = [await answer(engine, prompt, 0, penalties) for penalties in ({}, *PENALTIES)]
         assert len(set(map(tuple, uncut))) > 1, "the penalties do something"

@@ -42,7 +42,7 @@ def prepare() -> None:
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
-    penalties.count_resumed_tokens()
+    penalties.count_exactly()
     outputs.send_steps()
     hand_off_terms.report()
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
