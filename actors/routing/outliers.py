@@ -87,6 +87,15 @@ class OutlierDetector:
 
     _breakers: dict[str, _Breaker] = field(factory=dict)
     _open_names: set[str] = field(factory=set)  # the names with an open or half-open breaker
+    _avoided_until: dict[str, float] = field(factory=dict)  # the names that others are preferred to for a while
+
+    def avoid(self, name: str, until: float, now: float) -> None:
+        """Avoid a worker or pair for a short time, whether or not it is ejected."""
+        self._forget_avoided(now)
+        self._avoided_until[name] = until
+
+    def _forget_avoided(self, now: float) -> None:
+        self._avoided_until = {name: until for name, until in self._avoided_until.items() if until > now}
 
     def failed(self, suspect: Suspect, why: str, limits: Ejection, now: float) -> bool:
         """Count a failure of one worker; return whether it is ejected by this."""
@@ -115,6 +124,9 @@ class OutlierDetector:
 
     def answered(self, name: str, limits: Ejection, now: float) -> bool:
         """Count a success; return whether it closes a breaker that was half-open."""
+        if self._avoided_until:
+            self._avoided_until.pop(name, None)
+            self._forget_avoided(now)
         breaker = self._breakers.get(name)
         if breaker is None:
             return False
@@ -129,15 +141,18 @@ class OutlierDetector:
         return True
 
     def avoided(self, name: str, now: float) -> bool:
-        """Whether a worker or pair must get no request now: it is open, or already being probed."""
+        """Whether a worker or pair must get no request now: it is open, already being probed, or has just failed."""
+        if now < self._avoided_until.get(name, -inf):
+            return True
         if name not in self._open_names:
             return False
         breaker = self._breakers[name]
         return now < breaker.until or breaker.probed_by is not None
 
     def next_probe_at(self, now: float) -> float:
-        """Return when the next open one may be probed; `inf` if none is open."""
-        return min((until for name in self._open_names if (until := self._breakers[name].until) > now), default=inf)
+        """Return when the next avoided or open one may be asked; `inf` if there is none."""
+        ends = (*self._avoided_until.values(), *(self._breakers[name].until for name in self._open_names))
+        return min((until for until in ends if until > now), default=inf)
 
     def begin_probe(self, name: str, by: object) -> bool:
         """Begin to probe it, until `end_probe`, unless `by` another already; return whether it is ejected at all."""
@@ -157,10 +172,11 @@ class OutlierDetector:
         for name in [name for name in self._breakers if not exists(name)]:
             del self._breakers[name]
             self._open_names.discard(name)
+        self._avoided_until = {name: until for name, until in self._avoided_until.items() if exists(name)}
 
     def __len__(self) -> int:
-        """Return the number of ejected workers and pairs."""
-        return len(self._open_names)
+        """Return the number of ejected and avoided workers and pairs."""
+        return len(self._open_names) + len(self._avoided_until)
 
     def ejected(self, now: float) -> Iterator[OngoingEjection]:
         """Yield the ejected workers and pairs, by name."""

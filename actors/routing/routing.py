@@ -43,6 +43,9 @@ from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 from protocol.pairing import Pairing
 
+UNMET_S = 3.0
+"""The time for which other pairs are preferred to a pair whose hand-off has failed."""
+
 log = logging.getLogger(__name__)
 
 
@@ -358,6 +361,7 @@ class Routing:
         if len(suspects) == 1:
             ejected = name if self.outliers.failed(suspects[0], error.code, ejection, now) else None
         else:
+            self.outliers.avoid(name, now + UNMET_S, now)  # or the next one, least loaded, would fail in the same way
             both = Suspect(name, "pair", legs[Leg.PREFILL] * legs[Leg.DECODE])
             ejected = self.outliers.failed_pair(both, suspects, error.code, ejection, now)
         if ejected is not None:

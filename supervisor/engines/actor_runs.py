@@ -22,7 +22,7 @@ from actors.engines.port import Engine
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
-from actors.engines.slots.slots import SlotObserver, Slots
+from actors.engines.slots.slots import ReachPartner, SlotObserver, Slots
 from actors.kit.hand_off import KindHandOff
 from actors.prefill import prefill
 from protocol.errors import StartFailed
@@ -36,10 +36,14 @@ E = TypeVar("E", Engine, Encoder)
 
 
 async def run_decode(  # noqa: ASYNC128  # decode calls started()
-    local: LocalEngine, observers: Sequence[SlotObserver], *, task_status: trio.TaskStatus[None]
+    local: LocalEngine,
+    observers: Sequence[SlotObserver],
+    reach: ReachPartner | None = None,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     """Run `decode` with an engine, from when that is up; each rank has an observer."""
-    async with _slots(local, observers) as ranks:
+    async with _slots(local, observers, reach) as ranks:
         await decode(local.inbox, ranks, local.section.pending_prefill_max, task_status=task_status)
 
 
@@ -68,7 +72,9 @@ async def run_canary(  # noqa: ASYNC128  # canary calls started()
 
 
 @asynccontextmanager
-async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> AsyncIterator[tuple[Slots, ...]]:
+async def _slots(
+    local: LocalEngine, observers: Sequence[SlotObserver], reach: ReachPartner | None = None
+) -> AsyncIterator[tuple[Slots, ...]]:
     """Wait until an engine is up, and publish the slots of its ranks; raises `StartFailed` if it has other ranks."""
     section = local.section
     async with _up(local, local.registration) as engine:
@@ -85,6 +91,7 @@ async def _slots(local: LocalEngine, observers: Sequence[SlotObserver]) -> Async
                 rank,
                 KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
                 SharedPrefixes(max(1, engine.info.page_size)) if local.shares_prefixes else None,
+                reach=reach,
             )
             for rank, observer in enumerate(observers)
         )

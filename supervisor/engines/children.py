@@ -225,7 +225,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
         Child(
             name="prefill" if section.leg == "prefill" else "decode",
             run=run_prefill if section.leg == "prefill" else run_decode,
-            args=(local, observers),
+            args=(local, observers) if section.leg == "prefill" else (local, observers, engine.reach),
             stop_within_s=RELEASE_S + 1.0,
             about=f"one slot a {'prompt' if section.leg == 'prefill' else 'request'}{_of_ranks(section)}",
             limits=(

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from attrs import field, frozen
 
+from actors.engines.slots.slots import ReachPartner
 from actors.kit.hand_off import KindHandOff
 from protocol.strict.mistakes import Mistake
 from supervisor.cluster.directory import Directory
@@ -56,6 +57,7 @@ class EngineChild:
     about: str  # the device, or the like
     needs: tuple[str, ...] = ()  # the children of the same kind that must be up before it starts
     retry_min_s: float = 0.1  # the least time between a failure and the next start
+    reach: ReachPartner | None = None  # of a decode whose engine must not be asked to meet a prefill out of reach
 
 
 class RetriedChild(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from actors.decode import decode
@@ -17,7 +17,7 @@ from actors.engines.port import Generation
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.spec import SimulatedSpec
 from actors.engines.slots.deadlines import Deadlines
-from actors.engines.slots.slots import Slots
+from actors.engines.slots.slots import ReachPartner, Slots
 from actors.kit.calls import Answer
 from protocol.errors import (
     ActorLost,
@@ -25,6 +25,7 @@ from protocol.errors import (
     EngineDied,
     EngineLost,
     EngineRefused,
+    HandOffFailed,
     InternalError,
     TooManyInternalErrors,
 )
@@ -53,6 +54,7 @@ async def working(
     inbox_size: int = 2,
     deadlines: Deadlines | None = None,
     engine: Any = None,
+    reach: ReachPartner | None = None,
 ) -> AsyncIterator[Worker]:
     """A decode actor over a fake engine that outlives it."""
     engine = engine or FakeEngine(costs or Costs())
@@ -60,7 +62,7 @@ async def working(
     async with trio.open_nursery() as engines:
         engines.start_soon(engine.run)
         async with trio.open_nursery() as actors:
-            await actors.start(decode, inbox, [Slots(engine, slots, deadlines or Deadlines())])
+            await actors.start(decode, inbox, [Slots(engine, slots, deadlines or Deadlines(), reach=reach)])
             yield Worker(address, engine, actors.cancel_scope)
             actors.cancel_scope.cancel()
         engines.cancel_scope.cancel()
@@ -99,6 +101,25 @@ async def test_tokens_pass_without_waking_the_actor(autojump_clock: MockClock) -
             await trio.sleep(15)
         assert replies.credit <= 35
         assert "generate" not in steps.by_name
+
+
+async def test_a_request_whose_prefill_cannot_be_reached_never_comes_to_the_engine(autojump_clock: MockClock) -> None:
+    async def refuse() -> None:
+        await trio.sleep(1)
+        raise HandOffFailed("it cannot be reached")
+
+    async with working(reach=lambda hand_off: refuse() if hand_off == b"far" else None) as worker:
+        good = generate("good", tokens_max=3)
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask, worker, good)
+            with pytest.raises(HandOffFailed, match="cannot be reached"):
+                await ask(worker, evolve(generate("bad"), hand_off=b"far"))
+            assert trio.current_time() == 1
+        assert trio.current_time() == 3, "nothing waits for it"
+        assert "submit bad" not in worker.log
+        for name in "ab":  # its slot is free
+            asking_again = generate(name, tokens_max=2)
+            assert await ask(worker, asking_again) == whole(asking_again)
 
 
 @pytest.mark.parametrize("after_s", [0.5, 1, 1.5, 2.5])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 from attrs import evolve
 from trio.testing import MockClock
 
 from actors.engines.simulated.spec import SimulatedSpec
+from protocol.errors import HandOffFailed
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
-from tests.rig.router import Fake, ask, check_whole, generate, prefill_info, routed
+from protocol.messages.generation import Generate
+from tests.rig.calls import AnyAnswer
+from tests.rig.router import Fake, Play, ask, check_whole, generate, met_at, prefill_info, routed
 
 DECODE = SimulatedSpec(leg=Leg.DECODE).info
 
@@ -61,6 +67,26 @@ async def test_a_request_waits_until_a_leg_comes_that_its_prefill_can_meet(autoj
         rig.pool.back()
         await trio.sleep(5)
         assert len(late.asked) == 1
+
+
+class Shielded(Fake):
+    """A decode that cannot reach the prefill `a`."""
+
+    @asynccontextmanager
+    async def ask(self, request: Generate, credit: int) -> AsyncIterator[AnyAnswer]:
+        far = met_at(request).address == b"a"
+        self.plays = [Play(HandOffFailed("it cannot be reached"), tokens=0, started=False)] if far else []
+        async with super().ask(request, credit) as answer:
+            yield answer
+
+
+async def test_other_prefills_are_preferred_to_one_that_the_decode_cannot_reach(autojump_clock: MockClock) -> None:
+    prefills = far, near = [Fake(name, leg=Leg.PREFILL, info=prefill_info(name.encode())) for name in "ab"]
+    async with routed(*prefills, Shielded("d", leg=Leg.DECODE, info=DECODE)) as rig:
+        for number in range(3):
+            wanted = generate(str(number), tokens_max=1)
+            check_whole(await ask(rig, wanted), wanted)
+        assert (len(far.asked), len(near.asked)) == (1, 3), "of equals the first is asked first"
 
 
 async def test_an_engine_of_an_older_version_reports_fewer_terms_and_is_paired_as_before(

@@ -17,10 +17,11 @@ for its slot only if there is no other.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from math import inf
+from typing import TypeAlias
 
 import trio
 from attrs import define, field
@@ -42,6 +43,9 @@ from protocol.errors import (
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 
 TURN_S = 0.05  # the longest time between replies that are handled in one turn
+
+ReachPartner: TypeAlias = Callable[[bytes], Awaitable[None] | None]
+"""Returns what waits until the partner of a hand-off is reached, None if that is known; it raises `HandOffFailed`."""
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +125,7 @@ async def generate(
         with call.answering(bugs) as answer, report_outcome(call, partial(log_outcome, call, "generation ended")):
             if slots.probe is not None:
                 await slots.replace_probe(slots.probe, pace)
-            if slots.prefixes is not None:
-                await slots.prefixes.wait(call.request, slots.deadlines.first_token_s / 2)
+            await slots.wait_for_others(call.request)
             async with slots.hold(call, pace) as generation:
                 finished = await generation.relay(pass_on, pace.until)
                 if finished is None:
@@ -166,6 +169,7 @@ class Slots:
     rank: int = 0
     memory: KvAdmission = field(factory=KvAdmission)
     prefixes: SharedPrefixes | None = None  # None: no request waits for another with the same beginning
+    reach: ReachPartner | None = None  # None: its engine meets no partner, or reaches it without harm
     last_reply_at: float = -inf  # the last reply of the engine to any request
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)
@@ -176,6 +180,14 @@ class Slots:
 
     def __attrs_post_init__(self) -> None:
         self.free = trio.Semaphore(self.number)
+
+    async def wait_for_others(self, request: Generate) -> None:
+        """Wait for a request that computes the same beginning, and until the partner of the hand-off is reached."""
+        if self.prefixes is not None:
+            await self.prefixes.wait(request, self.deadlines.first_token_s / 2)
+        if self.reach is not None and (reaching := self.reach(request.hand_off)) is not None:
+            await reaching
+        # Mostly it waits for neither, and `hold` has a checkpoint.
 
     @asynccontextmanager
     async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: Pace) -> AsyncIterator[Generation]:

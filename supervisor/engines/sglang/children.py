@@ -24,6 +24,7 @@ from protocol.messages.operations import RankStarted, RunRank
 from supervisor.config.schema import Cluster
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
+from supervisor.engines.sglang.bootstrap_addresses import BootstrapAddresses
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
 from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_encoder, run_engine, run_follower_host
 from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
@@ -119,7 +120,13 @@ class SglangNode:
         )
         about = f"on {section.device}{all_ranks(cluster, local.name)}"
         zygote = spawn.zygote_name(local.name, section)
-        return EngineChild(child, about, () if zygote is None else (zygote,), 0.1 if followers is None else 1.0)
+        return EngineChild(
+            child,
+            about,
+            () if zygote is None else (zygote,),
+            0.1 if followers is None else 1.0,
+            BootstrapAddresses().reach if section.leg == "decode" else None,
+        )
 
     def encoder(self, local: LocalEncoder) -> EngineChild:
         """Return the child that runs an encoder."""

@@ -46,6 +46,20 @@ def test_a_worker_is_ejected_for_a_while_after_failures_max_in_a_row() -> None:
     assert [(each.name, each.why, each.for_s) for each in outliers.ejected(4)] == [("a", "internal", 6)]
 
 
+def test_a_pair_is_avoided_for_a_while_after_one_failure_and_no_longer_once_it_has_answered() -> None:
+    outliers = OutlierDetector()
+    outliers.avoid("a+b", 5.0, 2.0)
+    assert outliers.avoided("a+b", 4.9)
+    assert outliers.next_probe_at(2.0) == 5.0
+    assert not outliers.avoided("a+b", 5.0)
+    assert list(outliers.ejected(3.0)) == []
+    outliers.avoid("a+c", 9.0, 6.0)
+    assert len(outliers) == 1, "what is over is forgotten"
+    outliers.answered("a+c", LIMITS, 7.0)
+    assert not outliers.avoided("a+c", 7.0)
+    assert not outliers
+
+
 def test_a_rate_of_failures_ejects_a_worker_as_well() -> None:
     outliers = OutlierDetector()
     for _ in range(4):
