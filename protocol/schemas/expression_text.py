@@ -1,17 +1,21 @@
 """The text of a regular expression for an engine's grammar backend (xgrammar 0.2.7).
 
 The backend reads the pattern of a JSON string as the text between its quotation marks, escapes included, and has two
-ways to do so. A pattern in ASCII is a finite automaton, which is fast for few states. A pattern with other characters
-becomes rules of a grammar, which is fast for many repetitions of one class. Ranges are split where the number of bytes
-or the first byte of a character changes: the backend accepts malformed UTF-8 otherwise.
+ways to do so. A pattern in ASCII is a finite automaton, which is fast for few states and wrong for expressions that are
+not deterministic. A pattern with any other character becomes rules of a grammar, which is fast for many repetitions of
+one class. Ranges are split where the number of bytes or the first byte of a character changes: the backend accepts
+malformed UTF-8 otherwise.
 """
 
 from __future__ import annotations
 
 from protocol.schemas.characters import ALL, JSON_PLAIN, CharacterSet, intersection
+from protocol.schemas.determinism import is_deterministic
 from protocol.schemas.expressions import EMPTY, Alternation, Chars, Edge, Expression, Repeat, Sequence
+from protocol.schemas.repetition import written_out
 
 STATES_MAX = 100  # characters of an automaton
+NOT_ASCII = "é{0}"  # matches nothing but the empty text
 _SPLITS = (0x80, 0x800, 0x1000, 0xD000, 0x10000, 0x40000, 0x100000)
 _SIGNS = frozenset("\\^$.*+?()[]{}|")
 _SIGNS_IN_CLASS = frozenset("\\^[]-")
@@ -19,14 +23,15 @@ _JSON_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"
 
 
 def in_json(tree: Expression) -> str:
-    """Return the pattern of the JSON strings whose value an expression matches as a whole."""
-    ascii_only = _states(tree) <= STATES_MAX
-    return _text(tree, json=True, ascii_only=ascii_only)
+    """Return the pattern of the JSON strings whose value an expression matches as a whole; raises `BadExpression`."""
+    automaton = _states(tree) <= STATES_MAX and is_deterministic(tree) and not _has_escapes(tree)
+    text = _text(tree if automaton else written_out(tree), json=True, ascii_only=automaton)
+    return text if automaton or not text.isascii() else f"(?:{text}){NOT_ASCII}"
 
 
 def in_text(tree: Expression) -> str:
-    """Return the regular expression of the texts that an expression matches as a whole."""
-    return _text(tree, json=False, ascii_only=True)
+    """Return the regular expression of the texts that an expression matches as a whole; raises `BadExpression`."""
+    return _text(written_out(tree), json=False, ascii_only=True)
 
 
 def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
@@ -39,7 +44,7 @@ def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
             case Sequence(parts):
                 return "".join(map(grouped, parts))
             case Alternation(parts):
-                return "|".join(map(grouped, parts))
+                return "|".join("" if part == EMPTY else grouped(part) for part in parts)
             case Repeat(inner, least, most):
                 return (
                     f"(?:{text(inner)}){_count(least, most)}"
@@ -57,8 +62,8 @@ def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
 
 
 def _count(least: int, most: int | None) -> str:
-    if (least, most) in {(0, None), (1, None), (0, 1)}:
-        return {(0, None): "*", (1, None): "+", (0, 1): "?"}[least, most]
+    if most is None and least < 2:
+        return "+" if least else "*"
     return f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
 
 
@@ -106,3 +111,16 @@ def _states(tree: Expression) -> int:
             return _states(part) * max(1, least, most or 0)
         case _:
             return 1
+
+
+def _has_escapes(tree: Expression) -> bool:
+    """Return whether a part of an expression matches only characters that JSON strings have as escapes."""
+    match tree:
+        case Sequence(parts) | Alternation(parts):
+            return any(map(_has_escapes, parts))
+        case Repeat(part):
+            return _has_escapes(part)
+        case Chars(ranges):
+            return not intersection(ranges, JSON_PLAIN)
+        case _:
+            return False

@@ -15,11 +15,11 @@ from protocol.schemas.alternatives import Alternatives, Conjunction
 from protocol.schemas.constraints import allowed_types, listed_values
 from protocol.schemas.documents import SchemaNode
 from protocol.schemas.keywords import KEYWORDS_OF_TYPE
-from protocol.schemas.numbers import narrowed_numbers
+from protocol.schemas.numbers import narrowed_numbers, only_number
 from protocol.schemas.objects import narrowed_object
 from protocol.schemas.shapes import AnyValue, Array, Constant, Shape, Values
 from protocol.schemas.strings import counts, narrowed_string
-from protocol.schemas.values import Evaluator, unwritable
+from protocol.schemas.values import Evaluator, is_written_exactly
 
 _CONSTRAINTS = (
     *(keyword for keywords in KEYWORDS_OF_TYPE.values() for keyword in keywords),
@@ -63,10 +63,13 @@ class Narrowing:
         """Return the values of an enumeration that validate under the other keywords, too."""
         constraining = tuple(node for node in nodes if _any_has([node], _CONSTRAINTS))
         valid = [value for value in listed if self.evaluator.validates(value, constraining)]
-        kept = [value for value in valid if not unwritable(value)]
-        if valid and not kept:
-            constraining[0].refuse("enum", "a number beyond 2^53 is not written exactly; list smaller ones, or strings")
-        return [Values(tuple(dict.fromkeys(map(json.dumps, kept))))] if kept else []
+        exact = [value for value in valid if is_written_exactly(value)]
+        ranges = [shape for value in valid if value not in exact and (shape := only_number(value)) is not None]
+        if valid and not exact and not ranges:
+            reason = "numbers beyond 2^53, or of more than 6 decimals, are not written exactly; list others, or strings"
+            constraining[0].refuse("enum", reason)
+        values = tuple(dict.fromkeys(map(json.dumps, exact)))
+        return [*([Values(values)] if values else []), *dict.fromkeys(ranges)]
 
 
 def _narrowed_array(nodes: Sequence[SchemaNode]) -> Array | None:

@@ -35,6 +35,14 @@ def narrowed_numbers(nodes: Sequence[SchemaNode], *, integer: bool) -> Number | 
     return Number("integer" if whole else "number", _plain(low), _plain(high))
 
 
+def only_number(value: object) -> Number | None:
+    """Return the shape of one fraction alone, None if its decimals are too many or it is something else."""
+    if not isinstance(value, float) or abs(value) > FRACTION_MAX:
+        return None
+    exact = Decimal(repr(value))
+    return Number("number", value, value) if exact == exact.quantize(_MICRO) else None
+
+
 def _number(node: SchemaNode, keyword: str) -> Decimal:
     value = node.get(keyword)
     assert isinstance(value, (int, float))

@@ -6,10 +6,11 @@ from functools import lru_cache
 
 from protocol.schemas.decimals import without_look_ahead
 from protocol.schemas.edges import without_edges
-from protocol.schemas.expression_text import in_json, in_text
+from protocol.schemas.expression_text import in_text
 from protocol.schemas.expressions import NOTHING, BadExpression, Expression, parse
-from protocol.schemas.lengths import simplified, within
+from protocol.schemas.lengths import simplified
 from protocol.schemas.matching import is_found
+from protocol.schemas.repetition import written_out
 
 
 def text_pattern(pattern: str) -> str:
@@ -17,18 +18,12 @@ def text_pattern(pattern: str) -> str:
     return in_text(_some(without_edges(parse(pattern))))
 
 
-def string_pattern(pattern: str, least: int, most: int | None) -> str:
-    """Return the pattern of JSON strings of `least` to `most` characters for an engine; raises `BadExpression`."""
-    narrowed = within(string_expression(pattern), least, most)
-    if narrowed == NOTHING:
-        raise BadExpression("no string of this length is sure to match; say the length by counts in the pattern")
-    return in_json(narrowed)
-
-
 @lru_cache(1024)
 def string_expression(pattern: str) -> Expression:
     """Return the expression of whole strings that match a pattern; raises `BadExpression`."""
-    return _some(without_edges(parse(without_look_ahead(pattern))))
+    tree = _some(without_edges(parse(without_look_ahead(pattern))))
+    written_out(tree)
+    return tree
 
 
 @lru_cache(1024)

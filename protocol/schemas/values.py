@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from fractions import Fraction
 
 from attrs import Factory, define
@@ -51,15 +52,17 @@ def _canonical(value: object) -> object:
             raise AssertionError(f"no JSON value: {type(value)}")
 
 
-def unwritable(value: object) -> bool:
-    """Return whether the backend would write a number in a value as another one: it computes with floats."""
+def is_written_exactly(value: object) -> bool:
+    """Return whether the backend writes the numbers in a value as they are: it has floats, with 17 digits."""
     waiting = [value]
     while waiting:
         entry = waiting.pop()
-        if isinstance(entry, int) and not isinstance(entry, bool) and abs(entry) > 2**53:
-            return True
+        if isinstance(entry, float) and Decimal(f"{entry:.17g}") != Decimal(repr(entry)):
+            return False
+        if isinstance(entry, int) and abs(entry) > 2**53:
+            return False
         waiting += entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ()
-    return False
+    return True
 
 
 @define
