@@ -75,7 +75,7 @@ async def _serve(
 
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
-        call = await inbox.receive(fits, group)
+        call = await inbox.receive(fits, group, memory.may_begin)
         computable_from = longer_ended_at if pending.has_longer else from_the_start
         pending.add(call, call.request.uncached_tokens)
         give_back: Callable[[], None] = memory.take(call.request, recheck)

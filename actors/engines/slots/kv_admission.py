@@ -3,19 +3,27 @@
 An engine given more would put the request into a queue of its own, first come, first served, or take memory from
 running answers. Held back outside, a request waits in an inbox, where others can overtake it. The need is an estimate:
 a prefix that several requests share in the cache counts for none of them.
+
+Once requests of two owners have been seen, one owner leaves a part of the memory to the others: its next request waits
+for memory of its own, and requests of others pass. Only its sole request may need more.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from attrs import define, field
 
 from actors.kit.pending_prefill import PendingPrefill
+from actors.kit.shares import LARGE_PART, BudgetLimits, Obstacle
 from protocol.cost import kv_tokens
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate
+
+OWNERS_SEEN = 2
+"""The owners from which on each one leaves memory to others."""
 
 
 def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:
@@ -31,6 +39,8 @@ class KvAdmission:
     kv_tokens_max: int = 0  # 0: no limit
     leg: Leg = Leg.BOTH
     page_size: int = 1
+    _owned: Counter[str] = field(factory=Counter)  # tokens, by owner
+    _seen: set[str] = field(factory=set)  # owners of requests, two at most
     held: PendingPrefill = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -45,15 +55,31 @@ class KvAdmission:
         """Whether there is memory for a request; a first one is taken, however large."""
         return not self.kv_tokens_max or self.held.fits(kv_tokens_needed(request, self.leg, self.page_size))
 
+    def may_begin(self, request: Generate) -> bool:
+        """Whether the owner of a request leaves memory enough to others if this request begins."""
+        if not self.kv_tokens_max:
+            return True
+        if len(self._seen) < OWNERS_SEEN:
+            self._seen.add(request.owner)
+        if len(self._seen) < OWNERS_SEEN or not (owned := self._owned[request.owner]):
+            return True
+        limits = BudgetLimits(self.kv_tokens_max, int(self.kv_tokens_max * LARGE_PART))
+        needed = kv_tokens_needed(request, self.leg, self.page_size)
+        return limits.obstacle(needed, taken=0, owned=owned) is not Obstacle.OWNER
+
     def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
         """Count the memory of a request; the returned function gives it back, and calls `recheck`."""
         if not self.kv_tokens_max:
             return _ignore
-        key = object()
-        self.held.add(key, kv_tokens_needed(request, self.leg, self.page_size))
+        key, needed = object(), kv_tokens_needed(request, self.leg, self.page_size)
+        self.held.add(key, needed)
+        self._owned[request.owner] += needed
 
         def give_back() -> None:
             self.held.discard(key)
+            self._owned[request.owner] -= needed
+            if not self._owned[request.owner]:
+                del self._owned[request.owner]
             recheck()
 
         return give_back

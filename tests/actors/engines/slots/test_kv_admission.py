@@ -134,6 +134,39 @@ async def test_what_waits_for_memory_waits_outside_the_engine_and_is_taken_as_ot
     assert one.ranks[0].memory.held.tokens == 0
 
 
+async def test_one_owners_requests_leave_memory_to_another_once_there_are_two(autojump_clock: MockClock) -> None:
+    """A key whose requests filled the memory, and that asked for one more, made the others wait for an end of its own."""
+    async with system() as one, trio.open_nursery() as clients:
+
+        async def alice() -> float:
+            request = evolve(wanted(8, 8), owner="alice")
+            await one.ask(request)
+            return one.first_s[request.id]
+
+        assert await alice() < 0.05
+        for number in range(20):
+            clients.start_soon(one.ask, evolve(wanted(20, 50 + 10 * (number % 3)), owner="greedy", priority=9))
+        await trio.sleep(0.1)
+        assert one.ranks[0].memory.held.tokens <= 480
+        for _ in range(10):
+            assert await alice() < 0.05
+            await trio.sleep(0.1)
+    assert one.ranks[0].memory.held.tokens == 0
+
+
+async def test_the_only_owner_has_all_memory_and_a_sole_request_may_need_more(autojump_clock: MockClock) -> None:
+    async with system() as one, trio.open_nursery() as clients:
+        for _ in range(4):
+            clients.start_soon(one.ask, evolve(wanted(56, 200), owner="greedy"))
+        await wait_all_tasks_blocked()
+        assert one.ranks[0].memory.held.tokens == 512
+    async with system() as one, trio.open_nursery() as clients:
+        for name in ("alice", "greedy"):
+            clients.start_soon(one.ask, evolve(wanted(56, 450), owner=name))
+        await trio.sleep(20)
+        assert len(one.first_s) == 2
+
+
 async def test_a_large_request_is_overtaken_by_a_more_urgent_one_and_by_none_of_its_own_rank_else(
     autojump_clock: MockClock,
 ) -> None:
