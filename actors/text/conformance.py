@@ -1,9 +1,10 @@
 """The conformance of an answer to the JSON schema of its request, judged once the answer has ended.
 
 An engine is held to a grammar made of the schema. This is the second judgement, by another program and on the client's
-own schema: an answer that does not validate (JSON Schema 2020-12) ends in an error. Patterns are matched in linear
-time, no reference leaves the schema, and the work on one answer has a limit: rules that refer to each other may
-otherwise take time exponential in the depth of an answer.
+own schema: an answer that does not validate (JSON Schema 2020-12) ends in an error. No reference leaves the schema, and
+the work on one answer has a limit: rules that refer to each other may otherwise take time exponential in the depth of
+an answer. Patterns are matched in linear time. Large ones, which would hold the interpreter for long, are left to the
+engine's grammar alone.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ import jsonschema_rs
 import trio
 from attrs import define, field
 
-from actors.kit.offload import RunWork
-from protocol.errors import AnswerInvalid, BadRequest
+from actors.kit.offload import OFFLOAD_SIZE_MIN, RunWork
+from protocol.errors import AnswerInvalid, BadRequest, Overloaded
 from protocol.schemas.decimals import without_look_ahead
 from protocol.schemas.keywords import MAP_KEYWORDS
 
 VISITS_MAX = 250_000  # of schemas behind references, and of schemas for items: about 0.15 s
-REGEX_BYTES_MAX = 2**20  # of all compiled patterns, each with the same part: about 10 ms
+PATTERN_BYTES_MAX = 8 * 1024  # of a compiled pattern; a larger one may take a second for a long text
+PATTERNS_MAX = 64  # different ones of a schema that are judged
 MESSAGE_CHARACTERS_MAX = 200  # of the validator about a schema, which it quotes
+RETRY_S = 0.1
 DIGITS_MAX = 4_000  # of an integer: clients read no longer ones
 VISIT = "espalier-visit"  # the keyword that counts visits; a client's own of this name is replaced
 DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})  # their values are no schemas
 COUNTED_KEYWORDS = frozenset({"items", "additionalProperties", "propertyNames"})
 
+PATTERN_OPTIONS = jsonschema_rs.RegexOptions(PATTERN_BYTES_MAX)
 META_SCHEMA = jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"}, offline=True)
 
 Judge: TypeAlias = Callable[[str, str | int | None], Awaitable[None]]
@@ -56,7 +60,7 @@ class Conformance:
     async def judge(self, text: str, matched: str | int | None) -> None:
         """Raise `AnswerInvalid` for an answer that does not conform, `BadRequest` if the client's stop has cut it."""
         async with self._judging:
-            reason = await self.run(len(self.schema) + len(text), partial(self._find_fault, text))
+            reason = await self._in_thread(partial(self._find_fault, text), len(self.schema) + len(text))
         if reason is None:
             return
         name = self.param("grammar")
@@ -64,6 +68,16 @@ class Conformance:
             raise AnswerInvalid(f"the answer of the model does not keep to {name}: {reason}")
         stop = self.param("stop" if isinstance(matched, str) else "stop_token_ids")
         raise BadRequest(f"{stop} ended the answer before it kept to {name}: {reason}", param=stop)
+
+    async def _in_thread(self, function: Callable[[], str | None], size: int) -> str | None:
+        """Run a judgement, however many others wait: the answer is there, and its tokens are counted."""
+        # The compiler and the automaton of a pattern hold the interpreter.
+        size += OFFLOAD_SIZE_MIN if '"pattern' in self.schema else 0
+        while True:
+            try:
+                return await self.run(size, function)
+            except Overloaded:
+                await trio.sleep(RETRY_S)
 
     def _find_fault(self, text: str) -> str | None:
         self._validator = self._validator or SchemaValidator.of(self.schema)
@@ -92,17 +106,11 @@ class SchemaValidator:
                 if left[0] < 0:
                     raise ValueError
 
-        counted = _counted(json.loads(schema))
-        assert isinstance(counted, dict | bool)
-        # One size for all patterns together: a compiled one takes up to a thousand times its text.
-        regex_bytes = REGEX_BYTES_MAX // max(1, schema.count('"pattern'))
+        judged = _Judged().schema(json.loads(schema))
+        assert isinstance(judged, dict | bool)
         with _errors_of_schemas():
             compiled = jsonschema_rs.Draft202012Validator(
-                counted,
-                validate_formats=True,
-                offline=True,
-                pattern_options=jsonschema_rs.RegexOptions(regex_bytes, regex_bytes),
-                keywords={VISIT: Visit},
+                judged, validate_formats=True, offline=True, pattern_options=PATTERN_OPTIONS, keywords={VISIT: Visit}
             )
         return cls(left, compiled)
 
@@ -136,10 +144,6 @@ def _errors_of_schemas() -> Iterator[None]:
     try:
         yield
     except jsonschema_rs.ValidationError as error:
-        if error.message.endswith('is not a "regex"'):
-            pattern = str(error.instance)[:MESSAGE_CHARACTERS_MAX]
-            reason = "is no regular expression, or takes too much memory beside the others; make it simpler"
-            raise UnusableSchema(f"the pattern {pattern} {reason}") from None
         place = "".join(f"/{token}" for token in error.instance_path)
         raise UnusableSchema(f"#{place}: {error.message[:MESSAGE_CHARACTERS_MAX]}") from None
     except (ValueError, RecursionError, jsonschema_rs.ReferencingError) as error:
@@ -161,35 +165,62 @@ def _strict_json(text: str) -> object:
     return value
 
 
-def _counted(schema: object) -> object:
-    """Return a schema that counts each visit of a schema behind a reference, and of one for items or further keys.
+@define(eq=False)
+class _Judged:
+    """Makes the schema by which answers are judged; every schema in it keeps its place, to which others may refer.
 
-    The count stands first in an `allOf`, of which the validator reads no more once a part has failed.
+    It counts each visit of a schema behind a reference, and of one for items or further keys. Behind a reference the
+    count stands first, in an `allOf`, of which the validator reads no more once a part has failed.
     """
-    if isinstance(schema, list):
-        return [_counted(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    counted: dict[str, object] = {}
-    for keyword, value in schema.items():
-        if keyword in DATA_KEYWORDS:
-            counted[keyword] = value
-        elif keyword == "pattern" and isinstance(value, str):
-            # The validator has no look-aheads. Engines are held to the same pattern.
-            counted[keyword] = without_look_ahead(value)
-        elif keyword in MAP_KEYWORDS and isinstance(value, dict):
-            counted[keyword] = {name: _counted(each) for name, each in value.items()}
-        elif keyword in COUNTED_KEYWORDS and isinstance(value, dict):
-            counted[keyword] = {"allOf": [{VISIT: True}, _counted(value)]}
-        else:
-            counted[keyword] = _counted(value)
-    if isinstance(reference := counted.get("$ref"), str):
-        _check_reference(reference)
-        del counted["$ref"]
-        others = counted.get("allOf")
-        parts = others if isinstance(others, list) else []
-        counted["allOf"] = [{VISIT: True}, {"$ref": reference}, *parts]
-    return counted
+
+    _fits: dict[str, bool] = field(factory=dict)  # whether a pattern is judged
+
+    def schema(self, schema: object) -> object:
+        """Return a schema as it is judged."""
+        if isinstance(schema, list):
+            return [self.schema(each) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        judged: dict[str, object] = {}
+        for keyword, value in schema.items():
+            if keyword in DATA_KEYWORDS:
+                judged[keyword] = value
+            elif keyword == "pattern" and isinstance(value, str):
+                # The validator has no look-aheads. Engines are held to the same pattern.
+                if self._is_judged(pattern := without_look_ahead(value)):
+                    judged[keyword] = pattern
+            elif keyword in MAP_KEYWORDS and isinstance(value, dict):
+                judged[keyword] = {name: self.schema(each) for name, each in value.items()}
+            elif keyword in COUNTED_KEYWORDS and isinstance(below := self.schema(value), dict):
+                judged[keyword] = _with_parts(below, {VISIT: True})
+            else:
+                judged[keyword] = self.schema(value)
+        if isinstance(reference := judged.get("$ref"), str):
+            _check_reference(reference)
+            del judged["$ref"]
+            return _with_parts(judged, {VISIT: True}, {"$ref": reference})
+        return judged
+
+    def _is_judged(self, pattern: str) -> bool:
+        """Return whether a pattern is small enough to be judged."""
+        if pattern not in self._fits:
+            self._fits[pattern] = len(self._fits) < PATTERNS_MAX and _fits(pattern)
+        return self._fits[pattern]
+
+
+def _fits(pattern: str) -> bool:
+    """Return whether the validator compiles a pattern within its size."""
+    try:
+        jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=PATTERN_OPTIONS)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_parts(schema: dict[str, object], *parts: object) -> dict[str, object]:
+    """Return a schema with further parts at the end of its `allOf`."""
+    others = schema.get("allOf")
+    return {**schema, "allOf": [*(others if isinstance(others, list) else ()), *parts]}
 
 
 def _check_reference(reference: str) -> None:
