@@ -87,6 +87,12 @@ def _stays(status: StatusOrError) -> bool:
     return isinstance(status, Status) and not status.state.draining
 
 
+def _has_gateway(statuses: Mapping[str, StatusOrError], besides: str) -> bool:
+    """Whether another gateway admits requests and does not drain."""
+    others = [status for name, status in statuses.items() if name != besides and isinstance(status, Status)]
+    return any(_stays(status) and status.gate is not None and not status.gate.unready for status in others)
+
+
 def _is_up(status: StatusOrError) -> bool:
     """Whether a node has answered, all of its tree is up, and its gateway, if it has one, admits requests."""
     if not isinstance(status, Status) or not _stays(status):
@@ -116,6 +122,9 @@ async def drain_node(
     route = client.routes[name]
     await client.ask(name, Drain(name, restarts))
     print_sentence(console, f"Node {name} drains: it gets nothing new, and its streams finish or move to other nodes.")
+    # Asked only now: another command may have drained the other gateways at the same time.
+    if before.gate is not None and not _has_gateway(await client.poll(), besides=name):
+        print_sentence(console, "No other gateway serves: clients are refused until one is up.")
     printed = -1
     while True:
         await trio.sleep(FAST_POLL_S)

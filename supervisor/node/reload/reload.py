@@ -21,7 +21,7 @@ from protocol.messages.cluster import Reloaded
 from supervisor.cluster import link_credentials
 from supervisor.config.load import Loaded
 from supervisor.config.schema import Cluster, EngineSection
-from supervisor.config.sections import GatewaySection, NodeSection
+from supervisor.config.sections import GatewaySection, NodeSection, machine_of
 from supervisor.engines.children import offers_of
 from supervisor.files.reading import FileReader
 from supervisor.gateway.gateway import Gateway
@@ -216,12 +216,39 @@ class Reloader:
             self.assembly.directory.configure(name, None if address is None else str(address), offers, routes=routes)
             sentence = f"node {name} is known now"
             if self.ask_launcher is not None and new.node[name].host == new.node[self.name].host:
-                outcome.starts.append(name)
-                sentence += ", and the launcher here starts it"
+                if holders := self._port_holders(new, name):
+                    self._nodes.discard(name)  # the next reload tries it again, as the launcher does
+                    outcome.refused.append(
+                        f"node {name} is not started: port {new.gateway.port} is held by {', '.join(holders)}, and the"
+                        " gateways of a machine share their port all or not at all: drain these first and reload again,"
+                        " or restart the launcher"
+                    )
+                else:
+                    outcome.starts.append(name)
+                    sentence += ", and the launcher here starts it"
             outcome.changed.append(sentence)
         if added:
             self.assembly.directory.notify()  # wakes the task that dials nodes
         return {name: new.node[name] for name in added}
+
+    def _port_holders(self, new: Cluster, name: str) -> list[str]:
+        """Return the running gateways that keep a new node's gateway from its port.
+
+        A gateway that is alone on its machine has the port for itself: with another number of processes, some of the
+        nodes are new, and all have to share the port or none.
+        """
+        old = self._applied
+        if name not in new.gateway_nodes or (old.gateway.host, old.gateway.port) != (
+            new.gateway.host,
+            new.gateway.port,
+        ):
+            return []
+        machine = machine_of(new.node[name].host)
+        holders = [each for each in old.gateway_nodes if machine_of(old.node[each].host) == machine]
+        if len(holders) > 1 and len(new.port_sharers(name)) > 1:
+            return []
+        directory = self.assembly.directory
+        return [each for each in holders if each == self.name or directory.node(each).link is not None]
 
     def _differing(self, new: Cluster) -> Iterator[str]:
         """Yield the parts of the file for this node that differ from the ones in force."""

@@ -28,6 +28,7 @@ from tests.rig import certificate
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, TINY, engine
 from tests.rig.files import read_inline
+from tests.rig.links import idle_link
 
 FILE = f"""
 [node.front]
@@ -383,6 +384,22 @@ async def test_a_process_more_of_the_gateway_is_known_at_once_and_the_rates_of_k
     assert front.assembly.directory.routers == (3, 0)
     assert (await one.reload(("processes = 2", "processes = 3"))).not_changed == ()
     assert one.assembly.directory.should_link("front-2")
+
+
+async def test_a_gateway_that_cannot_have_its_port_is_not_said_to_be_started(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    write_keys(tmp_path / "a.toml", "alice")
+    (tmp_path / "a.toml").chmod(0o600)
+    one = Node(tmp_path, "one", TWO_GATEWAYS, ask_launcher=lambda: None)
+    one.assembly.directory.linked("front-0", link := idle_link())
+    assert (await one.reload(("processes = 2", "processes = 3"))).starts == ("front-2",)
+    for _ in range(2):
+        reloaded = await one.reload(("processes = 2", "processes = 1"))
+        assert (reloaded.changed, reloaded.starts) == (("node front is known now",), ())
+        assert reloaded.refused[0].startswith("node front is not started: port 8000 is held by front-0, ")
+    one.assembly.directory.unlinked("front-0", link)
+    assert (await one.reload(("processes = 2", "processes = 1"))).starts == ("front",)
 
 
 async def test_a_node_is_not_started_again_with_a_file_that_is_wrong_or_without_it(
