@@ -21,11 +21,14 @@ from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.cluster import link_credentials
 from supervisor.config import gateway_nodes, placement
 from supervisor.config.certificate import expires_at
+from supervisor.config.keyfile import KeySection
 from supervisor.config.load import Misconfigured
+from supervisor.config.pools import TARGETS
 from supervisor.config.schema import Cluster
 from supervisor.engines import kinds
 from supervisor.files import model_folder, permissions, reading
 from supervisor.gateway.keys import client_keys
+from supervisor.gateway.keys.key_sources import KeySources
 from supervisor.node import text_models
 
 DAY_S = 86_400
@@ -110,7 +113,7 @@ def expired(cluster: Cluster, now: float) -> Iterator[Mistake]:
 
 
 def warnings(cluster: Cluster, now: float) -> Iterator[str]:
-    """Yield warnings of dangers: secrets readable by others, certificates expired or about to expire."""
+    """Yield warnings of dangers (secrets readable by others, certificates about to expire), and of idle settings."""
     section, gateway = cluster.cluster, cluster.gateway
     for name in filter(None, (section.secret, section.tls_key, gateway.keys, gateway.tls_key)):
         with suppress(OSError):  # a missing file is a mistake, which other checks report
@@ -120,6 +123,19 @@ def warnings(cluster: Cluster, now: float) -> Iterator[str]:
     for _, file in _certificates(cluster):
         if (expires := _expires_at(file)) is not None and now < expires < now + EXPIRES_SOON_S:
             yield f"the certificate {file} expires in {_days(expires - now)}"
+    yield from _unread_targets(cluster)
+
+
+def _unread_targets(cluster: Cluster) -> Iterator[str]:
+    """Yield each target of a key that no model of the cluster reads; a key may be for several models."""
+    read = {target for model in cluster.model.values() for target in model.grid.targets}
+    sections: Mapping[str, KeySection] = {}
+    with suppress(StartFailed):  # a mistake in the file, which other checks report
+        sections = KeySources(cluster.keys).read()
+    for name, section in sections.items():
+        for target in TARGETS:
+            if getattr(section, target) is not None and target not in read:
+                yield f"{target} of the key {name} changes nothing: no model has a grid that reads it"
 
 
 def _certificates(cluster: Cluster) -> Iterator[tuple[str, Path]]:

@@ -65,8 +65,7 @@ async def bodies(rig: Rig, key: str) -> AsyncIterator[bytes]:
     yield json.dumps(await last_event(socket, create())).encode()
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("error", NAMING)
+@pytest.mark.parametrize(("error", "late"), [*((error, False) for error in NAMING), (EngineLost, True)])
 async def test_errors_name_what_is_inside_to_operators_alone(
     error: type[RequestError], *, late: bool, tmp_path: Path, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

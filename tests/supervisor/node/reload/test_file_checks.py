@@ -28,6 +28,7 @@ from supervisor.gateway.keys.key_sources import KeySources, key_file_lines
 from supervisor.gateway.keys.keys import Keys
 from supervisor.node.reload import file_checks
 from tests.rig import certificate
+from tests.rig.pools import WHOLES
 from tests.rig.templates import ON_BY_DEFAULT
 from tests.supervisor.config.test_load import GOOD, ROOT, TINY, Written
 
@@ -243,6 +244,19 @@ def test_a_secret_that_others_may_read_is_a_warning_and_one_that_they_may_write_
     (tmp_path / "keys.toml").chmod(0o666)
     rows = refused(file).splitlines()[1:]
     assert [row.partition(": ")[2].partition(":")[0] for row in rows] == ["cluster.secret", "gateway.keys"]
+
+
+def test_a_target_of_a_key_that_no_model_reads_is_a_warning(written: Written, tmp_path: Path) -> None:
+    targets = "\nttft_target_ms = 200\nitl_target_ms = 20\n"
+    (tmp_path / "keys.toml").write_text(key_file_lines("alice", SECRET) + targets)
+    (tmp_path / "keys.toml").chmod(0o600)
+    keys = '[gateway]\nkeys = "keys.toml"\n'
+
+    def warned(file: str) -> list[str]:
+        return [sentence.partition(" ")[0] for sentence in file_checks.warnings(read_cluster(written(file)), 0.0)]
+
+    assert warned(GOOD + keys) == ["ttft_target_ms", "itl_target_ms"]
+    assert warned(WHOLES + keys) == ["itl_target_ms"]
 
 
 NO_MODEL = "has no tokenizer.json and no config.json: it is no folder of a model"
