@@ -52,6 +52,11 @@ class LiveCanary:
     after_s: float
     within_s: float
 
+    @property
+    def answered_within_s(self) -> float:
+        """The longest time for a whole answer, as of `CanaryLimits`."""
+        return self.within_s
+
     def heal(self) -> None:
         """Let each engine have one more canary at most."""
         self.after_s = NEVER_S

@@ -66,7 +66,7 @@ def _limits(rng: random.Random, items_max: int) -> PreparationLimits:
         items_max=items_max,
         tokens_max=LIMITS.tokens_max,
         prepare_s=rng.choice((3.0, 20.0)),
-        fetched_bytes_max=items_max * MIB * rng.choice((1, 4)),
+        fetched_bytes_max=items_max * MIB * rng.choice((2, 4)),
         prepared_bytes_max=rng.choice((30_000, 10**6)),
         fetches_max=rng.choice((1, 4)),
         decodes_max=rng.choice((1, 2)),
