@@ -12,7 +12,14 @@ from enum import Enum
 from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, WithJsonSchema
+
+DECIMAL: dict[str, object] = {
+    "anyOf": [
+        {"type": "number"},
+        {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,4}|(?=[\d.]{1,7}0*$)\d{0,4}\.\d{0,2}0*$)"},
+    ]
+}
 
 Short = Annotated[str, Field(max_length=8)]
 Code = Annotated[str, StringConstraints(pattern=r"^[A-Z]{2}[0-9]{3}$")]
@@ -56,9 +63,9 @@ class Scalars(BaseModel):
 
 
 class Price(BaseModel):
-    """A decimal number."""
+    """A decimal of six digits, as in Pydantic 2.11 to 2.13; the schema of 2.14 has no pattern, and any text is valid."""
 
-    amount: Decimal
+    amount: Annotated[Decimal, WithJsonSchema(DECIMAL)]
 
 
 class Times(BaseModel):
