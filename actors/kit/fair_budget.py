@@ -130,23 +130,39 @@ class FairBudget:
 
     def _give(self) -> None:
         """Give units to all calls that may have them now, in one pass along the queue."""
-        index, limits = 0, self.limits
+        index = 0
         overtaken: list[_Waiter] = []
         while (entry := self._queue.head(index)) is not None:
-            waiter, units, owned = entry.item, entry.item.units, self._queue.account(entry.owner)
-            obstacle = limits.obstacle(units, taken=self.taken, owned=owned, large=None if waiter.small else self.large)
-            kept = any(other.overtaken_by >= other.units for other in overtaken)
-            own_room = waiter.small and limits.has_small_room(units, self.taken - self.large)
-            if obstacle is None and (own_room or not kept):
-                self._queue.remove(entry)
-                self._queue.charge(entry.owner, units)
-                self.taken += units
-                self.large += 0 if waiter.small else units
-                waiter.has_units = True
-                waiter.woken.set()
+            waiter, obstacle = entry.item, self._obstacle(entry)
+            if obstacle is None and self._may_pass(waiter, overtaken):
+                self._give_units(entry)
                 for other in overtaken:
-                    other.overtaken_by += units
+                    other.overtaken_by += waiter.units
                 continue
-            if obstacle is not Obstacle.OWNER:  # else it waits for units of its own owner
+            # A call that waits for units of its own owner is not overtaken by others.
+            if obstacle is not Obstacle.OWNER:
                 overtaken.append(waiter)
             index += 1
+
+    def _obstacle(self, entry: Entry[_Waiter]) -> Obstacle | None:
+        """Return the limit by which a call does not get its units now."""
+        waiter, owned = entry.item, self._queue.account(entry.owner)
+        return self.limits.obstacle(waiter.units, owned=owned, taken=self.taken, large=self.large, small=waiter.small)
+
+    def _may_pass(self, waiter: _Waiter, overtaken: list[_Waiter]) -> bool:
+        """Whether a call may pass the waiting ones before it.
+
+        Once one of them has been overtaken by as many units as it wants, only small calls may, in their own room.
+        """
+        if not any(other.overtaken_by >= other.units for other in overtaken):
+            return True
+        return waiter.small and self.limits.has_small_room(waiter.units, self.taken - self.large)
+
+    def _give_units(self, entry: Entry[_Waiter]) -> None:
+        waiter = entry.item
+        self._queue.remove(entry)
+        self._queue.charge(entry.owner, waiter.units)
+        self.taken += waiter.units
+        self.large += 0 if waiter.small else waiter.units
+        waiter.has_units = True
+        waiter.woken.set()

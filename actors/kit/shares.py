@@ -77,17 +77,18 @@ class BudgetLimits:
         """Whether the room of small calls has so many units left, with `small` units taken by small calls."""
         return small + units <= self.total - self.large_max
 
-    def obstacle(self, units: int, *, taken: float, owned: float, large: float | None = None) -> Obstacle | None:
+    def obstacle(
+        self, units: int, *, owned: float, taken: float = 0, large: float = 0, small: bool = False
+    ) -> Obstacle | None:
         """Return the limit by which a call does not get its units now, None if there is none.
 
-        `taken` are the units of all calls, `owned` of its owner's calls, `large` of all large calls: None for a small
-        call.
+        `taken` are the units of all calls, `owned` of its owner's calls, `large` of all large calls.
         """
         if owned + units > self.owner_max:
             return Obstacle.OWNER
         if taken + units > self.total:
             return Obstacle.TOTAL
-        if large is not None and large + units > self.large_max:
+        if not small and large + units > self.large_max:
             return Obstacle.LARGE
         return None
 

@@ -67,7 +67,7 @@ class SlotShares:
             load = worker.load
             slots += load.slots if load.routers == 1 else load.slots - max(0, load.busy - load.own)
             limits = BudgetLimits.of_slots(slots, kept * load.routers)
-            if limits.obstacle(1, taken=0, owned=own) is not Obstacle.OWNER:
+            if limits.obstacle(1, owned=own) is not Obstacle.OWNER:
                 return True
         self._refused.add(owner)
         return False

@@ -240,9 +240,8 @@ class AdmissionGate:
 
     def _obstacle(self, waiter: Waiter) -> Obstacle | None:
         """Return the limit by which a request does not get its places now."""
-        large = None if waiter.limits.is_small(waiter.weight) else self.large
-        owned = self._queue.account(waiter.owner)
-        return waiter.limits.obstacle(waiter.weight, taken=self.inside, owned=owned, large=large)
+        limits, owned, small = waiter.limits, self._queue.account(waiter.owner), waiter.limits.is_small(waiter.weight)
+        return limits.obstacle(waiter.weight, owned=owned, taken=self.inside, large=self.large, small=small)
 
     def _has_small_room(self, waiter: Waiter) -> bool:
         """Whether a request gets its places from the room of small ones, which is kept for no large one."""

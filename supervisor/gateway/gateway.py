@@ -99,8 +99,9 @@ class Gateway:
     ) -> ClientKey:
         """Return the key of a request, and count its connection in the name of that key from now on.
 
-        A request to an open operation needs no key, and one that it has decides only what its answer shows. Where keys
-        are wanted, its connection goes on counting as unauthenticated. A probe may come by any host name.
+        A request to an open operation needs no key, and one that it has decides only what its answer shows: its
+        connection counts for no key, and where keys are wanted goes on counting as unauthenticated. A probe may come by
+        any host name.
 
         Raises `Forbidden`, `Unauthorized`, or `ConcurrencyLimited` if the key has too many connections.
         """
@@ -110,8 +111,10 @@ class Gateway:
             key = self.keys.presented(headers) or anonymous
         else:
             key = self.keys.find(headers, admin=access is Access.ADMIN)
-        if access is not Access.OPEN or not self.keys.wanted:
+        if access is not Access.OPEN:
             self.connections.authenticated(outbox, None if key is anonymous else key)
+        elif not self.keys.wanted:
+            self.connections.authenticated(outbox, None)
         return key
 
     @property

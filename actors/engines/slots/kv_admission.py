@@ -65,7 +65,7 @@ class KvAdmission:
             return True
         limits = BudgetLimits(self.kv_tokens_max, int(self.kv_tokens_max * LARGE_PART))
         needed = kv_tokens_needed(request, self.leg, self.page_size)
-        return limits.obstacle(needed, taken=0, owned=owned) is not Obstacle.OWNER
+        return limits.obstacle(needed, owned=owned) is not Obstacle.OWNER
 
     def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
         """Count the memory of a request; the returned function gives it back, and calls `recheck`."""

@@ -19,7 +19,7 @@ from protocol.messages.cluster import Reloaded
 from supervisor.cluster.directory import Directory
 from supervisor.config.certificate import Certificate
 from supervisor.config.sections import NodeSection
-from supervisor.gateway.keys.key_sources import KeySources
+from supervisor.gateway.keys.key_sources import ADMIN, KeySources
 from supervisor.gateway.keys.keys import Keys, KeyStatistics
 from supervisor.gateway.listening import GatewayPort
 from supervisor.node import node
@@ -75,6 +75,16 @@ async def test_without_a_key_only_health_and_readiness_are_answered(tmp_path: Pa
         refused = await (await rig.client()).upgrade()
         assert refused.status == 401
         assert not rig.worker.prompts
+
+
+async def test_a_probe_with_the_admin_key_counts_for_no_key_where_clients_need_none() -> None:
+    async with gateway_rig() as rig:
+        rig.gateway.keys = Keys(KeySources(None, {ADMIN: f"admin-{SECRET}"}))
+        rig.gateway.keys.load()
+        for path in ("/health", "/ready"):
+            assert (await (await rig.client()).ask(head("GET", path, **as_("admin")))).status == 200
+        assert rig.gateway.keys.statistics() == {"admin": KeyStatistics(0, 0)}
+        await at_rest_soon(rig)
 
 
 async def test_a_wrong_key_is_refused_before_its_body_is_read(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ MADE = {
     "actors/encoder.py": "calls with pixels: behind the inbox, where keys take turns",
     "actors/engines/sglang/adapter.py": "operations, for operators alone",
     "actors/engines/sglang/host/vision/media_input.py": "threads of an engine that copy pixels of a fixed size",
+    "actors/engines/slots/kv_admission.py": "KV memory of a rank (`KvAdmission.may_begin`)",
     "actors/engines/slots/slots.py": "slots: routers leave some of them to other keys (`SlotShares`)",
     "actors/grammars.py": "checkers of grammars (`GrammarChecks`)",
     "actors/media/media.py": "contents, pixels, fetches and decoders (`FairBudget`)",
