@@ -11,6 +11,7 @@ import faulthandler
 import logging
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -49,6 +50,8 @@ def main() -> int:
 
     A caller blocks SIGHUP to keep it pending until a node or a launcher has its handlers.
     """
+    # Folders and files of this process must be its own user's to use, whatever the umask leaves to others.
+    os.umask(os.umask(stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRWXU)
     if sys.argv[1:2] == ["hash-key"]:
         signals.accept_hang_up()
         return hash_key(sys.argv[2] if sys.argv[2:] else "NAME")

@@ -57,3 +57,20 @@ def test_a_character_without_a_code_is_written_in_ascii(
     sys.stdout.write(text)
     sys.stdout.flush()
     assert raw.getvalue() == written
+
+
+UMASK = """
+import os, sys
+from supervisor import command_line
+sys.argv[1:] = ["--version"]
+try:
+    command_line.main()
+except SystemExit:
+    print(oct(os.umask(0)))
+"""
+
+
+@pytest.mark.parametrize(("umask", "kept"), [("0777", "0o77"), ("0022", "0o22")])
+def test_a_umask_takes_no_right_from_the_user_itself(umask: str, kept: str) -> None:
+    run = checked(f'umask {umask}; exec "$0" -c "$UMASK"', UMASK=UMASK)
+    assert run.stdout.decode().split()[-1] == kept

@@ -35,6 +35,7 @@ from supervisor.gateway.http.response import HttpResponse
 from supervisor.gateway.http.routes.route import Handler, Resource, RouteTable, options
 from supervisor.gateway.http.upgrade import UpgradeHandshake, handshake_of, is_handshake, wants_websocket
 from supervisor.gateway.keys.keys import ClientKey
+from supervisor.gateway.origins import METHODS
 from supervisor.gateway.outbox import Outbox
 
 FORM = b"application/x-www-form-urlencoded"
@@ -192,6 +193,9 @@ def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, 
     """Return the handler of a request, and whether it reads a JSON body; raises the `RequestError` if there is none."""
     if request.has_two_lengths:
         raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
+    if request.method == "CONNECT":
+        request.allow = METHODS
+        raise MethodNotAllowed("this server is no proxy")
     if resource is None:
         raise NotFound(f"there is nothing at {request.path[:200]}")
     request.allow = resource.allow
