@@ -55,11 +55,11 @@ class Pairing:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every prefill can meet every decode."""
+        """Whether every prefill agrees with every decode."""
         return not self._differing
 
-    def can_meet(self, prefill: str, decode: str) -> bool:
-        """Whether a prefill and a decode can meet, by their names."""
+    def agree(self, prefill: str, decode: str) -> bool:
+        """Whether a prefill and a decode agree, by their names."""
         return not self._differing or (self._terms.get(prefill), self._terms.get(decode)) not in self._differing
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice, product
 
 import trio
@@ -279,33 +280,36 @@ class Routing:
         if (prefill := self._pick(request, self._candidates(Leg.PREFILL, excluded, has_room, scope))) is None:
             return None
         name = prefill.worker.full_name
-        agrees = None if pairing.is_uniform else lambda decode: pairing.can_meet(name, decode.name)
-        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope, agrees))
-        if decode is None and agrees is None:
+        accepts = None if pairing.is_uniform else lambda decode: pairing.agree(name, decode.name)
+        decode = self._pick(request, self._candidates(Leg.DECODE, excluded, has_room, scope, accepts))
+        if decode is None and pairing.is_uniform:
             return None
-        now, decodes = trio.current_time(), self._sharing(scope)
+        now, decodes = trio.current_time(), self._sharing(scope, pairing)
 
-        def can_meet(prefill: Load, decode: Load) -> bool:
-            agree = pairing.can_meet(prefill.name, decode.name)
-            return agree and self.reservations.has_room(prefill, decode.name, decodes)
+        def can_meet(prefill: Load, decode: Load, *, ejected: bool = False) -> bool:
+            return (
+                pairing.agree(prefill.name, decode.name)
+                and self.reservations.has_room(prefill, decode.name, decodes)
+                and (ejected or not self.outliers.avoided(f"{prefill.name}+{decode.name}", now))
+            )
 
-        def can_meet_well(prefill: Load, decode: Load) -> bool:
-            return can_meet(prefill, decode) and not self.outliers.avoided(f"{prefill.name}+{decode.name}", now)
-
-        if decode is not None and can_meet_well(prefill.choice.load, decode.choice.load):
+        if decode is not None and can_meet(prefill.choice.load, decode.choice.load):
             return prefill, decode
-        if (others := self._find_pair(request, excluded, can_meet_well, has_room, scope)) is not None:
+        if (others := self._find_pair(request, excluded, can_meet, has_room, scope)) is not None:
             return others
         if not self.outliers or self._has_eligible_pair(excluded, now, scope, pairing):
             return None
-        return self._find_pair(request, excluded, can_meet, has_room, scope)
+        return self._find_pair(request, excluded, partial(can_meet, ejected=True), has_room, scope)
 
-    def _sharing(self, scope: Scope) -> int:
+    def _sharing(self, scope: Scope, pairing: Pairing) -> int:
         """Return the number of decodes that share a prefill equally, from the view of a scope.
 
         The decodes of one pool share a prefill; several pools have equal shares of it, however many decodes each has.
+        An unpaired decode has no share.
         """
-        decodes, names = len(self._workers(Leg.DECODE)), scope.get(Leg.DECODE)
+        every = self._workers(Leg.DECODE)
+        unpaired = sum(worker.full_name in pairing.unpaired for worker in every) if pairing.unpaired else 0
+        decodes, names = len(every) - unpaired, scope.get(Leg.DECODE)
         if names is None:
             return decodes
         return min(decodes, self.levels.pools(Leg.DECODE) * len(self._workers(Leg.DECODE, names)))
@@ -342,7 +346,7 @@ class Routing:
         prefills = [worker for worker in eligible if worker.leg is Leg.PREFILL and hands_over(worker)]
         decodes = [worker for worker in eligible if worker.leg is Leg.DECODE]
         return any(
-            pairing.can_meet(prefill.full_name, decode.full_name)
+            pairing.agree(prefill.full_name, decode.full_name)
             and not self.outliers.avoided(pair_name(prefill, decode), now)
             for prefill, decode in product(prefills, decodes)
         )

@@ -40,6 +40,16 @@ async def test_a_new_prefill_of_another_page_size_is_never_asked_beside_a_good_o
         assert (len(new.asked), len(old.asked)) == (0, 8)
 
 
+async def test_a_decode_that_no_prefill_can_meet_has_no_share_of_one(autojump_clock: MockClock) -> None:
+    small = prefill("p")
+    small.slots = 2
+    async with routed(small, decode("d"), decode("odd", 32)) as rig:
+        async with trio.open_nursery() as asking:
+            for number in range(2):
+                asking.start_soon(ask, rig, generate(str(number)))
+        assert small.times[0] == small.times[1]
+
+
 async def test_two_groups_of_engines_each_meet_their_own(autojump_clock: MockClock) -> None:
     workers = [make(f"{make.__name__[0]}{size}", size) for make in (prefill, decode) for size in (16, 32)]
     async with routed(*workers) as rig:

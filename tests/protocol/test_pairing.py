@@ -22,7 +22,7 @@ def test_legs_that_agree_can_all_meet() -> None:
     pairs = pairing(p=SMALL, p2=SMALL, d=SMALL)
     assert pairs.is_uniform
     assert not pairs.unpaired
-    assert pairs.can_meet("p2", "d")
+    assert pairs.agree("p2", "d")
 
 
 def test_a_leg_that_agrees_with_no_other_is_unpaired_and_says_why() -> None:
@@ -31,15 +31,15 @@ def test_a_leg_that_agrees_with_no_other_is_unpaired_and_says_why() -> None:
         "p32": "can meet no decode: its page_size is 32, and that of d is 16",
         "dy": "can meet no prefill: its kind is y, and that of p is x",
     }
-    assert pairs.can_meet("p", "d")
-    assert not pairs.can_meet("p32", "d")
+    assert pairs.agree("p", "d")
+    assert not pairs.agree("p32", "d")
 
 
 def test_two_groups_that_differ_are_paired_each_within_itself() -> None:
     pairs = pairing(p=SMALL, p32=LARGE, d=SMALL, d32=LARGE)
     assert not pairs.unpaired
     assert not pairs.is_uniform
-    met = {(prefill, decode) for prefill in ("p", "p32") for decode in ("d", "d32") if pairs.can_meet(prefill, decode)}
+    met = {(prefill, decode) for prefill in ("p", "p32") for decode in ("d", "d32") if pairs.agree(prefill, decode)}
     assert met == {("p", "d"), ("p32", "d32")}
 
 

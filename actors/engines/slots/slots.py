@@ -305,9 +305,9 @@ class Slots:
         self.observer.stuck(len(self.stuck))
         try:
             with trio.move_on_after(limits.leak_s) as leaking:
-                await self._check_engine(request_id)
+                await self._check_engine(request_id, leaking)
                 while await self._is_stuck(request_id):
-                    await self._check_engine(request_id)
+                    await self._check_engine(request_id, leaking)
         finally:
             del self.stuck[request_id]
             self.observer.stuck(len(self.stuck))
@@ -325,10 +325,12 @@ class Slots:
             return await self.engine.held_up()
         return False
 
-    async def _check_engine(self, request_id: str) -> None:
+    async def _check_engine(self, request_id: str, leaking: trio.CancelScope) -> None:
+        """Raise `EngineStuck` if the engine is at fault; while it is held up, the time of the leak begins anew."""
         await trio.lowlevel.checkpoint()
         limits, stuck_max = self.deadlines, min(self.deadlines.stuck_max, self.number)
         if await self.held_up():
+            leaking.deadline = trio.current_time() + limits.leak_s
             return
         if len(self.stuck) >= stuck_max:
             raise EngineStuck(f"{len(self.stuck)} requests kept their slots for {limits.release_s} s after their ends")

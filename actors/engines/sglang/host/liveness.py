@@ -23,8 +23,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from protocol.messages.engine import Alive
 
 POLL_S = 0.5
-WORKING_TICKS = 0.1 * POLL_S * os.sysconf("SC_CLK_TCK")  # a tenth of a core: idle processes poll now and then
-WAITS_S = 900.0  # longest wait for a disk or for a compiler: a build of kernels may take minutes
+WORKING_TICKS = 0.05 * POLL_S * os.sysconf("SC_CLK_TCK")  # a share of a core: idle processes poll now and then
+BUILD_S = 900.0  # longest wait for a compiler, which may build kernels for minutes
+DISK_S = 120.0  # longest wait for a disk: a driver that hangs has the same state
 DISK_WAIT = "D"  # the kernel's state of a thread that waits for a disk, or for a file of another machine
 
 
@@ -58,7 +59,7 @@ class LivenessProbe:
         """Wait until anything comes from now on, or all threads have computed while requests are `running`.
 
         Of `independent` threads, some perhaps without a request, one that has computed is enough. While threads wait
-        for a disk or for a process that they have started, the engine is held up: this counts, for `WAITS_S` at most.
+        for a disk or for a process that they have started, the engine is held up: this counts, for a limited time.
         """
         loop = asyncio.get_running_loop()
         if self._alive_at is None:
@@ -72,8 +73,9 @@ class LivenessProbe:
                 continue
             if self._suffices(map(int.__lt__, computed, self._computed())):
                 break
-            waits = started.have_worked() or any(_stat(thread).state == DISK_WAIT for thread in self._threads)
-            if waits and loop.time() < self._alive_at + WAITS_S:
+            since_s, builds = loop.time() - self._alive_at, started.have_worked()
+            reads = any(_stat(thread).state == DISK_WAIT for thread in self._threads)
+            if (builds and since_s < BUILD_S) or (reads and since_s < DISK_S):
                 return Alive(held_up=True)
         self._alive_at = loop.time()
         return Alive()

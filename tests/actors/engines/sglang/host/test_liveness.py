@@ -50,8 +50,14 @@ async def main():
     async def lost(*some, **options):
         return not await alive(*some, **options)
     async def reads(stat):
-        await asyncio.wait_for(LivenessProbe(asyncio.Event().wait, [stat], processes=[]).probe(lambda: True), 10.0)
-        return True
+        probe = LivenessProbe(asyncio.Event().wait, [stat], processes=[])
+        alive = await asyncio.wait_for(probe.probe(lambda: True), 10.0)
+        liveness.DISK_S = 1.0
+        try:
+            await asyncio.wait_for(probe.probe(lambda: True), 3.0)
+        except TimeoutError:
+            return alive.held_up
+        return False
     living = Manager()
     living.answers = True
     facts = {
@@ -79,7 +85,7 @@ async def main():
     for stopped in (busy, sleeping_child):
         os.kill(stopped.pid, signal.SIGSTOP)
     await check({f"a stopped one is lost: {at}": lost(Manager(), each, running=True) for at, each in enumerate(every[:3:2])})
-    liveness.WAITS_S = 2.5
+    liveness.BUILD_S = 2.5
     probe = scheduler_probe(Manager(), [compiling.pid])
     await asyncio.wait_for(probe.probe(lambda: True), 2.5)
     await asyncio.sleep(1.5)
