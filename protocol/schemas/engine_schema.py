@@ -13,10 +13,11 @@ from attrs import define, field
 from protocol.schemas.alternatives import Conjunction
 from protocol.schemas.documents import SchemaNode
 from protocol.schemas.expression_text import in_json
-from protocol.schemas.graph import Graph, children
+from protocol.schemas.graph import Graph, children, culprit
 from protocol.schemas.shapes import AnyValue, Array, Constant, Map, Number, Object, Shape, String, Values
 
 BYTES_MAX = 1024 * 1024
+BYTES_PER_SHAPE = 20
 NESTED_MAX = 16  # schemas inside of each other before the next becomes a definition
 
 
@@ -36,7 +37,7 @@ class EngineSchema:
             for child in (child for shape in shapes for child in children(shape)):
                 arrivals[child] = arrivals.get(child, 0) + 1
         for child, count in arrivals.items():
-            if count > 1 and any(True for shape in self.graph.shapes[child] for _ in children(shape)):
+            if count > 1 and any(map(_is_long, self.graph.shapes[child])):
                 self._names[child] = f"d{len(self._names)}"
         self._unwritten += self._names
         schema = self._choice((root,), root, NESTED_MAX)
@@ -53,9 +54,6 @@ class EngineSchema:
             json.dumps(one): one
             for one in (self._shape(shape, root, depth) for shape in self.graph.shapes[conjunction])
         }
-        self._bytes += sum(map(len, written))
-        if self._bytes > BYTES_MAX * NESTED_MAX:
-            root.refuse("anyOf", f"the schema for the engine takes more than {BYTES_MAX} bytes; write fewer branches")
         schemas = list(written.values())
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
@@ -69,22 +67,27 @@ class EngineSchema:
 
     def _shape(self, shape: Shape, root: SchemaNode, depth: int) -> dict[str, object]:
         written: dict[str, object]
+        self._count(BYTES_PER_SHAPE, root)
         match shape:
             case AnyValue():
                 written = {}
             case Values(texts):
+                self._count(sum(map(len, texts)), root)
                 written = {"enum": [json.loads(text) for text in texts]}
             case Constant(name):
                 written = {"type": name}
             case Number(name, low, high):
                 written = {"type": name, **_bounds(minimum=low, maximum=high)}
             case String(expression):
-                written = {"type": "string", **({} if expression is None else {"pattern": in_json(expression)})}
+                pattern = {} if expression is None else {"pattern": in_json(expression)}
+                self._count(sum(map(len, pattern.values())), root)
+                written = {"type": "string", **pattern}
             case Array():
                 written = self._array(shape, root, depth)
             case Map():
                 written = self._map(shape, root, depth)
             case Object(properties, required, least, most):
+                self._count(sum(len(name) + BYTES_PER_SHAPE for name, _ in properties), root)
                 written = {
                     "type": "object",
                     "properties": {name: self._child(child, root, depth) for name, child in properties},
@@ -93,6 +96,14 @@ class EngineSchema:
                     **_counts(len(properties), len(required), least, most),
                 }
         return written
+
+    def _count(self, size: int, root: SchemaNode) -> None:
+        self._bytes += size
+        if self._bytes > BYTES_MAX:
+            reason = (
+                f"the schema for the engine takes more than {BYTES_MAX:,} bytes; write fewer branches or references"
+            )
+            root.refuse(culprit(root), reason)
 
     def _array(self, shape: Array, root: SchemaNode, depth: int) -> dict[str, object]:
         begin = {"prefixItems": [self._child(child, root, depth) for child in shape.prefix]} if shape.prefix else {}
@@ -106,6 +117,16 @@ class EngineSchema:
         if shape.names is not None:
             either = {"patternProperties": {in_json(shape.names): values}, "additionalProperties": False}
         return {"type": "object", **either, **_bounds(minProperties=shape.least or None, maxProperties=shape.most)}
+
+
+def _is_long(shape: Shape) -> bool:
+    """Return whether a shape is worth a definition where several places have it."""
+    long_values = isinstance(shape, Values) and len(shape.texts) > BYTES_PER_SHAPE
+    return (
+        long_values
+        or (isinstance(shape, String) and shape.expression is not None)
+        or any(True for _ in children(shape))
+    )
 
 
 def _bounds(**bounds: float | None) -> dict[str, object]:

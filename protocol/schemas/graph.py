@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from attrs import define, evolve, field
 
 from protocol.schemas.alternatives import Alternative, Alternatives, Conjunction
-from protocol.schemas.documents import Document
+from protocol.schemas.documents import Document, SchemaNode
 from protocol.schemas.exclusion import Exclusion
-from protocol.schemas.keywords import EXPECTED
+from protocol.schemas.keywords import EXPECTED, MAP_KEYWORDS
 from protocol.schemas.narrowing import Narrowing
 from protocol.schemas.shapes import Array, Map, Object, Shape, Values
 from protocol.schemas.values import Evaluator
@@ -53,7 +53,7 @@ class Graph:
             waiting += [child for shape in shapes for child in children(shape)]
         self._prune()
         if not self.shapes[root]:
-            self.document.root.refuse(_culprit(self.document), "no answer can validate under it")
+            self.document.root.refuse(culprit(self.document.root), "no answer can validate under it")
 
     def _shapes_of(self, conjunction: Conjunction) -> list[Shape] | None:
         if conjunction in self._busy:
@@ -145,11 +145,8 @@ def _pruned(shape: Shape, possible: set[Conjunction]) -> Shape:
             return shape
 
 
-def _culprit(document: Document) -> str:
-    """Return the first keyword of the root that constrains values."""
-    schema = document.root.schema
-    if isinstance(schema, bool):
+def culprit(root: SchemaNode) -> str:
+    """Return the first keyword of a schema that constrains values."""
+    if isinstance(root.schema, bool):
         return "false"
-    return next(
-        (keyword for keyword in schema if keyword in EXPECTED and keyword not in ("$defs", "definitions")), "type"
-    )
+    return next((keyword for keyword in root.schema if keyword in EXPECTED and keyword not in MAP_KEYWORDS[:2]), "type")

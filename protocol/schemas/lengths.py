@@ -53,7 +53,8 @@ def lengths(tree: Expression) -> tuple[int, int | None]:
 def within(tree: Expression, least: int, most: int | None) -> Expression:
     """Return an expression for texts of `least` to `most` characters that the expression matches, `NOTHING` if none.
 
-    Exact for alternatives and for one part of variable length; several parts of variable length share what is left.
+    Exact for alternatives, and for one count of parts of one length; other parts of variable length share what is left,
+    each a part of it, so that some texts of these lengths are left out.
     """
     low, high = lengths(tree)
     if low >= least and (most is None or (high is not None and high <= most)):
@@ -115,6 +116,8 @@ def _repeat_within(part: Expression, fewest: int, greatest: int | None, least: i
         times = wanted if greatest is None else min(greatest, wanted)
         if times:
             part = within(part, low, most // times)
+    if times is not None and times < fewest:
+        return NOTHING
     result = simplified(Repeat(part, fewest, times))
     return result if _fits(result, least, most) else NOTHING
 
