@@ -4,10 +4,12 @@ The backend reads the pattern of a JSON string as the text between its quotation
 ways to do so. A pattern in ASCII is a finite automaton, which is fast for few states and wrong for expressions that are
 not deterministic. A pattern with any other character becomes rules of a grammar, which is fast for many repetitions of
 one class. Ranges are split where the number of bytes or the first byte of a character changes: the backend accepts
-malformed UTF-8 otherwise.
+malformed UTF-8 otherwise, or comes to a byte that nothing may follow.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_right
 
 from protocol.schemas.characters import ALL, JSON_PLAIN, CharacterSet, intersection
 from protocol.schemas.determinism import is_deterministic
@@ -16,7 +18,7 @@ from protocol.schemas.repetition import written_out
 
 STATES_MAX = 100  # characters of an automaton
 NOT_ASCII = "é{0}"  # matches nothing but the empty text
-_SPLITS = (0x80, 0x800, 0x1000, 0xD000, 0x10000, 0x40000, 0x100000)
+_SPLITS = (0x80, 0x800, 0x1000, 0xD000, 0xE000, 0x10000, 0x40000, 0x100000)
 _SIGNS = frozenset("\\^$.*+?()[]{}|")
 _SIGNS_IN_CLASS = frozenset("\\^[]-")
 _JSON_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
@@ -75,12 +77,16 @@ def _chars(ranges: CharacterSet, *, json: bool, ascii_only: bool) -> str:
         ranges = plain
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
         return _character(ranges[0][0], signs=_SIGNS, ascii_only=ascii_only)
-    pieces = list[str]()
+    # An automaton's adjacent ranges become one again, so every second piece is in another class.
+    classes: dict[int, list[str]] = {}
     for low, high in ranges:
         for begin, end in _split(low, high):
             ends = [_character(code, signs=_SIGNS_IN_CLASS, ascii_only=ascii_only) for code in (begin, end)]
-            pieces.append(ends[0] if begin == end else "-".join(ends))
-    return f"[{''.join(pieces)}]"
+            index = bisect_right(_SPLITS, begin)
+            own_class = index % 2 if json and ascii_only else 0
+            classes.setdefault(own_class, []).append(ends[0] if begin == end else "-".join(ends))
+    written = [f"[{''.join(pieces)}]" for pieces in classes.values()]
+    return written[0] if len(written) == 1 else f"(?:{'|'.join(written)})"
 
 
 def _split(low: int, high: int) -> list[tuple[int, int]]:

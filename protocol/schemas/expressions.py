@@ -71,9 +71,12 @@ _NAMED_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\([dDsSwW])")
 _CLASS_HAZARD = re.compile(r"\[|&&|--|~~|\|\|")
 
 
-def parse(text: str) -> Expression:
-    """Return the tree of a regular expression; raises `BadExpression`."""
-    parser = _Parser(text)
+def parse(text: str, *, loose: bool = False) -> Expression:
+    """Return the tree of a regular expression; raises `BadExpression`.
+
+    It matches what the expression matches in every dialect; or, if it is loose, in any dialect.
+    """
+    parser = _Parser(text, loose)
     tree = parser.choice(0)
     if parser.at < len(text):
         raise BadExpression("a parenthesis is closed that was not opened; write \\)")
@@ -83,6 +86,7 @@ def parse(text: str) -> Expression:
 @define
 class _Parser:
     text: str
+    loose: bool
     at: int = 0
 
     def choice(self, depth: int) -> Expression:
@@ -136,9 +140,9 @@ class _Parser:
         self.at += 1
         match sign:
             case "\\":
-                return Chars(self._escape(in_class=False)[0])
+                return Chars(self._escape(in_class=False)[self.loose])
             case ".":
-                return Chars(ANY)
+                return Chars(ALL if self.loose else ANY)
             case "^" | "$":
                 return Edge(sign)
             case "*" | "+" | "?" | "{":
@@ -221,7 +225,9 @@ class _Parser:
         escapes = set(_NAMED_ESCAPE.findall(self.text[begin : self.at]))
         if any({letter, letter.upper()} <= escapes for letter in "dsw"):
             least = most = [ALL]
-        return complement(union(*most)) if negated else union(*least)
+        if negated:
+            return complement(union(*(least if self.loose else most)))
+        return union(*(most if self.loose else least))
 
     def _member(self) -> tuple[CharacterSet, CharacterSet]:
         sign = self._peek()

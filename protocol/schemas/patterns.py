@@ -27,9 +27,9 @@ def string_expression(pattern: str) -> Expression:
 
 
 @lru_cache(1024)
-def found_in(pattern: str, text: str) -> bool:
-    """Return whether a pattern is found anywhere in a text; raises `BadExpression`."""
-    return is_found(parse(without_look_ahead(pattern)), text)
+def found_in(pattern: str, text: str, *, loose: bool = False) -> bool:
+    """Return whether a pattern is found anywhere in a text, in every dialect or in any; raises `BadExpression`."""
+    return is_found(parse(without_look_ahead(pattern), loose=loose), text)
 
 
 def _some(tree: Expression) -> Expression:

@@ -171,17 +171,22 @@ class Evaluator:
 
 
 def schemas_of_property(node: SchemaNode, name: str) -> list[SchemaNode]:
-    """Return the schemas that a schema has for a property of an object; raises `Unenforceable`."""
-    found: list[SchemaNode] = []
+    """Return the schemas that a schema has for a property of an object; raises `Unenforceable`.
+
+    Where dialects of regular expressions disagree on a name, each may be right, so the schemas of both are returned.
+    """
+    certain, found = False, list[SchemaNode]()
     if isinstance(properties := node.get("properties"), dict) and name in properties:
         found.append(node.child("properties", name))
+        certain = True
     for pattern, schema in node.named("patternProperties").items():
         try:
-            if found_in(pattern, name):
+            if found_in(pattern, name, loose=True):
                 found.append(schema)
+                certain = certain or found_in(pattern, name)
         except BadExpression as error:
             node.refuse("patternProperties", str(error))
-    if not found and node.get("additionalProperties") is not None:
+    if not certain and node.get("additionalProperties") is not None:
         found.append(node.child("additionalProperties"))
     return found
 

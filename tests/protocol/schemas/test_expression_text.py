@@ -8,7 +8,11 @@ from protocol.schemas.expression_text import in_json
 from protocol.schemas.expressions import BadExpression
 from protocol.schemas.patterns import string_expression
 
-ANY = r"\u007f\u0080-\u07ff\u0800-\u0fff\u1000-\ucfff\ud000-\ud7ff\ue000-\uffff\u{10000}-\u{3ffff}\u{40000}-\u{fffff}\u{100000}-\u{10ffff}"
+# Adjacent ranges are in two classes, since an automaton makes one range of them and gets its bytes wrong.
+NOT_A = (
+    r"(?:[ -!#-\[\]-`b-\u007f\u0800-\u0fff\ud000-\ud7ff\u{10000}-\u{3ffff}\u{100000}-\u{10ffff}]"
+    r"|[\u0080-\u07ff\u1000-\ucfff\ue000-\uffff\u{40000}-\u{fffff}])"
+)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +24,7 @@ ANY = r"\u007f\u0080-\u07ff\u0800-\u0fff\u1000-\ucfff\ud000-\ud7ff\ue000-\uffff\
         ("a|a{1,3}", "(?:a|a{1,3})é{0}"),  # the automaton would allow aaaa
         ("(?:ab){2}", "(?:ab){2}"),
         ("(?:a{3,4}a?){2}c", "(?:a{3,4}a{0,1}a{3,4}a{0,1}c)é{0}"),  # a count inside of a count is miscounted
-        ("[^a]", rf"[ -!#-\[\]-`b-{ANY}]"),
+        ("[^a]", NOT_A),
     ],
 )
 def test_a_pattern_is_written_for_the_text_between_quotation_marks(pattern: str, text: str) -> None:
