@@ -178,7 +178,10 @@ def spawn_starter(environment: Mapping[str, str], device: str, command: tuple[st
 def host_environment(
     environment: Mapping[str, str], device: str, own: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the environment of a host or a zygote: the node's, then what `device` needs, then the engine's own."""
+    """Return the environment of a host or a zygote: the node's, then what `device` needs, then the engine's own.
+
+    Models' files are in UTF-8 whatever the locale of the machine is, and SGLang opens some by the encoding of that.
+    """
     path = [
         str(ROOT),
         str(PLUGIN_PATH),
@@ -186,7 +189,7 @@ def host_environment(
         environment.get("PYTHONPATH", ""),
     ]
     needed = {**boot_message.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    return {**environment, **needed, **(own or {})}
+    return {"PYTHONUTF8": "1", **environment, **needed, **(own or {})}
 
 
 @contextmanager
