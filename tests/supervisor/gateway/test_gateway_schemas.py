@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from trio.testing import MockClock
 
-from tests.rig.gateway import TINY, Worker, chat, gateway_client, ids, post, response, text
+from tests.rig.gateway import TINY, Worker, chat, create, gateway_client, ids, post, response, text
+from tests.rig.sockets import gateway_websocket, last_event
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 GOOD, BAD = '{"a": 7}', '{"a": "x"}'
@@ -68,6 +69,17 @@ async def test_a_response_whose_answer_does_not_validate_fails(autojump_clock: M
         assert b"event: response.failed" in streamed.body
         assert b'"cause":"answer_invalid"' in streamed.body
         assert b"response.completed" not in streamed.body
+
+
+async def test_over_a_websocket_the_bad_answer_fails_alone(autojump_clock: MockClock) -> None:
+    form = {"format": {"type": "json_schema", "name": "x", "schema": A}}
+    async with gateway_websocket(worker=Worker(line=BAD)) as (rig, client):
+        failed = await last_event(client, create(f"n={len(ids(BAD))}", text=form))
+        assert (failed["type"], failed["response"]["error"]["cause"]) == ("response.failed", "answer_invalid")
+        assert failed["response"]["status"] == "failed"
+        rig.worker.line = GOOD
+        whole = await last_event(client, create(f"n={len(ids(GOOD))}", text=form))
+        assert whole["response"]["status"] == "completed"
 
 
 async def test_an_answer_that_is_cut_at_its_tokens_ends_by_length(autojump_clock: MockClock) -> None:
