@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from functools import partial
 from itertools import pairwise
 from typing import Self, TypeAlias
@@ -156,7 +156,7 @@ def _strict_json(text: str) -> object:
         text,
         object_pairs_hook=_object,
         parse_constant=_refuse_constant,
-        parse_float=Decimal,
+        parse_float=_fraction,
         parse_int=_integer,
     )
     if "\\u" in text:
@@ -236,6 +236,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(read) < len(pairs):
         raise ValueError("an object in it has the same key twice")
     return read
+
+
+def _fraction(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError("a number in it has too large an exponent") from None
 
 
 def _integer(digits: str) -> int:

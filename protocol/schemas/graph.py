@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from attrs import define, evolve, field
 
-from protocol.schemas.alternatives import Alternative, Alternatives, Conjunction
+from protocol.schemas.alternatives import Alternative, Alternatives, Conjunction, Union
 from protocol.schemas.documents import Document, SchemaNode
 from protocol.schemas.exclusion import Exclusion
 from protocol.schemas.keywords import EXPECTED, MAP_KEYWORDS
@@ -71,6 +71,7 @@ class Graph:
         """Return the shapes of an alternative, held apart from the other branches of each `oneOf`."""
         shapes = self._narrowing.shapes(alternative.nodes)
         for union, taken in alternative.taken:
+            shapes = [_discriminated(shape, union) for shape in shapes]
             for index, branch in enumerate(union.branches):
                 if index == taken:
                     continue
@@ -99,6 +100,15 @@ class Graph:
         for conjunction, shapes in self.shapes.items():
             kept = [_pruned(shape, possible) for shape in shapes if _is_possible(shape, possible)]
             self.shapes[conjunction] = list(dict.fromkeys(kept))
+
+
+def _discriminated(shape: Shape, union: Union) -> Shape:
+    """Return an object that has the property by which programs tell the branches apart (OpenAPI's `discriminator`)."""
+    discriminator = union.holder.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    if isinstance(shape, Object) and isinstance(name, str) and name in dict(shape.properties):
+        return evolve(shape, required=shape.required | {name})
+    return shape
 
 
 def children(shape: Shape) -> Iterator[Conjunction]:

@@ -42,6 +42,7 @@ def test_a_text_that_validates_has_no_fault(text: str) -> None:
         ('{"a":1,"b":"\n"}', "not JSON"),
         ('{"a":1,"b":"\\ud800"}', "not Unicode"),
         (f'{{"a":{"9" * 5000}}}', "digits"),
+        (f'{{"a":1e{"9" * 20}}}', "exponent"),
         ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deep"),
         ('{"a":"1"}', "does not validate"),
         ("{}", "does not validate"),
