@@ -2,8 +2,8 @@
 
 SGLang's scheduler asks a prefill that it does not know inside its own loop, for up to five seconds: where packets are
 dropped, by a firewall or because a host has no power, all streams of the decode stand still meanwhile, and two such
-prefills make it silent. So its node connects first, without hurry for anybody: a request whose prefill cannot be
-reached fails alone, and may go on with another one. What was found counts for a while, so that few requests wait.
+prefills make it silent. So its node asks first, without hurry for anybody: a request whose prefill does not answer
+fails alone, and may go on with another one. What was found counts for a while, so that few requests wait.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from attrs import define, field
 from actors.engines.sglang.hand_off import Rendezvous
 from protocol.errors import HandOffFailed
 
-CONNECT_S = 1.0
-REACHED_S = 30.0  # for which a connection counts; a prefill has another port in each of its lives
+ANSWER_S = 1.0
+REACHED_S = 30.0  # for which an answer counts; a prefill has another port in each of its lives
 FAILED_S = 5.0  # for which a failure counts
 ADDRESSES_MAX = 1024  # addresses that are remembered
 
@@ -38,13 +38,13 @@ class _Address:
 class BootstrapAddresses:
     """The addresses of bootstrap servers that requests have named, the latest last."""
 
-    connect: Callable[[str, int], Awaitable[trio.SocketStream]] = trio.open_tcp_stream
+    connect: Callable[[str, int], Awaitable[trio.abc.HalfCloseableStream]] = trio.open_tcp_stream
     _addresses: dict[tuple[str, int], _Address] = field(factory=dict)
 
     def reach(self, hand_off: bytes) -> Awaitable[None] | None:
-        """Return None if the prefill of a hand-off was reached lately, else what waits for a connection to it.
+        """Return None if the prefill of a hand-off was reached lately, else what waits for an answer from it.
 
-        That raises `HandOffFailed` if there is none within `CONNECT_S`. Bytes that name no prefill are the engine's to
+        That raises `HandOffFailed` if there is none within `ANSWER_S`. Bytes that name no prefill are the engine's to
         refuse.
         """
         try:
@@ -84,13 +84,19 @@ class BootstrapAddresses:
             raise HandOffFailed(f"the prefill at port {port} of {host} cannot be reached: {address.failure}")
 
     async def _failure(self, host: str, port: int) -> str | None:
-        """Return why no connection to a port is made in time, None if one is."""
+        """Return why a bootstrap server does not answer in time, None if it does: whatever it answers."""
         try:
-            with trio.fail_after(CONNECT_S):
+            with trio.fail_after(ANSWER_S):
                 stream = await self.connect(host, port)
+                try:
+                    await stream.send_all(b"GET /health HTTP/1.1\r\nHost: bootstrap\r\nConnection: close\r\n\r\n")
+                    answer = await stream.receive_some(1)
+                finally:
+                    await trio.aclose_forcefully(stream)
         except trio.TooSlowError:
-            return f"no connection within {CONNECT_S:g} s"
+            return f"no answer within {ANSWER_S:g} s"
         except OSError as error:
             return error.strerror or str(error)
-        await trio.aclose_forcefully(stream)
-        return None
+        except trio.BrokenResourceError:
+            answer = b""
+        return None if answer else "it closes connections without an answer"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from actors.engines.simulated.spec import SimulatedSpec
 from protocol.errors import HandOffFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import bootstrap_addresses
-from supervisor.engines.sglang.bootstrap_addresses import CONNECT_S, FAILED_S, REACHED_S, BootstrapAddresses
+from supervisor.engines.sglang.bootstrap_addresses import ANSWER_S, FAILED_S, REACHED_S, BootstrapAddresses
 from supervisor.supervision.tree import Child, Tree
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL, engine
@@ -27,17 +27,32 @@ from tests.rig.tasks import append_result
 NEAR = Rendezvous(1, "near", 9000).encode()
 
 
-class Stream(trio.abc.AsyncResource):
+@define
+class Stream:
+    """A connection to a server that answers after a while, or closes it."""
+
+    network: Network
+
+    async def send_all(self, data: bytes) -> None:
+        assert data.startswith(b"GET /health HTTP/1.1\r\n")
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, _: int) -> bytes:
+        await trio.sleep(self.network.answers_in_s)
+        return b"" if self.network.closes else b"H"
+
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()
 
 
 @define
 class Network:
-    """Connections that take so long, or are refused."""
+    """Connections that take so long, or are refused, and servers at their ends."""
 
     takes_s: float = 0.01
     refuses: bool = False
+    answers_in_s: float = 0.0
+    closes: bool = False
     tried: list[tuple[str, int]] = Factory(list)
 
     async def connect(self, host: str, port: int) -> Stream:
@@ -45,7 +60,7 @@ class Network:
         await trio.sleep(self.takes_s)
         if self.refuses:
             raise OSError("connection refused")
-        return Stream()
+        return Stream(self)
 
 
 def reach_of(network: Network) -> BootstrapAddresses:
@@ -76,10 +91,12 @@ async def test_a_prefill_that_was_reached_costs_no_request_a_connection_for_a_wh
 @pytest.mark.parametrize(
     ("network", "why", "after_s"),
     [
-        (Network(takes_s=inf), "no connection within 1 s", CONNECT_S),
+        (Network(takes_s=inf), "no answer within 1 s", ANSWER_S),
+        (Network(takes_s=0.25, answers_in_s=inf), "no answer within 1 s", ANSWER_S),
+        (Network(takes_s=0.25, closes=True), "it closes connections without an answer", 0.25),
         (Network(takes_s=0.5, refuses=True), "connection refused", 0.5),
     ],
-    ids=["dropped", "refused"],
+    ids=["dropped", "hung", "closed", "refused"],
 )
 async def test_requests_for_a_prefill_out_of_reach_fail_together_and_later_ones_at_once(
     network: Network, why: str, after_s: float, autojump_clock: MockClock
@@ -94,7 +111,7 @@ async def test_requests_for_a_prefill_out_of_reach_fail_together_and_later_ones_
     assert trio.current_time() == after_s
     assert len(network.tried) == 1
     await trio.sleep(FAILED_S)
-    network.takes_s, network.refuses = 0.0, False
+    network.takes_s, network.answers_in_s, network.refuses, network.closes = 0.0, 0.0, False, False
     assert await outcome(addresses) is None
 
 
@@ -128,25 +145,25 @@ async def test_a_hand_off_without_a_partner_or_without_sense_is_the_engines_own(
     assert addresses.reach(b"") is None
 
 
-@contextmanager
-def listening(*, full: bool) -> Iterator[int]:
-    """Yield the port of a listener, which drops further connections if it is full."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
-        waiting = [socket.socket() for _ in range(4 if full else 0)]
-        for each in waiting:
-            each.setblocking(False)
-            each.connect_ex(listener.getsockname())
-        yield listener.getsockname()[1]
-        for each in waiting:
-            each.close()
-
-
 @pytest.mark.realtime
 @pytest.mark.parametrize("full", [False, True])
 async def test_a_real_listener_is_reached_and_one_that_drops_packets_is_not(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bootstrap_addresses, "CONNECT_S", 0.3)
-    with listening(full=full) as port:
-        why = await outcome(BootstrapAddresses(), Rendezvous(1, "127.0.0.1", port).encode())
-        assert (why is not None) is full
+    monkeypatch.setattr(bootstrap_addresses, "ANSWER_S", 0.5)
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as stack:
+        for each in [stack.enter_context(socket.socket()) for _ in range(4 if full else 0)]:
+            each.setblocking(False)
+            each.connect_ex(listener.getsockname())
+        listening = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+        async with trio.open_nursery() as nursery:
+            if not full:
+                nursery.start_soon(trio.serve_listeners, serve, [listening])
+            why = await outcome(BootstrapAddresses(), Rendezvous(1, *listener.getsockname()[:2]).encode())
+            assert (why is not None) is full
+            nursery.cancel_scope.cancel()
