@@ -135,7 +135,7 @@ async def test_slots_that_a_compiler_holds_up_are_not_the_engines_fault_until_it
             for name in ("one", "two", "three"):
                 await leave_after(worker, wanted_of(name), 1)
             await trio.sleep_forever()
-    assert ends_at <= trio.current_time() <= ends_at + 6
+    assert ends_at + 5 < trio.current_time() <= ends_at + 15, "it has time to release them once the compiler has ended"
 
 
 async def test_an_engine_that_answers_no_request_is_at_fault(autojump_clock: MockClock) -> None:

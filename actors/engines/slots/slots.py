@@ -174,6 +174,7 @@ class Slots:
     stuck: dict[str, bool] = field(factory=dict)  # request ids of stuck slots; True if the engine was silent
     free: trio.Semaphore = field(init=False)
     probe: Probe | None = field(init=False, default=None)
+    _held_up_at: float = field(init=False, default=-inf)  # when that was found last
     _generations: set[Generation] = field(factory=set)
     _requests: int = field(init=False, default=0)  # the number of requests with a slot
     _idle_since: float = field(init=False, factory=trio.current_time)
@@ -330,7 +331,9 @@ class Slots:
         await trio.lowlevel.checkpoint()
         limits, stuck_max = self.deadlines, min(self.deadlines.stuck_max, self.number)
         if await self.held_up():
-            leaking.deadline = trio.current_time() + limits.leak_s
+            self._held_up_at = trio.current_time()
+            leaking.deadline = self._held_up_at + limits.leak_s
+        if trio.current_time() < self._held_up_at + 2 * limits.release_s:  # what has held it up may just have ended
             return
         if len(self.stuck) >= stuck_max:
             raise EngineStuck(f"{len(self.stuck)} requests kept their slots for {limits.release_s} s after their ends")

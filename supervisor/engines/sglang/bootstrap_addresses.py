@@ -84,7 +84,7 @@ class BootstrapAddresses:
             raise HandOffFailed(f"the prefill at port {port} of {host} cannot be reached: {address.failure}")
 
     async def _failure(self, host: str, port: int) -> str | None:
-        """Return why a bootstrap server does not answer in time, None if it does: whatever it answers."""
+        """Return why a bootstrap server does not answer in time, None if it does, be it with an error."""
         try:
             with trio.fail_after(ANSWER_S):
                 stream = await self.connect(host, port)
