@@ -49,6 +49,11 @@ class RequestError(EspalierError):
         if retry_after_s is not None:
             self.retry_after_s = retry_after_s
 
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """The fields of a line in a log: the sentence as the `reason`, where a client may get another one."""
+        return {} if self.client_detail == self.detail else {"reason": self.detail}
+
 
 class InternalError(RequestError):
     """A bug of this server, logged where it occurred; report it with the request's id."""

@@ -110,6 +110,7 @@ class AccessLog:
                 "request": _short(request_line),
                 "status": status or error.http_status,
                 "outcome": error.code,
+                **error.log_fields,
             }
             event = "request ended" if isinstance(error, AskerLeft) else "request refused"
             log.log(logging.DEBUG if expected else logging.INFO, event, extra=extra)

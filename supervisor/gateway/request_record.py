@@ -74,7 +74,7 @@ class RequestRecord:
             "status": _status(outcome, error),
             "model": self.model,
             "outcome": outcome,
-            **({} if error is None or error.client_detail == error.detail else {"reason": error.detail}),
+            **({} if error is None else error.log_fields),
             **({} if cut is None else {"cut": cut}),
             "response_bytes": self.sent_bytes,
             "duration_s": round(duration_s, 4),

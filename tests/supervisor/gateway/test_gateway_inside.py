@@ -126,16 +126,20 @@ async def test_server_info_shows_engines_and_limits_to_operators_alone(tmp_path:
 
 
 async def test_a_probe_without_a_key_learns_whether_it_is_ready_and_not_why(
-    tmp_path: Path, rather_slow: MockClock
+    tmp_path: Path, rather_slow: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with locked(tmp_path) as rig:
         client = await rig.client()
         rig.gateway.probes = evolve(rig.gateway.probes, missing=lambda: "model tiny lacks node-7/eyes")
         assert (await client.ask(head(path="/ready"))).body == b"ready, but some model takes no images and videos\n"
         rig.ready.append("engine node-7/engine-9 is starting")
+        caplog.set_level(logging.DEBUG)
         for data in (head(path="/ready"), post(chat(), **as_("alice"))):
             unready = await client.ask(data)
             assert (unready.status, unready.error["code"]) == (503, "not_ready")
             assert "node-7" not in unready.error["message"]
         for data in (head(path="/ready", **as_("admin")), post(chat(), **as_("admin"))):
             assert "node-7" in (await client.ask(data)).error["message"]
+    lines = [line for line in log_records(caplog) if line.name == "espalier.requests" and line.outcome == "not_ready"]
+    assert {line.reason for line in lines} == {"engine node-7/engine-9 is starting"}
+    assert len(lines) == 4
