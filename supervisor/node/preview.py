@@ -112,13 +112,20 @@ def _tenant_lines(keys: Keys) -> Iterator[str]:
 
 
 def _slot_lines(cluster: Cluster) -> Iterator[str]:
-    """Yield a line about the slots of each model that one of several keys can have."""
+    """Yield a line about the slots of each model for one of several keys, and one about KV memory without shares."""
     kept = cluster.gateway.limits.kept_slots * len(cluster.gateway_nodes)
     for name in cluster.model:
         engines = [engine for engine in cluster.engine.values() if engine.model == name]
         slots = sum(engine.slots * engine.data_parallel for engine in engines if engine.leg in {"both", "decode"})
         own = BudgetLimits.of_slots(slots, kept).call_max if kept else slots
         yield f"slots of {name}: {slots:,}, and one key has {own:,} at most; each choice of a request takes one"
+    full = [
+        name
+        for name, engine in cluster.engine.items()
+        if engine.leg in {"both", "decode"} and not engine.admits_by_memory
+    ]
+    if full:
+        yield f'KV memory: one key may fill that of {", ".join(full)}; admission = "memory" leaves some to others'
 
 
 def pool_lines(cluster: Cluster) -> list[str]:

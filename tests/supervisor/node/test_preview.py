@@ -56,6 +56,7 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None
     assert "admin: admin" in text
     assert "web pages of: https://a.b; plain" in text
     assert "slots of tiny: 16, and one key has 15 at most" in text
+    assert "KV memory: one key may fill that of " in text
     assert "quetzalcoatl" not in text
     assert "xolotl" not in text
     alone = preview.describe_node(gateway(written, 'keys = "keys.toml"'), "main", {"ESPALIER_ADMIN_KEY": "xolotl"})
