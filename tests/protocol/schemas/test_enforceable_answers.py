@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("xgrammar")  # it comes with an engine
+
 from tests.rig.schema_answers import MANNERS, run
 
 
