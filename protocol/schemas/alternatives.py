@@ -16,7 +16,7 @@ from protocol.schemas.refusals import pointer_below
 Conjunction: TypeAlias = tuple[SchemaNode, ...]
 """Schemas that a value must validate under, all of them."""
 
-ALTERNATIVES_MAX = 256  # of one conjunction
+ALTERNATIVES_MAX = 4000  # of one conjunction
 WORK_MAX = 50_000  # nodes visited for a whole schema
 
 
@@ -91,7 +91,9 @@ class Alternatives:
                     waiting.append(self._visited(begun, [_Visit(node, visit) for node in branch]))
             if len(done) + len(waiting) > ALTERNATIVES_MAX:
                 holder = conjunction[0]
-                holder.refuse("anyOf", f"its unions come to more than {ALTERNATIVES_MAX} combinations; write fewer")
+                holder.refuse(
+                    _culprit(holder), f"its unions come to more than {ALTERNATIVES_MAX} combinations; write fewer"
+                )
         return done
 
     def _visited(self, partial: _Partial, visits: list[_Visit]) -> _Partial | None:
@@ -141,7 +143,12 @@ class Alternatives:
         """Count one step of work; raises `Unenforceable` beyond the limit."""
         self.work += 1
         if self.work > WORK_MAX:
-            node.refuse("anyOf", "the schema takes too many steps to follow; write fewer unions and references")
+            node.refuse(_culprit(node), "the schema takes too many steps to follow; write fewer unions and references")
+
+
+def _culprit(node: SchemaNode) -> str:
+    """Return the keyword of a schema that makes the most work."""
+    return next((keyword for keyword in ("oneOf", "anyOf", "allOf", "$ref") if node.get(keyword) is not None), "type")
 
 
 def _unions(node: SchemaNode) -> list[Union]:

@@ -15,6 +15,7 @@ from protocol.schemas.refusals import Unenforceable, pointer_below
 SchemaValue: TypeAlias = dict[str, object] | bool
 
 LEVELS_MAX = 200
+HOPS_MAX = 50  # references to references
 _SCHEMA_KEYWORDS = ("additionalProperties", "items", "propertyNames", "not", "if", "then", "else", "contains")
 _LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems")
 
@@ -117,6 +118,21 @@ class Document:
         if not isinstance(value, (bool, dict)):
             node.refuse("$ref", f"{reference!r} leads to no schema")
         return SchemaNode(pointer_below("#", *tokens), value)
+
+    def followed(self, node: SchemaNode) -> SchemaNode:
+        """Return the schema behind a node that is a reference and nothing else; otherwise the node itself."""
+        begin = node
+        for _ in range(HOPS_MAX):
+            schema = node.schema
+            if not isinstance(schema, dict) or any(
+                keyword in EXPECTED or keyword in REFUSED for keyword in schema if keyword != "$ref"
+            ):
+                return node
+            self.check(node)
+            if "$ref" not in schema:
+                return node
+            node = self.target(node)
+        return begin
 
 
 def _loaded(text: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Never
 
 from attrs import define, evolve, field
 
@@ -52,8 +53,6 @@ class Graph:
                 )
             waiting += [child for shape in shapes for child in children(shape)]
         self._prune()
-        if not self.shapes[root]:
-            self.document.root.refuse(culprit(self.document.root), "no answer can validate under it")
 
     def _shapes_of(self, conjunction: Conjunction) -> list[Shape] | None:
         if conjunction in self._busy:
@@ -61,10 +60,12 @@ class Graph:
         if (kept := self._computed.get(conjunction)) is None:
             self._busy.add(conjunction)
             try:
-                found = [shape for one in self._alternatives.of(conjunction) for shape in self._exclusive(one)]
+                found = _with_one_list(
+                    [shape for one in self._alternatives.of(conjunction) for shape in self._exclusive(one)]
+                )
             finally:
                 self._busy.discard(conjunction)
-            kept = self._computed[conjunction] = list(dict.fromkeys(found))
+            kept = self._computed[conjunction] = [self._followed(shape) for shape in dict.fromkeys(found)]
         return kept
 
     def _exclusive(self, alternative: Alternative) -> list[Shape]:
@@ -88,6 +89,23 @@ class Graph:
                 shapes = kept
         return shapes
 
+    def _followed(self, shape: Shape) -> Shape:
+        """Return a shape whose parts are named by the schemas behind mere references, so that equal parts are one."""
+
+        def followed(conjunction: Conjunction) -> Conjunction:
+            return tuple(dict.fromkeys(map(self.document.followed, conjunction)))
+
+        match shape:
+            case Object(properties):
+                return evolve(shape, properties=tuple((name, followed(child)) for name, child in properties))
+            case Map(_, values):
+                return evolve(shape, values=followed(values))
+            case Array(prefix, items):
+                rest = None if items is None else followed(items)
+                return evolve(shape, prefix=tuple(map(followed, prefix)), items=rest)
+            case _:
+                return shape
+
     def _prune(self) -> None:
         """Leave out what no finite value can have: shapes, optional properties, items."""
         possible: set[Conjunction] = set()
@@ -97,9 +115,34 @@ class Graph:
             for conjunction in reversed(self.shapes):
                 if conjunction not in possible and any(_is_possible(one, possible) for one in self.shapes[conjunction]):
                     possible.add(conjunction)
+        if (root := (self.document.root,)) not in possible:
+            self._refuse_impossible(root, possible)
         for conjunction, shapes in self.shapes.items():
             kept = [_pruned(shape, possible) for shape in shapes if _is_possible(shape, possible)]
             self.shapes[conjunction] = list(dict.fromkeys(kept))
+
+    def _refuse_impossible(self, conjunction: Conjunction, possible: set[Conjunction]) -> Never:
+        """Raise `Unenforceable` for the schema that makes the root impossible, as deep as it can be found."""
+        passed = {conjunction}
+        while shapes := self.shapes[conjunction]:
+            below = (child for child in children(shapes[0]) if child not in possible and child not in passed)
+            if (child := next(below, None)) is None:
+                break
+            passed.add(child)
+            conjunction = child
+        node = conjunction[-1] if conjunction else self.document.root
+        node.refuse(culprit(node), "no value can validate under it and under what is beside it")
+
+
+def _with_one_list(shapes: list[Shape]) -> list[Shape]:
+    """Return shapes with all listed values in the first list."""
+    lists = [shape for shape in shapes if isinstance(shape, Values)]
+    if len(lists) < 2:
+        return shapes
+    listed = Values(tuple(dict.fromkeys(text for shape in lists for text in shape.texts)))
+    index = shapes.index(lists[0])
+    others = (shape for shape in shapes[index:] if not isinstance(shape, Values))
+    return [*shapes[:index], listed, *others]
 
 
 def _discriminated(shape: Shape, union: Union) -> Shape:
@@ -156,7 +199,8 @@ def _pruned(shape: Shape, possible: set[Conjunction]) -> Shape:
 
 
 def culprit(root: SchemaNode) -> str:
-    """Return the first keyword of a schema that constrains values."""
+    """Return the first keyword of a schema that constrains values, its type only if there is no other."""
     if isinstance(root.schema, bool):
         return "false"
-    return next((keyword for keyword in root.schema if keyword in EXPECTED and keyword not in MAP_KEYWORDS[:2]), "type")
+    names = (keyword for keyword in root.schema if keyword in EXPECTED and keyword not in {"type", *MAP_KEYWORDS[:2]})
+    return next(names, "type")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protocol.schemas.documents import SchemaNode
-from protocol.schemas.expressions import NOTHING, BadExpression, Expression
+from protocol.schemas.expressions import COUNT_MAX, NOTHING, BadExpression, Expression
 from protocol.schemas.formats import ANNOTATIONS, FORMATS
 from protocol.schemas.lengths import lengths, within
 from protocol.schemas.patterns import string_expression
@@ -19,12 +19,15 @@ def narrowed_string(nodes: Sequence[SchemaNode]) -> String | None:
     least, most = counts(nodes, "Length")
     if most is not None and most < least:
         return None
+    _refuse_beyond(nodes, COUNT_MAX)
     held = {pattern: (node, keyword) for node in nodes for keyword, pattern in patterns(node)}
     if not held:
         return String(None if least == 0 and most is None else within(string_expression(_ANY), least, most))
-    (pattern, (node, keyword)), *others = held.items()
+    # A format beside a pattern is an annotation, as in the standard; the judge of answers has it, too.
+    first = "pattern" if any(keyword == "pattern" for _, keyword in held.values()) else "format"
+    (pattern, (node, keyword)), *others = ((text, place) for text, place in held.items() if place[1] == first)
     for _, (other, second) in others:
-        other.refuse(second, "a string can be held to one pattern or format; write both as one pattern")
+        other.refuse(second, f"a string can be held to one {second}; write all of them as one pattern")
     try:
         expression = string_expression(pattern)
     except BadExpression as error:
@@ -33,6 +36,13 @@ def narrowed_string(nodes: Sequence[SchemaNode]) -> String | None:
     if narrowed == NOTHING:
         _refuse_lengths(node, keyword, expression, least, most)
     return String(narrowed)
+
+
+def _refuse_beyond(nodes: Sequence[SchemaNode], count_max: int) -> None:
+    for node in nodes:
+        for keyword in ("minLength", "maxLength"):
+            if isinstance(count := node.get(keyword), (int, float)) and count > count_max:
+                node.refuse(keyword, f"no more than {count_max:,} characters can be counted; leave it out")
 
 
 def counts(nodes: Sequence[SchemaNode], things: str) -> tuple[int, int | None]:
