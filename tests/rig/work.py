@@ -13,6 +13,8 @@ from typing import Any
 
 def instructions(work: Callable[[], object]) -> int:
     """Return how many bytecode instructions `work` runs, in itself and in every function of Python that it calls."""
+    if sys.version_info >= (3, 12):  # where a trace function may miss them
+        return _monitored(work)
     count, before = 0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
@@ -27,3 +29,23 @@ def instructions(work: Callable[[], object]) -> int:
     finally:
         sys.settrace(before)
     return count
+
+
+if sys.version_info >= (3, 12):
+
+    def _monitored(work: Callable[[], object]) -> int:
+        count, monitoring = 0, sys.monitoring
+
+        def add(_code: object, _offset: int) -> None:
+            nonlocal count
+            count += 1
+
+        monitoring.use_tool_id(monitoring.PROFILER_ID, __name__)
+        monitoring.register_callback(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION, add)
+        monitoring.set_events(monitoring.PROFILER_ID, monitoring.events.INSTRUCTION)
+        try:
+            work()
+        finally:
+            monitoring.set_events(monitoring.PROFILER_ID, 0)
+            monitoring.free_tool_id(monitoring.PROFILER_ID)
+        return count
