@@ -110,10 +110,10 @@ def test_the_error_of_another_node_reaches_a_client_at_a_limited_length() -> Non
     assert (len(error.detail), error.param) == (DETAIL_CHARACTERS_MAX, "y" * PARAM_CHARACTERS_MAX)
 
 
-BY_GATEWAY = {  # about a client's own key, connection, path or body, which no worker knows
+BY_GATEWAY = {  # about a client's own key, connection, path, body or whole answer, which no worker knows
     *("invalid_api_key", "forbidden", "rate_limit_exceeded", "concurrency_limit_exceeded", "slow_client"),
     *("not_found", "model_not_found", "method_not_allowed", "upgrade_required", "unsupported_media_type"),
-    *("previous_response_not_found", "invalid_stream_id"),
+    *("previous_response_not_found", "invalid_stream_id", "answer_invalid"),
     *("websocket_stream_limit_reached", "websocket_connection_limit_reached"),
 }
 
