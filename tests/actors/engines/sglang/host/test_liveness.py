@@ -433,7 +433,34 @@ whole = SimpleNamespace(disagg_prefill_bootstrap_queue=None, disagg_decode_preal
 assert hand_off_terms.terms(whole) == {}
 """
 
+PENALTIES = """
+import torch
+from actors.engines.sglang.host.penalties import KINDS, RESUMED_TOKENS
+
+class Request:
+    def __init__(self, output_ids, custom_params=None, frequency_penalty=0.0):
+        self.origin_input_ids, self.output_ids = [7, 8, 3], output_ids
+        self.sampling_params = SimpleNamespace(custom_params=custom_params, frequency_penalty=frequency_penalty)
+
+frequency = KINDS[0]
+new, plain = Request([], frequency_penalty=0.5), Request([4, 4])
+resumed = Request([], {RESUMED_TOKENS: 1}, frequency_penalty=0.5)
+retracted = Request([3, 3, 5], frequency_penalty=0.5)  # its prompt is computed again, with these at its end
+requests = [new, plain, resumed, retracted]
+orchestrator = SimpleNamespace(device="cpu")
+penalizer = SimpleNamespace(orchestrator=orchestrator, cumulated_frequency_penalties=torch.zeros((4, 9)))
+frequency.count(penalizer, requests, resumed=True)
+sums = lambda: [{at: value for at, value in enumerate(row) if value} for row in penalizer.cumulated_frequency_penalties.tolist()]
+assert sums() == [{}, {}, {3: 0.5}, {3: 1.0, 5: 0.5}], sums()
+for request in requests:
+    request.output_ids = [*request.output_ids, 3]
+for _ in range(2):  # once each, however often a step is prepared
+    frequency.count(penalizer, requests, resumed=False)
+assert sums() == [{3: 0.5}, {}, {3: 1.0}, {3: 1.5, 5: 0.5}], sums()
+"""
+
 PARTS = {
+    "penalties": HEAD + PENALTIES,
     "terms": HEAD + TERMS,
     "metrics": HEAD + METRICS,
     "attention": HEAD + ATTENTION,
