@@ -21,7 +21,9 @@ def find_fault(schema: str, text: str) -> str | None:
 NUMBERS = '{"type":"object","properties":{"a":{"type":"number"}},"required":["a"]}'
 
 
-@pytest.mark.parametrize("text", ['{"a":1}', ' {"a" : 1.5e3}\n', '{"a":-0.0,"b":[null,true]}', '{"a":1e999}'])
+@pytest.mark.parametrize(
+    "text", ['{"a":1}', ' {"a" : 1.5e3}\n', '{"a":-0.0,"b":[null,true]}', '{"a":1e999}', '{"a":"1","a":1}']
+)
 def test_a_text_that_validates_has_no_fault(text: str) -> None:
     assert find_fault(NUMBERS, text) is None
 
@@ -37,8 +39,7 @@ def test_a_text_that_validates_has_no_fault(text: str) -> None:
         ('{"a":-Infinity}', "Infinity"),
         ("{'a':1}", "not JSON"),
         ('{"a":1,}', "not JSON"),
-        ('{"a":1,"a":2}', "same key twice"),
-        ('{"a":1,"b":{"c":0,"c":0}}', "same key twice"),
+        ('{"a":1,"a":"1"}', "does not validate"),
         ('{"a":1,"b":"\n"}', "not JSON"),
         ('{"a":1,"b":"\\ud800"}', "not Unicode"),
         (f'{{"a":{"9" * 5000}}}', "digits"),
