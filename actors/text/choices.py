@@ -191,12 +191,12 @@ class Choices:
 
     async def _end(
         self, detokenizer: IncrementalDetokenizer, finished: Finished | None, kept: Sequence[str] | None
-    ) -> ChoiceEnded:  # noqa: ASYNC910  # nothing waits for nearly every choice
+    ) -> ChoiceEnded:
         """Return how a choice ended, once it is judged, and count its tokens."""
         ended = self._ended(detokenizer, finished)
         if kept is not None:
             await self._judge_whole(kept, ended)
-        return ended
+        return ended  # noqa: ASYNC910  # most choices wait for nothing
 
     def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None) -> ChoiceEnded:
         """Return how a choice ended, and count its tokens."""

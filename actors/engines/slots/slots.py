@@ -182,13 +182,12 @@ class Slots:
     def __attrs_post_init__(self) -> None:
         self.free = trio.Semaphore(self.number)
 
-    async def wait_for_others(self, request: Generate) -> None:
+    async def wait_for_others(self, request: Generate) -> None:  # noqa: ASYNC910  # `hold` has a checkpoint
         """Wait for a request that computes the same beginning, and until the partner of the hand-off is reached."""
         if self.prefixes is not None:
             await self.prefixes.wait(request, self.deadlines.first_token_s / 2)
         if self.reach is not None and (reaching := self.reach(request.hand_off)) is not None:
             await reaching
-        # Mostly it waits for neither, and `hold` has a checkpoint.
 
     @asynccontextmanager
     async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: Pace) -> AsyncIterator[Generation]:
@@ -324,7 +323,7 @@ class Slots:
         """Whether the engine reports that it waits for a compiler or a disk, so that it can release no slot for now."""
         with trio.move_on_after(self.deadlines.release_s), suppress(RequestError):  # a lost engine ends this actor
             return await self.engine.held_up()
-        return False
+        return False  # noqa: ASYNC910  # the engine was asked
 
     async def _check_engine(self, request_id: str, leaking: trio.CancelScope) -> None:
         """Raise `EngineStuck` if the engine is at fault; while it is held up, the time of the leak begins anew."""

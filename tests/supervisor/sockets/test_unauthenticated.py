@@ -57,8 +57,8 @@ async def test_slow_heads_without_a_key_keep_out_no_client_with_a_key(rather_slo
 async def test_authenticated_connections_make_no_room(rather_slow: MockClock) -> None:
     async with gateway_rig(connections_max=2) as rig:
         require_keys(rig)
-        for _ in range(2):
-            assert (await (await rig.client()).ask(post(chat("n=1"), **KEY))).status == 200
+        for headers in (KEY, as_("bob")):
+            assert (await (await rig.client()).ask(post(chat("n=1"), **headers))).status == 200
         assert (await (await rig.client()).reply()).status == 503
         await leave_all(rig)
 
