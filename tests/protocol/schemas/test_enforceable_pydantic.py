@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import AnyUrl, BaseModel, ConfigDict, Field, TypeAdapter
 
+pytest.importorskip("xgrammar")  # it comes with an engine
+
 from protocol.schemas.decimals import without_look_ahead
 from protocol.schemas.enforceable import Unenforceable, enforceable
 from protocol.schemas.patterns import string_expression
