@@ -35,7 +35,7 @@ _IN_REGEX = re.compile(
     rf"|(?P<count>{_COUNT})|(?P<edge>[\^$])|(?P<other>.)",
     re.DOTALL,
 )
-_IN_EBNF = re.compile(
+IN_EBNF = re.compile(
     r'(?P<rule>[\w.-]+)\s*::=|(?P<empty>""|\'\')|(?P<atom>"(?:\\.|[^"\\])*(?:"|\Z)|\'(?:\\.|[^\'\\])*(?:\'|\Z)|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z))'
     rf"|(?P<open>\()|(?P<close>\))|(?P<or>\|)|(?P<count>{_COUNT})|(?P<name>[\w.-]+)|#[^\n]*|\s+|(?P<other>.)",
     re.DOTALL,
@@ -186,7 +186,7 @@ class _Rules:
 
     def read(self, text: str) -> str | None:
         """Return the sentence for the first costly rule, None if there is none."""
-        for token in _IN_EBNF.finditer(text):
+        for token in IN_EBNF.finditer(text):
             kind = token.lastgroup
             if kind == "rule":
                 if (mistake := self._end()) is not None:

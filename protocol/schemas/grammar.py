@@ -7,6 +7,7 @@ import json
 from attrs import evolve
 
 from protocol.messages.generation import Grammar, GrammarKind
+from protocol.schemas.ebnf_counts import find_count_of_count
 from protocol.schemas.enforceable import Unenforceable, enforceable, enforceable_pattern
 from protocol.schemas.refusals import pointer_below
 
@@ -17,7 +18,7 @@ SCHEMA_TYPES = frozenset({"json_schema", "qwen_xml_parameter"})
 def enforceable_grammar(grammar: Grammar) -> Grammar:
     """Return the grammar that an engine gets for a client's; raises `Unenforceable` if there is none.
 
-    EBNF grammars are kept as they are. A text that is not JSON is left to the compiler, which has a better error.
+    EBNF grammars are not written anew. A text that is not JSON is left to the compiler, which has a better error.
     """
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -27,7 +28,15 @@ def enforceable_grammar(grammar: Grammar) -> Grammar:
         case GrammarKind.STRUCTURAL_TAG:
             return evolve(grammar, text=_enforceable_tag(grammar.text))
         case GrammarKind.EBNF:
+            _check_counts("#", "ebnf", grammar.text)
             return grammar
+
+
+def _check_counts(pointer: str, keyword: str, rules: str) -> None:
+    """Raise `Unenforceable` for an EBNF grammar with a count that no engine keeps."""
+    if (count := find_count_of_count(rules)) is not None:
+        reason = f"the count {count} repeats a part that is itself a count; write the inner or the outer one out"
+        raise Unenforceable(pointer, keyword, reason)
 
 
 def _enforceable_tag(text: str) -> str:
@@ -52,6 +61,9 @@ def _replace_grammars(pointer: str, value: dict[str, object]) -> set[str]:
         except Unenforceable as error:
             raise Unenforceable(pointer, "pattern", error.reason) from None
         return {"pattern"}
+    if kind == "grammar" and isinstance(rules := value.get("grammar"), str):
+        _check_counts(pointer, "grammar", rules)
+        return {"grammar"}
     if isinstance(kind, str) and kind in SCHEMA_TYPES:
         if value.get("any_order"):
             raise Unenforceable(pointer, "any_order", "what is required cannot be enforced in any order; leave it out")
