@@ -16,6 +16,7 @@ from functools import partial
 from math import inf
 
 import trio
+from attrs import define
 
 from actors.engines.slots.slots import Slots, from_the_start, generate, raise_when_lost
 from actors.kit.calls import BugCounter, Call
@@ -42,41 +43,65 @@ async def decode(
     async with trio.open_nursery() as requests:
         requests.start_soon(raise_when_lost, ranks[0].engine)
         for slots in ranks[1:]:
-            requests.start_soon(_serve, inbox, slots, alone, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+            requests.start_soon(_serve, inbox, slots, alone, pending_prefill_tokens_max, bugs, requests)
         task_status.started()
-        await _serve(inbox, ranks[0], alone, PendingPrefill(pending_prefill_tokens_max), bugs, requests)
+        await _serve(inbox, ranks[0], alone, pending_prefill_tokens_max, bugs, requests)
+
+
+@define(eq=False)
+class _Prompts:
+    """Prompts that a rank computes before a further one, and when the last longer one of them ended."""
+
+    pending: PendingPrefill
+    _longer_ended_at: float = -inf
+
+    def fits(self, request: Generate) -> bool:
+        return self.pending.fits_behind_longer(request.uncached_tokens)
+
+    def discard(self, call: Call[Generate, Started | Tokens, Finished]) -> bool:
+        """Remove a prompt, if it is pending; return whether it was."""
+        was_pending = self.pending.discard(call)
+        if was_pending and self.pending.is_longer(call.request.uncached_tokens):
+            self._longer_ended_at = trio.current_time()
+        return was_pending
+
+    def longer_ended_at(self) -> float:
+        """Return when the longer prompt ended, for the prompts queued behind it; now, while it has not."""
+        return trio.current_time() if self.pending.has_longer else self._longer_ended_at
 
 
 async def _serve(
     inbox: PriorityInbox[Generate, Started | Tokens, Finished],
     slots: Slots,
     alone: bool,
-    pending: PendingPrefill,
+    pending_prefill_tokens_max: int,
     bugs: BugCounter,
     requests: trio.Nursery,
 ) -> None:
     """Take the calls for one rank, which are a group of the inbox unless it is `alone`."""
-    memory, group, ended_at = slots.memory, None if alone else slots.rank, -inf
+    memory, group = slots.memory, None if alone else slots.rank
     recheck = partial(inbox.recheck, group)
+    # A prompt that gives way in the engine may wait for memory there, and holds up none that does not.
+    all_prompts, first_prompts = (_Prompts(PendingPrefill(pending_prefill_tokens_max)) for _ in range(2))
+
+    def may_begin(request: Generate) -> bool:
+        return memory.may_begin(request) and (not memory.is_behind(request) or all_prompts.fits(request))
 
     def fits(request: Generate) -> bool:
-        return slots.in_service() and pending.fits_behind_longer(request.uncached_tokens) and memory.fits(request)
-
-    def longer_ended_at() -> float:
-        """Return when the longer prompt ended, for the prompts queued behind it; now, while it has not."""
-        return trio.current_time() if pending.has_longer else ended_at
+        prompts = all_prompts if memory.is_behind(request) else first_prompts
+        return slots.in_service() and prompts.fits(request) and memory.fits(request)
 
     def on_begun(call: Call[Generate, Started | Tokens, Finished]) -> None:
-        nonlocal ended_at
-        if pending.discard(call):
-            if pending.is_longer(call.request.uncached_tokens):
-                ended_at = trio.current_time()
+        was_first = first_prompts.discard(call)
+        if all_prompts.discard(call) or was_first:
             recheck()
 
     while True:
         await slots.free.acquire()  # first, so that a call waits where others can take it
-        call = await inbox.receive(fits, group, memory.may_begin)
-        computable_from = longer_ended_at if pending.has_longer else from_the_start
-        pending.add(call, call.request.uncached_tokens)
+        call = await inbox.receive(fits, group, may_begin)
+        prompts = (all_prompts,) if memory.is_behind(call.request) else (first_prompts, all_prompts)
+        computable_from = prompts[0].longer_ended_at if prompts[0].pending.has_longer else from_the_start
+        for each in prompts:
+            each.pending.add(call, call.request.uncached_tokens)
         give_back: Callable[[], None] = memory.take(call.request, recheck)
         requests.start_soon(generate, call, slots, bugs, partial(on_begun, call), give_back, computable_from)

@@ -2,8 +2,11 @@
 
 An engine computes one request a slot, and a slot is freed by the engine alone: the asker may abort at any moment, but
 must wait for `wait_released` before it counts the slot as free. So an engine that ignores an abort loses a slot, and is
-never given more than it can hold. An engine may decide nothing about priorities, retries or deadlines; these are the
-actors'.
+never given more than it can hold. An engine decides nothing about retries or deadlines; these are the actors'.
+
+An engine of whole requests may be given requests for more KV memory than it has. There the higher `priority` goes first
+when one is given memory, and running requests of a lower one are put back for it: they go on later, from where they
+were. Requests of one priority keep their order.
 
 `tests/contracts/engine.py` checks every kind, beyond the types. A `logit_bias` of 100 forces a token and one of -100
 forbids it; log probabilities stand beside each token, the likeliest first, and change no token; a `cache_salt` keeps

@@ -22,8 +22,9 @@ class Load:
     `tokens` are the most that its requests may come to hold (`protocol.cost.kv_tokens`); policies compare workers by
     them. `kv_tokens` are held by its KV memory or promised, of `kv_tokens_max` (0: unknown). `pending` counts this
     node's prompt tokens there without a first token. With a `pending_max` above 0 it gets further prompts only while
-    fewer are pending; a longer single prompt is allowed. A prefill has `shared_max` instead: its decodes have equal
-    shares of it. No two workers of one pool have the same `name`.
+    fewer are pending; a longer single prompt is allowed. Not so while `kv_tokens` exceed the memory: then prompts may
+    wait for memory there, and hold up none for which there is some. A prefill has `shared_max` instead: its decodes
+    have equal shares of it. No two workers of one pool have the same `name`.
 
     `own` of the requests are this node's, `unstarted` of its own have no first token. `routers` nodes ask the worker,
     and this one has `place` among them, from 0. `reserved` of the busy ones are reservations, for chosen requests on
@@ -56,7 +57,7 @@ class Load:
     def full(self) -> bool:
         """Whether one more request would wait there, for a slot or behind prompts enough, and may not (`may_wait`)."""
         no_slot = self.busy >= self.slots and not self.may_wait
-        return no_slot or 0 < self.pending_max <= self.pending
+        return no_slot or (0 < self.pending_max <= self.pending and not self._exceeds_memory)
 
     @property
     def may_wait(self) -> bool:
@@ -66,7 +67,11 @@ class Load:
     @property
     def overcommitted(self) -> bool:
         """Whether some of its requests may have to wait: they exceed its slots or its memory."""
-        return self.busy > self.slots or (self.kv_tokens_max > 0 and self.kv_tokens > self.kv_tokens_max)
+        return self.busy > self.slots or self._exceeds_memory
+
+    @property
+    def _exceeds_memory(self) -> bool:
+        return self.kv_tokens_max > 0 and self.kv_tokens > self.kv_tokens_max
 
     def fits(self, request: Generate, cached: int = 0) -> bool:
         """Whether its KV memory has room for a request's largest need there; true if unknown.

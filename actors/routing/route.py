@@ -175,10 +175,22 @@ class Route:
 
     def end(self) -> None:
         """Release the reservations at workers that were not asked and the owner's slot, and end the probes."""
+        self.end_attempt()
+        self.give_slot_back()
+
+    def give_slot_back(self) -> None:
+        """Stop counting the slot of the request's owner; idempotent.
+
+        A request that goes on elsewhere has its next route first: or another one of its owner, which waits to begin,
+        would take its place.
+        """
+        owner, self._owner = self._owner, None
+        if owner is not None and self._shares.give_back(owner, self.decode.full_name):
+            self._wake()
+
+    def end_attempt(self) -> None:
+        """Release everything but the owner's slot; idempotent."""
         holds = bool(self._reserved or self.probed or self._pending)
-        if self._owner is not None:
-            holds = self._shares.give_back(self._owner, self.decode.full_name) or holds
-            self._owner = None
         self._stop_pending()
         for taken in self._taken:
             taken.ended()

@@ -102,10 +102,17 @@ class RoutedRequest:
 
     async def _attempt(self) -> Finished | None:
         """Ask once; return the result, or None with another `route`. Raises an error that ends the request."""
+        route = self.route
+        try:
+            return await self._attempt_at(route)
+        finally:
+            route.give_slot_back()
+
+    async def _attempt_at(self, route: Route) -> Finished | None:
         lost: RequestError | None = None
         try:
             with trio.CancelScope() as self._asking:
-                finished = await self._ask(self.route)
+                finished = await self._ask(route)
                 if not self._moving:
                     return self._finished(finished.reason, finished.matched)
         except RequestError as error:
@@ -122,7 +129,7 @@ class RoutedRequest:
             self.routing.observer.call_resumed(MOVED, len(self._sent))
             return None
         assert lost is not None  # else it was moved or answered
-        if not self._sent and (other := self._failover.second_opinion(self.route, lost, self.request)) is not None:
+        if not self._sent and (other := self._failover.second_opinion(route, lost, self.request)) is not None:
             self.route = other
             return None
         if not isinstance(lost, FAILOVER):
@@ -164,7 +171,7 @@ class RoutedRequest:
             finally:
                 del failed, rest  # their tracebacks refer to this frame, and so to the request
         finally:
-            route.end()
+            route.end_attempt()
         return finished  # noqa: ASYNC910  # the decode has checkpoints
 
     async def _decode(self, route: Route, request: Generate, hand_off: PairHandOff | None = None) -> Finished:

@@ -89,7 +89,7 @@ async def _slots(
                 observer,
                 lambda: local.registration.in_service,
                 rank,
-                KvAdmission.of(engine.info, Leg(section.leg)) if section.admits_by_memory else KvAdmission(),
+                KvAdmission.of(engine.info, Leg(section.leg), is_limit=section.admits_by_memory),
                 SharedPrefixes(max(1, engine.info.page_size)) if local.shares_prefixes else None,
                 reach=reach,
             )

@@ -239,9 +239,9 @@ class Batch:
         return self.faults.slow * costs.step_s(prefill_tokens, len(decoding) + len(pieces), kv_tokens)
 
     def _admit(self, now: float) -> None:
-        """Give slots and pages to waiting requests, in their order: a smaller one does not overtake."""
+        """Give slots and pages to waiting requests, by priority and in their order: a smaller one does not overtake."""
         while self.waiting and len(self.running) < self.spec.slots:
-            request_id, held = next(iter(self.waiting.items()))
+            request_id, held = max(self.waiting.items(), key=lambda item: item[1].request.priority)
             request, size = held.request, self.spec.page_size
             if held.sequence is None:
                 held.sequence = self.speech.answer(request, pack_prompt(held.prompt))
@@ -249,7 +249,9 @@ class Batch:
             most = len(held.prompt) + min(self._tokens_max(held) - held.given, ANSWER_TOKENS_MAX)
             held.lease = self.memory.take(held.reusable(size), -(-most // size))
             if held.lease is None:
-                return
+                if not self._put_one_back(below=request.priority):
+                    return
+                continue
             held.computed = len(held.lease.shared) * size
             held.cached = held.cached if held.given else held.computed
             self._prompt_tokens += len(held.prompt)
@@ -264,12 +266,20 @@ class Batch:
         """Give pages to very long answers, if need be the shortest decoding answers' pages."""
         for held in tuple(self._growing.values()):
             while held.request.id in self._growing and held.free_at == inf and not self._has_page(held):
-                decoding = (other for other in self.running.values() if other.answered and other.free_at == inf)
-                shortest = min(decoding, key=lambda other: len(other.output))
-                self._release_pages(shortest)
-                shortest.preempt()
-                self.waiting[shortest.request.id] = self.running.pop(shortest.request.id)
-                self.waiting.move_to_end(shortest.request.id, last=False)
+                self._put_one_back()
+
+    def _put_one_back(self, below: float = inf) -> bool:
+        """Take the pages of a decoding request below a priority: of the lowest one, the shortest answer's."""
+        decoding = (other for other in self.running.values() if other.answered and other.free_at == inf)
+        lower = [other for other in decoding if other.request.priority < below]
+        if not lower:
+            return False
+        chosen = min(lower, key=lambda other: (other.request.priority, len(other.output)))
+        self._release_pages(chosen)
+        chosen.preempt()
+        self.waiting[chosen.request.id] = self.running.pop(chosen.request.id)
+        self.waiting.move_to_end(chosen.request.id, last=False)
+        return True
 
     def _has_page(self, held: HeldRequest) -> bool:
         return held.has_page(self.memory, self.spec.page_size)

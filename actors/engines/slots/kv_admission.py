@@ -6,6 +6,9 @@ a prefix that several requests share in the cache counts for none of them.
 
 Once requests of two owners have been seen, one owner leaves a part of the memory to the others: its next request waits
 for memory of its own, and requests of others pass. Only its sole request may need more.
+
+Where the memory is no limit, a full engine has requests of one owner give way to the first ones of others (the engine
+port): what the memory really holds, and what an answer will come to need, the engine alone can find out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.kit.pending_prefill import PendingPrefill
 from actors.kit.shares import LARGE_PART, BudgetLimits, Obstacle
@@ -21,6 +24,9 @@ from protocol.cost import kv_tokens
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate
+
+BEHIND = -1
+"""The priority inside an engine of requests that give way there."""
 
 OWNERS_SEEN = 2
 """The owners from which on each one leaves memory to others."""
@@ -34,11 +40,12 @@ def kv_tokens_needed(request: Generate, leg: Leg, page_size: int) -> int:
 
 @define(eq=False)
 class KvAdmission:
-    """The KV memory of one rank, as far as its requests may come to need it; without a limit everything fits."""
+    """The KV memory of one rank, as far as its requests may come to need it; unless it is a limit, everything fits."""
 
-    kv_tokens_max: int = 0  # 0: no limit
+    kv_tokens_max: int = 0  # 0: unknown, and no limit
     leg: Leg = Leg.BOTH
     page_size: int = 1
+    is_limit: bool = True
     _owned: Counter[str] = field(factory=Counter)  # tokens, by owner
     _seen: set[str] = field(factory=set)  # owners of requests, two at most
     held: PendingPrefill = field(init=False)
@@ -47,31 +54,52 @@ class KvAdmission:
         self.held = PendingPrefill(self.kv_tokens_max)
 
     @classmethod
-    def of(cls, info: EngineInfo, leg: Leg) -> KvAdmission:
+    def of(cls, info: EngineInfo, leg: Leg, *, is_limit: bool = True) -> KvAdmission:
         """Return the memory of one rank of an engine."""
-        return cls(info.kv_tokens_max, leg, info.page_size)
+        return cls(info.kv_tokens_max, leg, info.page_size, is_limit)
+
+    @property
+    def _limits(self) -> bool:
+        return self.is_limit and self.kv_tokens_max > 0
 
     def fits(self, request: Generate) -> bool:
         """Whether there is memory for a request; a first one is taken, however large."""
-        return not self.kv_tokens_max or self.held.fits(kv_tokens_needed(request, self.leg, self.page_size))
+        return not self._limits or self.held.fits(self._needed(request))
+
+    def _needed(self, request: Generate) -> int:
+        return kv_tokens_needed(request, self.leg, self.page_size)
 
     def may_begin(self, request: Generate) -> bool:
         """Whether the owner of a request leaves memory enough to others if this request begins."""
-        if not self.kv_tokens_max:
+        if not self._limits:
             return True
         if len(self._seen) < OWNERS_SEEN:
             self._seen.add(request.owner)
         if len(self._seen) < OWNERS_SEEN or not (owned := self._owned[request.owner]):
             return True
         limits = BudgetLimits(self.kv_tokens_max, int(self.kv_tokens_max * LARGE_PART))
-        needed = kv_tokens_needed(request, self.leg, self.page_size)
-        return limits.obstacle(needed, owned=owned) is not Obstacle.OWNER
+        return limits.obstacle(self._needed(request), owned=owned) is not Obstacle.OWNER
+
+    def is_behind(self, request: Generate) -> bool:
+        """Whether a request, not yet taken, gives way in the engine to others, where memory is short.
+
+        Each owner's sole request does not, nor do further ones within the part that one owner leaves to the others.
+        """
+        return self._is_behind(request, self._owned[request.owner])
+
+    def with_engine_priority(self, request: Generate) -> Generate:
+        """Return a request that has been taken, with its priority inside the engine."""
+        priority = BEHIND if self._is_behind(request, self._owned[request.owner] - self._needed(request)) else 0
+        return request if request.priority == priority else evolve(request, priority=priority)
+
+    def _is_behind(self, request: Generate, owned: int) -> bool:
+        return owned > 0 and owned + self._needed(request) > self.kv_tokens_max * (1 - LARGE_PART)
 
     def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
         """Count the memory of a request; the returned function gives it back, and calls `recheck`."""
         if not self.kv_tokens_max:
             return _ignore
-        key, needed = object(), kv_tokens_needed(request, self.leg, self.page_size)
+        key, needed = object(), self._needed(request)
         self.held.add(key, needed)
         self._owned[request.owner] += needed
 

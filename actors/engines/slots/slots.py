@@ -198,7 +198,9 @@ class Slots:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         request = call.request
-        generation = self.engine.submit(request)  # its id is ours, so it can be aborted from now on
+        generation = self.engine.submit(
+            self.memory.with_engine_priority(request)
+        )  # its id is ours, so it can be aborted from now on
         self._generations.add(generation)
         late: DeadlineExceeded | None = None
         try:

@@ -49,6 +49,7 @@ def sglang_request(
         # From here on SGLang takes nothing from its prefix cache, which has no log probabilities.
         logprob_start_len=0 if request.prompt_logprobs else None,
         cache_salt=request.cache_salt,
+        priority=request.priority,
         routed_dp_rank=request.rank,
         disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,
         external_trace_header=None if trace is None else as_headers(trace),

@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from actors.engines.sglang.boot_message import BYTES_MAX, GRAMMAR_FAILED, GRAMMAR_STEP_MS, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.grammars.grammar_walk import StepBudget
+from actors.engines.sglang.host.plugin.espalier_priorities import order_by_priority
 
 COMPILERS = 2
 NICE = 10
@@ -63,7 +64,8 @@ def _activate(step_s, bytes_max):
     from sglang.srt.constrained.xgrammar_backend import GrammarCompiler, XGrammarGrammar, XGrammarGrammarBackend
     from sglang.srt.managers.data_parallel_controller import DataParallelController
     from sglang.srt.managers.io_struct import AbortReq, sock_recv
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
+    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 
@@ -76,6 +78,7 @@ def _activate(step_s, bytes_max):
     limit_cache(BaseGrammarBackend, bytes_max)
     limit_compiling(XGrammarGrammarBackend, GrammarCompiler)
     wait_for_requests(DataParallelController, sock_recv)
+    order_by_priority(Scheduler, PrefillAdder, ScheduleBatch, AddReqResult.NO_TOKEN)
 
 
 def wait_for_requests(controller, receive):
