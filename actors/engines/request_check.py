@@ -10,7 +10,8 @@ from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupport
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF, EngineOperation
+from protocol.messages.operation import EngineOperation
+from protocol.messages.operations import OPERATION_OF
 
 
 def check_request(request: Generate, info: EngineInfo) -> None:

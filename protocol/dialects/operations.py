@@ -11,7 +11,7 @@ from protocol.dialects.http import error_object
 from protocol.dialects.request_body import decode, read
 from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.messages.kind import Message
-from protocol.messages.operations import EngineOperation
+from protocol.messages.operation import EngineOperation
 
 Outcomes: TypeAlias = Mapping[str, Message | RequestError]
 """The result or the error of each engine, by its name in the cluster."""

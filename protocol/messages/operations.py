@@ -12,61 +12,15 @@ that list it; the exception is a row of every version of the program.
 from __future__ import annotations
 
 from collections.abc import Collection
-from enum import StrEnum
 
-import attrs
 from attrs import frozen
 
-from protocol.access import Access
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
+from protocol.messages.operation import EngineOperation, OperationScope
 
 # Operations ---------------------------------------------------------------------------
-
-
-class OperationScope(StrEnum):
-    """The engines of an operation; an engine with several ranks, or on several nodes, is asked once."""
-
-    ONE = "one"  # the engine named by the asker
-    ENGINES = "engines"  # every engine for tokens, or the one named by the asker
-    ALL = "all"  # the same, and every encoder
-
-
-@frozen(eq=False, kw_only=True)
-class EngineOperation:
-    """One operation of an engine."""
-
-    kind: Kind  # the row of its request, with the class of its result
-    result_kind: Kind | None = None  # the row of its result, unless another message has the same result
-    name: str  # the word of the command line
-    participle: str  # the verb of its outcome, as in "engine main/tiny was not flushed"
-    summary: str  # one sentence
-    within_s: float  # the limit of an engine's answer
-    path: str | None = None  # the path of its HTTP route; None: it has none
-    methods: tuple[str, ...] = ("POST",)
-    access: Access = Access.ADMIN
-    scope: OperationScope = OperationScope.ENGINES
-    leaves_service: bool = False  # whether an engine is out of service meanwhile
-    answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
-    every_version: bool = False  # whether every version of the program has it, so that no engine need list it
-    example: object = None  # an example of a body over HTTP
-
-    @property
-    def request(self) -> type[Message]:
-        """The class of its request."""
-        return self.kind.message
-
-    @property
-    def result(self) -> type[Message]:
-        """The class of its result."""
-        assert self.kind.result is not None  # as `OPERATIONS` has it
-        return self.kind.result
-
-    @property
-    def has_fields(self) -> bool:
-        """Whether its request has fields, and so a body over HTTP."""
-        return bool(attrs.fields(self.request))  # type: ignore[arg-type]  # every message is an attrs class
 
 
 @frozen

@@ -22,7 +22,8 @@ from protocol.dialects.operations import outcome_json, parse
 from protocol.errors import EspalierError
 from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS, EngineOperation, OperationScope
+from protocol.messages.operation import EngineOperation, OperationScope
+from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.status_view import StatusOrError

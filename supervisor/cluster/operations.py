@@ -35,7 +35,8 @@ from protocol.errors import (
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, GetLoad
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineOperation, FlushCache, OperationScope
+from protocol.messages.operation import EngineOperation, OperationScope
+from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.links.serving import Services

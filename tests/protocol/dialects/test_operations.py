@@ -21,7 +21,8 @@ from protocol.errors import (
 )
 from protocol.messages.engine import ENCODER_OPERATIONS, Done
 from protocol.messages.kind import Kind, Message
-from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineMetrics, FlushCache, OperationScope
+from protocol.messages.operation import OperationScope
+from protocol.messages.operations import OPERATION_OF, OPERATIONS, EngineMetrics, FlushCache
 
 FLUSH = OPERATION_OF[FlushCache]
 DONE = Done()

@@ -17,15 +17,8 @@ from protocol.errors import BadRequest, Overloaded, PeerLost
 from protocol.messages.cluster import Leg, NodeState, Offer, Operate, Operated, Status
 from protocol.messages.engine import Done, encoder_info
 from protocol.messages.kind import Kind, Message
-from protocol.messages.operations import (
-    OPERATION_NAMED,
-    OPERATION_OF,
-    OPERATIONS,
-    EngineOperation,
-    FlushCache,
-    GetMetrics,
-    OperationScope,
-)
+from protocol.messages.operation import EngineOperation, OperationScope
+from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS, FlushCache, GetMetrics
 from supervisor.cli import client, engine
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster.mesh import OPERATORS_MAX

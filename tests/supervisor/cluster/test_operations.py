@@ -25,14 +25,8 @@ from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
-from protocol.messages.operations import (
-    OPERATION_OF,
-    EngineMetrics,
-    EngineOperation,
-    FlushCache,
-    GetMetrics,
-    OperationScope,
-)
+from protocol.messages.operation import EngineOperation, OperationScope
+from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache, GetMetrics
 from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link

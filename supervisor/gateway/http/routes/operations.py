@@ -9,7 +9,8 @@ import trio
 
 from protocol.dialects.operations import Outcomes, failure, failure_body, outcomes_body, parse
 from protocol.errors import Forbidden
-from protocol.messages.operations import OPERATIONS, EngineOperation
+from protocol.messages.operation import EngineOperation
+from protocol.messages.operations import OPERATIONS
 from protocol.openapi.document import PLAIN_TEXT, Operation, json_body
 from protocol.openapi.request_schemas import Schema
 from supervisor.gateway.http.exchange import Body, Exchange
