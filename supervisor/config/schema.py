@@ -143,6 +143,11 @@ class EngineSection:
         return self.data_parallel > 1 if self.admission is None else self.admission == "memory"
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the KV memory of its ranks is shared between keys, by its admission or inside the engine."""
+        return self.leg == "both" or self.admits_by_memory
+
+    @property
     def hand_off_terms(self) -> Terms:
         """The terms of its hand-off, by name, on which both legs of a pair must agree."""
         return ("kind", self.kind), ("page_size", str(self.page_size))

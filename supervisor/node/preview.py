@@ -120,9 +120,7 @@ def _slot_lines(cluster: Cluster) -> Iterator[str]:
         own = BudgetLimits.of_slots(slots, kept).call_max if kept else slots
         yield f"slots of {name}: {slots:,}, and one key has {own:,} at most; each choice of a request takes one"
     full = [
-        name
-        for name, engine in cluster.engine.items()
-        if engine.leg in {"both", "decode"} and not engine.admits_by_memory
+        name for name, engine in cluster.engine.items() if engine.leg in {"both", "decode"} and not engine.shares_memory
     ]
     if full:
         yield f'KV memory: one key may fill that of {", ".join(full)}; admission = "memory" leaves some to others'

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from actors.routing.load import Load
 from actors.routing.ports import Worker
 from actors.routing.slot_shares import SlotShares
-from protocol.errors import EngineLost
+from protocol.errors import EngineLost, Preempted
 from protocol.messages.generation import Generate
 from tests.rig.routed_pools import aimed, asked, pair_levels, pair_workers, whole_levels
 from tests.rig.router import Fake, Play, RouterRig, ask, generate, pair, routed
@@ -118,6 +118,18 @@ async def test_a_generation_that_continues_elsewhere_keeps_its_owners_count(auto
         await ask_many(nursery, rig, "greedy", 5)
         await trio.sleep(4)
         assert rig.routing.shares.statistics() == {"greedy": 3}
+
+
+async def test_a_generation_that_goes_on_keeps_its_owners_slot_from_another_one(autojump_clock: MockClock) -> None:
+    """The slot of a generation that an engine had put back went to the next one of its owner, and it took a kept slot."""
+    worker = Fake("w", [Play(Preempted("later"), 3), Play(Preempted("later"), 3)], slots=4)
+    async with routed(worker, kept_slots=1) as rig, trio.open_nursery() as nursery:
+        await ask_many(nursery, rig, "greedy", 6, tokens_max=30)
+        await trio.sleep(10)
+        assert rig.routing.shares.statistics() == {"greedy": 3}
+        began_at = trio.current_time()
+        await ask(rig, of("bob"))
+        assert trio.current_time() == pytest.approx(began_at + 6)
 
 
 async def test_few_workers_are_looked_at_for_a_request_of_an_owner_with_few() -> None:

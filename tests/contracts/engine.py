@@ -126,6 +126,34 @@ async def check_engine(make_engine: MakeEngine) -> None:
                 raise
 
 
+async def check_short_memory(engine: Engine) -> None:
+    """Check the order of requests in an engine whose memory is enough for two of those of the lower priority.
+
+    A request that is put back has the same answer as one that is not.
+    """
+    assert 400 <= engine.info.kv_tokens_max <= 600
+    low = [evolve(request(engine, 200), priority=-1) for _ in range(4)]
+    undisturbed = [(await complete(engine, wanted))[0] for wanted in low]
+    answers, order = dict[str, list[int]](), list[str]()
+
+    async def ask(wanted: Generate) -> None:
+        answers[wanted.id], _ = await complete(engine, wanted)
+        order.append(wanted.id)
+
+    again = [evolve(wanted, id=new_id()) for wanted in low]
+    large, small = request(engine, 4, 350), request(engine, 4)
+    async with trio.open_nursery() as nursery:
+        for wanted in again:
+            nursery.start_soon(ask, wanted)
+        while (load := await engine.load()).kv_tokens_used < 60:  # noqa: ASYNC110  # it can only be asked
+            await trio.sleep(0.01)
+        assert load.waiting, "not all have memory"
+        nursery.start_soon(ask, large)
+        nursery.start_soon(ask, small)
+    assert set(order[:2]) == {large.id, small.id}, "the higher priority goes first"
+    assert [answers[wanted.id] for wanted in again] == undisturbed, "what is put back goes on from where it was"
+
+
 async def at_rest(engine: Engine) -> None:
     """Wait until the engine reports that it holds nothing."""
     load = None

@@ -130,6 +130,12 @@ class SglangSection(EngineSection):
         return self.settings.get("disable_radix_cache") is not True
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether the KV memory of its ranks is shared between keys: other policies have an order of their own."""
+        by_policy = self.settings.get("schedule_policy", "fcfs") == "fcfs"
+        return self.admits_by_memory or (super().shares_memory and by_policy)
+
+    @property
     def prefill_chunk_default(self) -> int:
         """The prompt tokens of one engine step where `prefill_chunk` is not given."""
         return PREFILL_CHUNK.get(self.device or "", 0)

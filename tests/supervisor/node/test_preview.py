@@ -56,12 +56,28 @@ def test_a_preview_names_who_may_connect_and_no_secret(written: Written) -> None
     assert "admin: admin" in text
     assert "web pages of: https://a.b; plain" in text
     assert "slots of tiny: 16, and one key has 15 at most" in text
-    assert "KV memory: one key may fill that of " in text
+    assert "KV memory" not in text
     assert "quetzalcoatl" not in text
     assert "xolotl" not in text
     alone = preview.describe_node(gateway(written, 'keys = "keys.toml"'), "main", {"ESPALIER_ADMIN_KEY": "xolotl"})
     assert "slots of tiny" not in alone, "all are for the only key"
     assert "clients: everybody, no keys" in preview.describe_node(gateway(written, ""), "main", {})
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ('settings = {schedule_policy = "lpm"}', True),
+        ('settings = {schedule_policy = "lpm"}\nadmission = "memory"', False),
+        ('settings = {schedule_policy = "fcfs"}', False),
+    ],
+)
+def test_a_preview_names_the_engines_whose_memory_one_key_may_fill(
+    written: Written, lines: str, *, named: bool
+) -> None:
+    cluster = read_cluster(written(f"{GOOD}{lines}\n"))
+    text = preview.describe_node(cluster, "main", {"ESPALIER_API_KEYS": "bob=quetzalcoatl,alice=xolotl"})
+    assert ("KV memory: one key may fill that of tiny-0" in text) is named
 
 
 def test_a_preview_names_the_keys_of_each_tenant(written: Written) -> None:

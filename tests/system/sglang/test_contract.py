@@ -11,7 +11,16 @@ import trio
 from actors.engines.port import Engine
 from protocol.errors import AskerLeft, RequestError
 from protocol.messages.generation import Generate, Sampling, Tokens
-from tests.contracts.engine import RELEASED_WITHIN_S, at_rest, check_engine, complete, leave, new_id, request
+from tests.contracts.engine import (
+    RELEASED_WITHIN_S,
+    at_rest,
+    check_engine,
+    check_short_memory,
+    complete,
+    leave,
+    new_id,
+    request,
+)
 from tests.system.sglang.conftest import MakeEngine
 
 pytestmark = pytest.mark.engine
@@ -33,6 +42,12 @@ async def test_sglang_keeps_the_contract(make_engine: MakeEngine, *, ahead: bool
         for fact in (answers_greedily_alike, aborts_a_long_prefill, survives_a_storm_of_aborts, says_what_it_is):
             await fact(engine)
             await at_rest(engine)
+
+
+async def test_where_memory_is_short_sglang_goes_by_priority(make_engine: MakeEngine) -> None:
+    """One key's long answers made another key's request of five tokens wait for 46 s."""
+    async with make_engine(kv_tokens_max=512) as engine:
+        await check_short_memory(engine)
 
 
 async def answers_greedily_alike(engine: Engine) -> None:

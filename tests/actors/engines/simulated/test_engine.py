@@ -45,6 +45,11 @@ async def test_the_simulated_engine_keeps_the_contract(changes: dict[str, Any], 
     await contract.check_engine(partial(running, spec(**({"costs": COSTS} | changes))))
 
 
+async def test_where_memory_is_short_the_simulated_engine_goes_by_priority(autojump_clock: MockClock) -> None:
+    async with running(spec(costs=COSTS, kv_tokens_max=512, slots=8)) as engine:
+        await contract.check_short_memory(engine)
+
+
 @pytest.mark.parametrize("changes", [{}, {"eos_id": 99, "length_min": 20, "length_max": 30}])
 async def test_an_engine_that_answers_in_sentences_keeps_the_contract(
     changes: dict[str, int], autojump_clock: MockClock

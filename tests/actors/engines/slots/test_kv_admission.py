@@ -18,7 +18,7 @@ from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.spec import ADDRESS, Costs, SimulatedSpec
 from actors.engines.slots.deadlines import Deadlines
-from actors.engines.slots.kv_admission import KvAdmission, kv_tokens_needed
+from actors.engines.slots.kv_admission import BEHIND, KvAdmission, kv_tokens_needed
 from actors.engines.slots.slots import Slots
 from actors.prefill import prefill
 from protocol.cost import ANSWER_TOKENS_MAX
@@ -86,17 +86,20 @@ class System:
 
 
 @asynccontextmanager
-async def system(*, leg: Leg = Leg.BOTH) -> AsyncIterator[System]:
+async def system(
+    *, leg: Leg = Leg.BOTH, is_limit: bool = True, pending_prefill_tokens_max: int = 0
+) -> AsyncIterator[System]:
     """Run an actor whose ranks have memory for 512 tokens each."""
     costs = Costs(fixed_s=0.01, per_prefill_token_s=0.0)
     spec = SimulatedSpec(leg=leg, ranks=2, slots=8, kv_tokens_max=512, page_size=16, costs=costs)
     engine = SimulatedEngine(spec, Random(0))
-    address, inbox = request_inbox(4, lambda request: request.rank)
-    memory = partial(KvAdmission.of, engine.info, leg)
+    address, inbox = request_inbox(16, lambda request: request.rank)
+    memory = partial(KvAdmission.of, engine.info, leg, is_limit=is_limit)
+    serve = prefill if leg is Leg.PREFILL else partial(decode, pending_prefill_tokens_max=pending_prefill_tokens_max)
     ranks = tuple(Slots(engine, 8, Deadlines(), rank=rank, memory=memory()) for rank in range(2))
     async with trio.open_nursery() as nursery:
         await nursery.start(engine.run)
-        await nursery.start(prefill if leg is Leg.PREFILL else decode, inbox, ranks)
+        await nursery.start(serve, inbox, ranks)
         yield System(address, engine, ranks)
         nursery.cancel_scope.cancel()
 
@@ -165,6 +168,48 @@ async def test_the_only_owner_has_all_memory_and_a_sole_request_may_need_more(au
             clients.start_soon(one.ask, evolve(wanted(56, 450), owner=name))
         await trio.sleep(20)
         assert len(one.first_s) == 2
+
+
+async def test_where_memory_is_no_limit_one_owners_requests_give_way_in_the_engine(autojump_clock: MockClock) -> None:
+    """A request of five tokens took 46 s behind sixteen long answers of one key."""
+    async with system(is_limit=False, pending_prefill_tokens_max=64) as one, trio.open_nursery() as clients:
+        for number in range(6):
+            clients.start_soon(one.ask, evolve(wanted(56 + number, 300), owner="greedy"))
+        await trio.sleep(0.1)
+        assert (await one.engine.load()).by_rank[0].waiting == 1, "one waits in the engine for memory"
+        for _ in range(20):
+            request = evolve(wanted(60, 60), owner="bob")
+            await one.ask(request)
+            assert one.first_s[request.id] < 0.1
+    assert len(one.first_s) == 26, "all are answered"
+
+
+async def test_prompts_that_wait_for_memory_in_the_engine_hold_up_none_of_another_owner(
+    autojump_clock: MockClock,
+) -> None:
+    async with system(is_limit=False, pending_prefill_tokens_max=64) as one, trio.open_nursery() as clients:
+        for _ in range(4):  # longer than the pending prompts may be: of these, one waits in the engine
+            clients.start_soon(one.ask, evolve(wanted(100, 150), owner="greedy"))
+        await trio.sleep(0.2)
+        load = (await one.engine.load()).by_rank[0]
+        assert (load.running, load.waiting) == (2, 1)
+        request = evolve(wanted(100, 8), owner="bob")
+        await one.ask(request)
+        assert one.first_s[request.id] < 0.1
+
+
+@pytest.mark.parametrize(("owned", "tokens", "behind"), [(0, 500, False), (16, 16, False), (16, 32, True)])
+def test_an_owners_sole_request_goes_first_and_few_small_ones_do(owned: int, tokens: int, *, behind: bool) -> None:
+    memory = KvAdmission(512, page_size=16, is_limit=False)
+    if owned:
+        memory.take(evolve(wanted(8, owned - 8), owner="bob"), lambda: None)
+    memory.take(evolve(wanted(8, 400), owner="greedy"), lambda: None)
+    request = evolve(wanted(8, tokens - 8), owner="bob", priority=7)
+    assert memory.is_behind(request) is behind
+    give_back = memory.take(request, lambda: None)
+    assert memory.with_engine_priority(request).priority == (BEHIND if behind else 0)
+    give_back()
+    assert memory.is_behind(request) is behind
 
 
 async def test_a_large_request_is_overtaken_by_a_more_urgent_one_and_by_none_of_its_own_rank_else(
