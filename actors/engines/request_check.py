@@ -10,6 +10,7 @@ from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupport
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
 from protocol.messages.kind import Message
+from protocol.messages.leaving import LeavingRequest, RunningRequests
 from protocol.messages.operation import EngineOperation
 from protocol.messages.operations import OPERATION_OF
 
@@ -46,10 +47,13 @@ def check_request(request: Generate, info: EngineInfo) -> None:
 
 
 def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
-    """Return the row of an operation; raises `Unsupported` if the engine does not list it."""
+    """Return the row of an operation; raises `Unsupported` if the engine does not list it, or cannot hold requests."""
     operation = OPERATION_OF[type(request)]
     if operation.name not in info.operations:
         raise Unsupported(f"this engine does not carry out {operation.name}")
+    holds = isinstance(request, LeavingRequest) and request.running is RunningRequests.HOLD
+    if holds and info.hand_off is not HandOff.NONE:  # the other leg would wait in vain
+        raise Unsupported("a prefill or decode holds no requests: drain or end them", param="running")
     return operation
 
 

@@ -116,9 +116,9 @@ class Answer(Generic[Rep, Res]):
         """Call `receiver` with every reply, in the task that puts it, and return the result.
 
         Raises the receiver's error, or the `RequestError` of the answer. `until` returns the deadline of the relay on
-        Trio's clock. It is evaluated at the first reply and at each deadline, so it may be brought forward at the first
-        reply only. The result is None once the deadline has passed, and after `abandon()`. With a `fast_path` plain
-        tokens may go to its receiver instead.
+        Trio's clock. It is evaluated at the first reply, at each deadline and at `recheck`, so it may be brought
+        forward only there. The result is None once the deadline has passed, and after `abandon()`. With a `fast_path`
+        plain tokens may go to its receiver instead.
         """
         await trio.lowlevel.checkpoint()
         self._receiver = receiver
@@ -157,6 +157,10 @@ class Answer(Generic[Rep, Res]):
         """Raise `error` in the relay, and take no more replies."""
         self._receiver_error = self._receiver_error or error
         self.abandon()
+
+    def recheck(self) -> None:
+        """Have the relay evaluate its deadline anew."""
+        self._changed.unpark_all()
 
     def abandon(self) -> None:
         """Drop all further replies; a relay returns None."""

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from protocol.access import Access
 from protocol.messages.kind import Kind, Message
+from protocol.messages.leaving import LeavingRequest, MemoryTag
 
 
 class OperationScope(StrEnum):
@@ -33,7 +34,8 @@ class EngineOperation:
     methods: tuple[str, ...] = ("POST",)
     access: Access = Access.ADMIN
     scope: OperationScope = OperationScope.ENGINES
-    leaves_service: bool = False  # whether an engine is out of service meanwhile
+    leaves_service: bool = False  # whether an engine is out of service meanwhile, and carries out no other such one
+    needs: tuple[MemoryTag, ...] = ()  # the memory without which it is refused
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether every version of the program has it, so that no engine need list it
     example: object = None  # an example of a body over HTTP
@@ -53,3 +55,7 @@ class EngineOperation:
     def has_fields(self) -> bool:
         """Whether its request has fields, and so a body over HTTP."""
         return bool(attrs.fields(self.request))  # type: ignore[arg-type]  # every message is an attrs class
+
+    def answered_within_s(self, request: Message) -> float:
+        """Return the limit of an engine's answer to a request, with the wait for the ends of running ones."""
+        return self.within_s + (request.within_s if isinstance(request, LeavingRequest) else 0.0)

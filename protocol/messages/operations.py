@@ -15,9 +15,11 @@ from collections.abc import Collection
 
 from attrs import frozen
 
+from protocol.messages import memory
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
+from protocol.messages.leaving import MemoryTag
 from protocol.messages.operation import EngineOperation, OperationScope
 
 # Operations ---------------------------------------------------------------------------
@@ -56,6 +58,7 @@ OPERATIONS = (
         scope=OperationScope.ALL,
         answer_text="Cache flushed.\n",
         every_version=True,
+        needs=(MemoryTag.KV_CACHE,),
     ),
     EngineOperation(
         kind=Kind(36, GetMetrics, result=EngineMetrics),
@@ -65,6 +68,7 @@ OPERATIONS = (
         summary="The engine's own metrics; `/metrics` has them, too.",
         within_s=1.0,
     ),
+    *memory.OPERATIONS,
 )
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}

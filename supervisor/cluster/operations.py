@@ -4,9 +4,8 @@ The row of an operation (`protocol.messages.operations`) has everything about it
 an encoder's embeddings are flushed by their node. All engines are asked concurrently, each with its own timeout, so an
 engine in trouble delays no other, and each has an outcome of its own.
 
-If the row demands it, an engine is out of service until it has answered: routers choose others, new requests wait. The
-engine cannot stop the operation, so it stays out of service after the asker has left. Such an operation is therefore a
-task of the engine's tree, not of the asker, and excludes a second one.
+If the row demands it, an engine is out of service until it has answered: routers choose others, new requests wait. Such
+an operation is a task of the engine's tree, not of the asker (`engine_life.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import trio
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from actors.kit.calls import Answer, BugCounter, Call, Function
+from actors.kit.calls import Answer, Call, Function
 from protocol.dialects.operations import Outcomes
 from protocol.errors import (
     BadRequest,
@@ -28,7 +27,6 @@ from protocol.errors import (
     InternalError,
     NotFound,
     NotReady,
-    Overloaded,
     RequestError,
     Unsupported,
 )
@@ -39,6 +37,7 @@ from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.engine_life import EngineLife
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 
@@ -76,7 +75,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
         else:
             outcomes[name] = InternalError("it answered with something else")
 
-    await call_each(asked, request, operation.within_s, take)
+    await call_each(asked, request, operation.answered_within_s(request), take)
     return dict(sorted(outcomes.items()))
 
 
@@ -137,18 +136,18 @@ async def call_each(engines: Mapping[str, ClusterWorker], request: Message, with
 # One node -----------------------------------------------------------------------------
 
 
-def engine_services(name: str, engine: Registration[Engine], tasks: Registration[trio.Nursery]) -> Services:
+def engine_services(name: str, engine: Registration[Engine], life: Registration[EngineLife]) -> Services:
     """Return the services of an engine of this node for other nodes: its load and its operations.
 
-    `tasks` has the nursery of the engine's present life, for operations that take the engine out of service.
+    `life` is its present life, in which the operations that take it out of service are carried out.
     """
     return {
         (name, GetLoad): Function(partial(_load, engine)),
         **{
             (name, operation.request): Function(
-                partial(_operate_in_tree, operation, engine, tasks)
+                partial(_operate_in_tree, operation, life)
                 if operation.leaves_service
-                else partial(_operate, engine)
+                else partial(_operate, operation, engine, life)
             )
             for operation in OPERATIONS
         },
@@ -171,39 +170,25 @@ async def _load(engine: Registration[E], _: Message) -> Message:
     return await _up(engine.live).load()
 
 
-async def _operate(engine: Registration[Engine], request: Message) -> Message:
-    await trio.lowlevel.checkpoint()
-    return await _up(engine.live).operate(request)
-
-
-async def _operate_in_tree(
-    operation: EngineOperation, engine: Registration[Engine], tasks: Registration[trio.Nursery], request: Message
+async def _operate(
+    operation: EngineOperation, engine: Registration[Engine], life: Registration[EngineLife], request: Message
 ) -> Message:
+    await trio.lowlevel.checkpoint()
+    live = _up(engine.live)
+    if life.live is not None:
+        life.live.state.check(operation, request)
+    return await live.operate(request)
+
+
+async def _operate_in_tree(operation: EngineOperation, life: Registration[EngineLife], request: Message) -> Message:
     """Have an operation carried out by a task of the engine's tree, which outlives a cancelled asker."""
     await trio.lowlevel.checkpoint()
     call: Call[Message, Message, Message] = Call(request, Answer(0))
-    _up(tasks.live).start_soon(_carry_out, operation, engine, _up(engine.live), call)
+    of_life = _up(life.live)
+    of_life.tasks.start_soon(of_life.carry_out, operation, call)
     result = await call.answer.result()
     assert result is not None  # an operation has a result
     return result
-
-
-async def _carry_out(
-    operation: EngineOperation,
-    engine: Registration[Engine],
-    live: Engine,
-    call: Call[Message, Message, Message],
-) -> None:
-    """Carry out an operation while the engine is out of service; refuse it while another operation runs.
-
-    An engine whose operation does not end returns to service after twice the asker's timeout.
-    """
-    await trio.lowlevel.checkpoint()
-    with call.answering(BugCounter()) as answer:
-        if not engine.in_service:
-            raise Overloaded(f"it {engine.status_text}")
-        with engine.out_of_service(f"{operation.name} runs"), trio.move_on_after(2 * operation.within_s):
-            answer.end(await live.operate(call.request))
 
 
 async def _drop(cache: EmbeddingCache, _: Message) -> Message:

@@ -28,6 +28,7 @@ from actors.prefill import prefill
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
 from protocol.model_folder import mismatch
+from supervisor.cluster.engine_life import EngineLife
 from supervisor.config.limits import complete
 from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.supervision.registration import Registration
@@ -96,7 +97,8 @@ async def _slots(
             for rank, observer in enumerate(observers)
         )
         async with trio.open_nursery() as nursery:
-            with local.slots.publish(ranks), local.tasks.publish(nursery):
+            life = EngineLife(engine, local.registration, ranks, nursery)
+            with local.slots.publish(ranks), local.life.publish(life), life:
                 yield ranks
             nursery.cancel_scope.cancel(reason="the engine's actor has ended")
 

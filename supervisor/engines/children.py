@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import trio
 from attrs import asdict, frozen
 
 from actors.engines.encoding.cache import EmbeddingCache
@@ -24,6 +23,7 @@ from actors.text.model import TextModel
 from protocol.messages.cluster import Leg, Offer, rank_name
 from protocol.messages.operations import CheckGrammar
 from supervisor.cluster import operations
+from supervisor.cluster.engine_life import EngineLife
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
 from supervisor.engines.actor_runs import run_canary, run_decode, run_encoder, run_prefill
@@ -118,7 +118,7 @@ def of_kind(name: str, kind: KindChildren) -> Services:
 def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
     directory, section = context.directory, context.cluster.engine[name]
     slots: Registration[tuple[Slots, ...]] = Registration()
-    tasks: Registration[trio.Nursery] = Registration()
+    life: Registration[EngineLife] = Registration()
     ranks = section.data_parallel
     queue_max = context.cluster.model[section.model].queue_max
     address, inbox = request_inbox(queue_max) if ranks == 1 else request_inbox(queue_max, lambda request: request.rank)
@@ -136,7 +136,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
     services: Services = {
         (name, CheckGrammar): Function(accept_grammar),
         **watched,
-        **operations.engine_services(name, registration, tasks),
+        **operations.engine_services(name, registration, life),
         # The kind's own come last, since a kind's checker of grammars replaces the one that accepts all.
         **of_kind(name, kind),
     }
@@ -164,7 +164,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
         text=text,
         digest=directory.models.digests.get(section.model, ()),
         slots=slots,
-        tasks=tasks,
+        life=life,
         on_begun=tuple(worker.computed for worker in workers),
         shares_prefixes=_shares_prefixes(context, section),
     )

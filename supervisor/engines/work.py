@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeAlias, TypeVar
 
-import trio
 from attrs import field, frozen
 
 from actors.engines.encoding.port import Encoder
@@ -18,6 +17,7 @@ from protocol.cost import encoding_tokens, generation_tokens
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 from protocol.model_folder import Digest
+from supervisor.cluster.engine_life import EngineLife
 from supervisor.config.schema import EngineSection
 from supervisor.supervision.registration import Registration
 
@@ -76,7 +76,7 @@ class LocalEngine(_Local[Engine, RequestInbox]):
     """
 
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
-    tasks: Registration[trio.Nursery] = field(factory=Registration)  # of its present life, for operations
+    life: Registration[EngineLife] = field(factory=Registration)  # its present one, for operations
     on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
     shares_prefixes: bool = False  # a prompt waits while another computes the same beginning
 

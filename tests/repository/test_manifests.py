@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
 
+from protocol.messages.operations import OPERATIONS
 from supervisor import command_line
 from supervisor.cli import commands
 from supervisor.cluster import link_credentials
@@ -165,6 +167,8 @@ def test_every_command_of_the_readme_exists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     existing = {"hash-key", *command_line.OPERATOR_COMMANDS, *re.findall(r"--[a-z-]+", helps(monkeypatch, capsys))}
+    of_operations = {field.name for row in OPERATIONS for field in attrs.fields(row.request)}  # type: ignore[arg-type]  # every message is an attrs class
+    existing |= {f"--{name.replace('_', '-')}" for name in of_operations}
     typed = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
     flags = {re.sub(r"[^a-z-]", "", word) for words in typed for word in words if re.match(r"\W*--", word)}
     verbs = {word for words in typed for word in words[1:2] if re.fullmatch("[a-z-]+", word)} - {"alice"}

@@ -175,11 +175,12 @@ from types import ModuleType, SimpleNamespace
 
 for name in ("sglang.srt.managers.io_struct", "sglang.srt.managers.tokenizer_manager"):  # which takes long to import
     module = sys.modules[name] = ModuleType(name)
-    module.FlushCacheReqInput = module.TokenizerManager = object
+    module.__getattr__ = lambda name: object
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.sglang.host.operations import Operations
 from protocol.messages.operations import Stir, operation_names
 
-operations = Operations(SimpleNamespace(), lambda: False, None)
+operations = Operations(SimpleNamespace(), list, None, BlockLog("a"))
 print("stir" in operation_names(operations.handlers), asyncio.run(operations.operate(Stir(6))))
 """
 DIZZY = "engine main/one was not stirred: the memory is dizzy"

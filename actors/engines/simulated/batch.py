@@ -68,6 +68,7 @@ class Batch:
     _transferring: dict[str, HeldRequest] = field(init=False, factory=dict)
     _step: BatchStep | None = field(init=False, default=None)
     _stalled_until: float = field(init=False, default=-inf)
+    _still: bool = field(init=False, default=False)  # between steps: none begins
     _news: bool = field(init=False, default=False)
     _prompt_tokens: int = field(init=False, default=0)  # the prompt tokens of all admitted requests
     _cached_tokens: int = field(init=False, default=0)
@@ -122,6 +123,16 @@ class Batch:
         """Drop the prefix cache."""
         self.memory.flush()
 
+    def stand_still(self) -> None:
+        """Put all requests back into the queue with their tokens so far, and begin no step before `go_on`."""
+        self._still, self._step = True, None
+        for held in (*reversed(self.running.values()),):
+            self._put_back(held)
+
+    def go_on(self) -> None:
+        """Begin steps again."""
+        self._still, self._news = False, True
+
     def close(self) -> None:
         """Release the prefills that wait for this ended engine."""
         for held in (*self.running.values(), *self.waiting.values()):
@@ -144,7 +155,7 @@ class Batch:
             waiting=len(self.waiting),
             waiting_tokens=waiting_tokens,
             kv_tokens_used=shared + own,
-            kv_tokens_max=self.spec.pages * self.spec.page_size,
+            kv_tokens_max=self.memory.pages_max * self.spec.page_size,
             hit_rate=hit_rate,
         )
 
@@ -211,6 +222,8 @@ class Batch:
     def _plan(self, due: float, now: float) -> None:
         """Begin a step at `due`, so that no time is lost between steps; at `now` if it would be over already."""
         self._step = None
+        if self._still:
+            return
         self._grow()
         self._admit(now)
         decoding: list[HeldRequest] = []
@@ -274,12 +287,15 @@ class Batch:
         lower = [other for other in decoding if other.request.priority < below]
         if not lower:
             return False
-        chosen = min(lower, key=lambda other: (other.request.priority, len(other.output)))
-        self._release_pages(chosen)
-        chosen.preempt()
-        self.waiting[chosen.request.id] = self.running.pop(chosen.request.id)
-        self.waiting.move_to_end(chosen.request.id, last=False)
+        self._put_back(min(lower, key=lambda other: (other.request.priority, len(other.output))))
         return True
+
+    def _put_back(self, held: HeldRequest) -> None:
+        """Take the slot and the pages of a request, which is the first to get some again."""
+        self._release_pages(held)
+        held.preempt()
+        self.waiting[held.request.id] = self.running.pop(held.request.id)
+        self.waiting.move_to_end(held.request.id, last=False)
 
     def _has_page(self, held: HeldRequest) -> bool:
         return held.has_page(self.memory, self.spec.page_size)

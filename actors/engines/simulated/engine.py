@@ -15,13 +15,14 @@ from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_states import HeldStates
+from actors.engines.simulated.memory_operations import MemoryOperations
 from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchUpdate
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
+from protocol.errors import EngineDied, EngineLost, HandOffFailed, NotReady, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
 from protocol.messages.generation import Generate, Tokens, one_token
@@ -53,6 +54,7 @@ class SimulatedEngine:
     states: HeldStates = field(factory=HeldStates)  # that its sequential prefills and decodes share
     publishes: bool = True  # whether watchers get the blocks of its prefix cache
     _batches: tuple[Batch, ...] = field(init=False)  # one a rank
+    _memory: MemoryOperations = field(init=False)
     _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # by operation
     _info: EngineInfo = field(init=False)
     _answers: dict[str, Generation] = field(init=False, factory=dict)
@@ -67,13 +69,15 @@ class SimulatedEngine:
         mistakes = [str(mistake) for mistake in self.spec.disagreements()]
         if mistakes:
             raise ValueError("; ".join(mistakes))
-        self._handlers = {
-            FlushCache: self._flush_cache,
-        }
-        self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
         self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
+        self._memory = MemoryOperations(self._batches, self._pass_on_changes, self._wake.unpark_all)
+        self._handlers = {
+            FlushCache: self._flush_cache,
+            **self._memory.handlers,
+        }
+        self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
 
     # The port --------------------------------------------------------------------------
 
@@ -86,6 +90,8 @@ class SimulatedEngine:
         """Start a request; raises as the port does: `Overloaded` with all places taken, `EngineLost` after the end."""
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
+        if self._memory.stands_still:
+            raise NotReady("the engine stands still")
         check_request(request, self.info)
         self._check_leg(request)
         batch = self._batches[request.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import trio
 from attrs import define, field, frozen
@@ -45,6 +46,7 @@ class Pace:
     started_at: float = field(factory=trio.current_time)
     last_at: float | None = None
     handed_over: bool = False  # a state was returned: no token follows, and its asker leaves once a decode has it
+    rests: bool = False  # the engine holds its requests, so no deadline passes
 
     @property
     def began_at(self) -> float:
@@ -53,6 +55,8 @@ class Pace:
 
     def until(self) -> float:
         """Return the deadline of the next reply, on Trio's clock."""
+        if self.rests:
+            return inf
         total = self.began_at + self.deadlines.total_s
         if self.last_at is None:
             return min(total, self.began_at + self.deadlines.first_token_s)
@@ -73,3 +77,14 @@ class Pace:
         if self.last_at is None:
             return f"{self.deadlines.first_token_s} s to its first token"
         return f"{self.deadlines.gap_s} s from one token to the next"
+
+    def postpone(self, since: float) -> None:
+        """Leave the time from `since` until now out of every deadline: the engine held its requests."""
+        now = trio.current_time()
+        self.started_at = _postponed(self.started_at, since, now)
+        if self.last_at is not None:
+            self.last_at = _postponed(self.last_at, since, now)
+
+
+def _postponed(moment: float, since: float, until: float) -> float:
+    return moment + until - max(since, moment)

@@ -10,6 +10,8 @@ are the fault of the engine: `EngineStuck` ends the actor, and the supervisor st
 so while the engine is held up by a compiler or a disk: its end would end the compiler, and its next life begin again.
 Ranks have slots apart: the replies of the others must not hide a rank that stands still.
 
+An engine that leaves service may hold its requests: then they *rest*, no deadline passes, and no slot is stuck.
+
 An engine without requests has room for one *probe*, which yields to any request: a new request cancels it, and waits
 for its slot only if there is no other.
 """
@@ -37,6 +39,7 @@ from protocol.errors import (
     EngineDied,
     EngineLost,
     EngineStuck,
+    NotReady,
     Preempted,
     RequestError,
 )
@@ -175,8 +178,10 @@ class Slots:
     free: trio.Semaphore = field(init=False)
     probe: Probe | None = field(init=False, default=None)
     _held_up_at: float = field(init=False, default=-inf)  # when that was found last
-    _generations: set[Generation] = field(factory=set)
+    _generations: dict[Generation, Pace] = field(factory=dict)
+    _rests_since: float | None = field(init=False, default=None)
     _requests: int = field(init=False, default=0)  # the number of requests with a slot
+    _leaving: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     _idle_since: float = field(init=False, factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
@@ -194,14 +199,17 @@ class Slots:
         """Submit the request; leaving, for any reason, aborts it and waits up to `release_s` for its slot.
 
         If the slot is not free by then, the request fails, though not yet the engine: raises `EngineLost` (a crash for
-        the router's count), or the pending `DeadlineExceeded` if only this request stands still.
+        the router's count), or the pending `DeadlineExceeded` if only this request stands still. Raises `NotReady` if
+        the engine has left service meanwhile.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
+        if not self.in_service():
+            raise NotReady("the engine is out of service")
         request = call.request
         generation = self.engine.submit(
             self.memory.with_engine_priority(request)
         )  # its id is ours, so it can be aborted from now on
-        self._generations.add(generation)
+        self._generations[generation] = pace
         late: DeadlineExceeded | None = None
         try:
             yield generation
@@ -214,7 +222,7 @@ class Slots:
             left_at = trio.current_time() if call.scope.cancel_called and not pace.handed_over else None
             silent = late is not None and self._silent_since(pace)
             self.engine.abort(request.id)
-            self._generations.discard(generation)
+            del self._generations[generation]
             generation.abandon()
             with trio.move_on_after(self.deadlines.release_s, shield=True) as waiting:
                 await self.engine.wait_released(request.id)
@@ -251,6 +259,43 @@ class Slots:
             if generation.fast_path is not None:
                 generation.fast_path.settle()
 
+    # Requests out of the way of an operation -------------------------------------------
+
+    @property
+    def occupied(self) -> int:
+        """The number of requests that have a slot, the probe among them."""
+        return self._requests + (self.probe is not None)
+
+    async def wait_empty(self) -> None:
+        """Wait until no request has a slot."""
+        await trio.lowlevel.checkpoint()
+        while self.occupied:
+            await self._leaving.park()
+
+    def end_requests(self, why: str) -> None:
+        """End the requests in the engine with `NotReady`, with which they go on at another worker."""
+        for generation in self._generations:
+            if not generation.over.is_set():
+                generation.fail_relay(NotReady(why))
+
+    def rest(self) -> None:
+        """Stop the deadlines of the requests in the engine, which holds them; no slot is stuck meanwhile."""
+        if self._rests_since is None:
+            self._rests_since = trio.current_time()
+        for pace in self._generations.values():
+            pace.rests = True
+
+    def end_rest(self) -> None:
+        """Let the deadlines go on from where they were; no effect unless they rest."""
+        if self._rests_since is None:
+            return
+        self._settle()
+        for generation, pace in self._generations.items():
+            pace.rests = False
+            pace.postpone(self._rests_since)
+            generation.recheck()
+        self._rests_since = None
+
     # Requests and the probe ------------------------------------------------------------
 
     def begin_request(self) -> None:
@@ -262,6 +307,7 @@ class Slots:
         self._requests -= 1
         self._idle_since = trio.current_time()
         self.free.release()
+        self._leaving.unpark_all()
 
     @property
     def idle_since(self) -> float | None:
@@ -279,6 +325,7 @@ class Slots:
         assert self.probe is not None
         self.probe.over.set()
         self.probe, self._idle_since = None, trio.current_time()
+        self._leaving.unpark_all()
 
     def cancel_probe(self, reason: str) -> None:
         """Cancel the probe, if there is one."""
@@ -331,7 +378,7 @@ class Slots:
         """Raise `EngineStuck` if the engine is at fault; while it is held up, the time of the leak begins anew."""
         await trio.lowlevel.checkpoint()
         limits, stuck_max = self.deadlines, min(self.deadlines.stuck_max, self.number)
-        if await self.held_up():
+        if self._rests_since is not None or await self.held_up():
             self._held_up_at = trio.current_time()
             leaking.deadline = self._held_up_at + limits.leak_s
         if trio.current_time() < self._held_up_at + 2 * limits.release_s:  # what has held it up may just have ended

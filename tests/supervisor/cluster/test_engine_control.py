@@ -21,13 +21,14 @@ from protocol.messages.kind import Message
 from protocol.messages.operations import FlushCache
 from supervisor.cluster import engine_control, models, operations, readiness
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.engine_life import EngineLife
 from supervisor.cluster.mesh import FORGETS_S
 from supervisor.cluster.node_records import FORGET_S
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import Cluster
 from supervisor.engines.work import request_inbox
 from supervisor.links.link import Link
-from supervisor.links.serving import under_name
+from supervisor.links.serving import Services, under_name
 from supervisor.node import monitoring
 from supervisor.observers import RoutingMetrics
 from supervisor.supervision.registration import Registration
@@ -76,6 +77,16 @@ def registered(engine: Engine | None) -> Registration[Any]:
     return Registration(last=engine, current=engine)
 
 
+def life_of(engine: Registration[Any], nursery: trio.Nursery) -> Registration[EngineLife]:
+    """Return the registration of a life without slots, if there is an engine."""
+    return Registration(current=None if engine.live is None else EngineLife(engine.live, engine, (), nursery))
+
+
+def services_of(engine: Registration[Any], nursery: trio.Nursery) -> Services:
+    """Return the services of the engine `tiny-0`."""
+    return operations.engine_services("tiny-0", engine, life_of(engine, nursery))
+
+
 async def carry(link: Link) -> None:
     with suppress(PeerLost):
         await link.run()
@@ -91,7 +102,6 @@ async def front(
     address, inbox = request_inbox(1)
     engine = registered(here)
     async with trio.open_nursery() as nursery:
-        tasks = Registration(current=nursery)
         directory.local["tiny-0"] = LocalWorker(
             node="main",
             idle_offer=OFFER,
@@ -99,7 +109,7 @@ async def front(
             engine=engine,
             inbox=inbox,
             directory=directory,
-            services=under_name("tiny-0", operations.engine_services("tiny-0", engine, tasks)),
+            services=under_name("tiny-0", services_of(engine, nursery)),
         )
         for node, far_engine in there.items():
             transports[node], far = sim_pair()
@@ -110,7 +120,7 @@ async def front(
                 Link(
                     far,
                     Peer(node, serves_max=8),
-                    operations.engine_services("tiny-0", registered(far_engine), tasks),
+                    services_of(registered(far_engine), nursery),
                 ),
             )
             await asker.wait_ready()

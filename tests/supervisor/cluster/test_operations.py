@@ -14,6 +14,7 @@ from protocol.errors import (
     ActorLost,
     BadRequest,
     DeadlineExceeded,
+    EngineStuck,
     InternalError,
     NotFound,
     NotReady,
@@ -30,11 +31,12 @@ from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache
 from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
 from supervisor.links.link import Link
+from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 from tests.rig.gateway import INFO
 from tests.rig.nodes import unlink
 from tests.rig.tasks import call_later
-from tests.supervisor.cluster.test_engine_control import OFFER, Engine, carry, front, registered
+from tests.supervisor.cluster.test_engine_control import OFFER, Engine, carry, front, life_of, registered
 from tests.system.simulator import sim_pair
 
 FLUSH = OPERATION_OF[FlushCache]
@@ -153,7 +155,12 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> EngineOperation:
     return row
 
 
-@pytest.mark.parametrize(("takes_s", "busy", "ends_at"), [(2.0, False, 2.0), (2.0, True, 2.0), (60.0, False, 10.0)])
+def one_of(engine: Registration[Any], tree: trio.Nursery) -> Services:
+    """Return the services of the engine `one`, whose life has this nursery."""
+    return operations.engine_services("one", engine, life_of(engine, tree))
+
+
+@pytest.mark.parametrize(("takes_s", "busy", "ends_at"), [(2.0, False, 2.0), (2.0, True, 2.0)])
 async def test_an_engine_is_out_of_service_for_as_long_as_its_operation_runs(
     takes_s: float, busy: bool, ends_at: float, leaving: EngineOperation, autojump_clock: MockClock
 ) -> None:
@@ -168,6 +175,16 @@ async def test_an_engine_is_out_of_service_for_as_long_as_its_operation_runs(
         assert registration.current is None
         await trio.sleep_until(ends_at + 0.1)
         assert registration.current is engine
+
+
+async def test_an_engine_whose_operation_does_not_end_is_stuck(
+    leaving: EngineOperation, autojump_clock: MockClock
+) -> None:
+    with pytest.RaisesGroup(EngineStuck, flatten_subgroups=True):
+        async with front(Engine(takes_s=60)) as (directory, _), trio.open_nursery() as nursery:
+            nursery.start_soon(operations.operate, directory, FlushCache())
+            await trio.sleep_forever()
+    assert trio.current_time() == 2 * leaving.within_s
 
 
 async def test_the_asker_of_an_operation_gets_its_timeout_on_time_and_a_second_operation_is_refused(
@@ -191,7 +208,7 @@ async def test_a_lost_link_ends_at_once_and_its_operation_continues(
 ) -> None:
     engine, near_and_far = Engine(takes_s=3), sim_pair()
     async with trio.open_nursery() as tree, trio.open_nursery() as nursery:
-        services = operations.engine_services("one", registered(engine), Registration(current=tree))
+        services = one_of(registered(engine), tree)
         asker = Link(near_and_far[0], Peer("b", serves_max=0))
         served = Link(near_and_far[1], Peer("a", serves_max=8), services)
 
@@ -212,9 +229,11 @@ async def test_a_lost_link_ends_at_once_and_its_operation_continues(
 async def test_an_operation_ends_with_its_engine(leaving: EngineOperation, autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as tree, trio.open_nursery() as nursery:
         registration = registered(Engine(takes_s=4))
-        services = operations.engine_services("one", registration, Registration(current=tree))
+        life = life_of(registration, tree)
+        services = operations.engine_services("one", registration, life)
         nursery.start_soon(call_later, 1, tree.cancel_scope.cancel)
-        with trio.CancelScope(shield=True):
+        assert life.live is not None
+        with life.live, trio.CancelScope(shield=True):
             async with services["one", FlushCache].ask(FlushCache(), 0) as answer:
                 with pytest.raises(ActorLost):
                     await answer.result()

@@ -6,16 +6,19 @@ A handler runs in asyncio, beside the requests of the engine, and may wait for i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from actors.engines.blocks.block_log import BlockLog
 from actors.engines.sglang.host.kv import prefix_cache
+from actors.engines.sglang.host.memory import Memory
 from actors.engines.sglang.host.metrics import MetricsReader
+from actors.engines.sglang.host.standstill import Standstill
 from protocol.errors import EngineRefused, Overloaded
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
-from protocol.messages.operations import EngineMetrics, FlushCache, GetMetrics
+from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache, GetMetrics
 
 Handler = Callable[[Message], Awaitable[Message]]
 
@@ -23,11 +26,20 @@ Handler = Callable[[Message], Awaitable[Message]]
 class Operations:
     """The operations of one engine; without `metrics`, it keeps none."""
 
-    def __init__(self, manager: TokenizerManager, is_busy: Callable[[], bool], metrics: MetricsReader | None) -> None:
+    def __init__(
+        self,
+        manager: TokenizerManager,
+        running: Callable[[], Collection[str]],
+        metrics: MetricsReader | None,
+        blocks: BlockLog,
+    ) -> None:
         self._manager = manager
-        self._is_busy = is_busy
+        self._running = running
+        self._leaving = 0  # the number of running operations that keep the engine out of service
+        self.standstill = Standstill(manager, running)
         self.handlers: Mapping[type[Message], Handler] = {
             FlushCache: self._flush_cache,
+            **Memory(manager, self.standstill, blocks.clear).handlers,
         }
         if metrics is not None:
             self._metrics_reader = metrics
@@ -37,10 +49,20 @@ class Operations:
         """Carry out an operation by its handler; raises `EngineRefused` without one."""
         if (handler := self.handlers.get(type(request))) is None:
             raise EngineRefused(f"this engine has no {type(request).__name__}")
-        return await handler(request)
+        leaves = OPERATION_OF[type(request)].leaves_service
+        self._leaving += leaves
+        try:
+            return await handler(request)
+        finally:
+            self._leaving -= leaves
+
+    @property
+    def hold_up(self) -> bool:
+        """Whether one runs that may keep the scheduler from answering; its node limits its time."""
+        return bool(self._leaving)
 
     async def _flush_cache(self, _: Message) -> Done:
-        if await prefix_cache.flush_idle(self._manager, self._is_busy) is not None:
+        if await prefix_cache.flush_idle(self._manager, lambda: bool(self._running())) is not None:
             raise Overloaded("the prefix cache is in use")
         return Done()
 

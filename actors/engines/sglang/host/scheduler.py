@@ -7,7 +7,8 @@ long as the answers in it. Here it ends at once, as a request in the waiting que
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router can find the cached answer, and its next turn may go elsewhere. Here each step's events are published
 after it. With `enable_metrics` it also sends counts of its memory to a socket without a reader, where they would wait
-for ever: here it sends none. Written for SGLang 0.5.23.
+for ever: here it sends none. A paused scheduler would use a whole core: here it sleeps as an idle one does. Written for
+SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.managers.scheduler import _make_abort_req, run_scheduler_process
+from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 
@@ -28,6 +29,7 @@ from actors.engines.sglang.host import hand_off_terms, outputs, penalties
 from actors.engines.sglang.host.vision import towers
 
 _sglang_abort = GrammarManager.abort_requests
+_sglang_record_paused = Scheduler._record_scheduler_state_for_paused_engine  # noqa: SLF001
 _sglang_report = SchedulerMetricsReporter.report_decode_stats
 
 
@@ -42,6 +44,7 @@ def prepare() -> None:
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
+    Scheduler._record_scheduler_state_for_paused_engine = sleep_while_paused  # noqa: SLF001
     penalties.count_exactly()
     outputs.send_steps()
     hand_off_terms.report()
@@ -72,6 +75,12 @@ def report_decode_stats(reporter: SchedulerMetricsReporter, *arguments: object, 
 def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:
     """Send no counts of KV memory: routers have the engine's load from its host."""
     del publisher
+
+
+def sleep_while_paused(scheduler: Scheduler) -> None:
+    """Record the state of a paused scheduler as SGLang does, and sleep until a message comes, for a second at most."""
+    _sglang_record_paused(scheduler)
+    scheduler.maybe_sleep_on_idle()
 
 
 def _end(manager: GrammarManager, req: Req, abort: AbortReq) -> None:

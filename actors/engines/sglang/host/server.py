@@ -37,7 +37,7 @@ from actors.engines.sglang.host import outputs, scheduler, translation
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
-from actors.engines.sglang.host.liveness import scheduler_probe
+from actors.engines.sglang.host.liveness import POLL_S, scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
@@ -48,10 +48,10 @@ from actors.engines.sglang.host.vision.pixels import folder_layout
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
-from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError, Unsupported
+from protocol.errors import AskerLeft, EngineRefused, InternalError, NotReady, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
@@ -109,7 +109,7 @@ class Host:
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)
         metrics = MetricsReader(read_files) if info.metrics else None
-        self.operations = Operations(self.manager, lambda: bool(self.requests.by_id), metrics)
+        self.operations = Operations(self.manager, self.requests.by_id.keys, metrics, blocks)
         self.info = evolve(info, operations=operation_names(self.operations.handlers))
 
     async def start(self, listener: socket.socket) -> None:
@@ -157,7 +157,10 @@ class Host:
 
     def _opened(self, frame: Open) -> None:
         request = self.link.request(frame)
-        if isinstance(request, Generate):
+        if isinstance(request, Generate) and self.operations.standstill.lasts:
+            self.link.messages.fail(frame.stream, NotReady("the engine stands still"))
+            self.link.flush()
+        elif isinstance(request, Generate):
             scored_tokens = request.scored_tokens if request.prompt_logprobs else None
             self._start(Running(request.id, frame.stream, request.logprobs, scored_tokens), request)
         elif isinstance(request, WatchBlocks | WatchLoad):
@@ -262,6 +265,9 @@ class Host:
             case GetInfo():
                 return self.info
             case Ping():
+                if self.operations.hold_up:
+                    await asyncio.sleep(POLL_S)
+                    return Alive(held_up=True)
                 return await self.liveness.probe(lambda: bool(self.requests.by_id))
             case GetLoad():
                 return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals

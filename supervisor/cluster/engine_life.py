@@ -1,0 +1,118 @@
+"""One life of an engine as its operations know it: its state, and what becomes of its requests meanwhile.
+
+An operation that takes the engine out of service is carried out here, one at a time, in steps:
+
+    leave service -> running requests drained, ended or held -> the engine's own part -> back in service, or not
+
+Such an operation is a task of the life and outlives its asker: an engine cannot stop one. Where it leaves the engine
+out of service, as a release of memory does, the state keeps it so until another operation has changed the state. A
+refusal at any step leaves everything as it was. An operation that fails otherwise, or does not end in time, leaves an
+engine of unknown state: `EngineStuck` ends its life, and the next one begins with its whole memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import trio
+from attrs import define, field
+
+from actors.engines.port import Engine
+from actors.engines.slots.slots import Slots
+from actors.kit.calls import Answer, BugCounter, Call
+from protocol.engine_state import EngineState
+from protocol.errors import DeadlineExceeded, EngineStuck, InternalError, Overloaded, RequestError
+from protocol.messages.kind import Message
+from protocol.messages.leaving import LeavingRequest, RunningRequests
+from protocol.messages.operation import EngineOperation
+from supervisor.supervision.registration import Registration
+
+
+@define(eq=False)
+class EngineLife:
+    """One life of an engine: a context that must be open while operations are carried out, in the nursery `tasks`."""
+
+    engine: Engine
+    registration: Registration[Engine]
+    slots: Sequence[Slots]  # of each rank
+    tasks: trio.Nursery
+    state: EngineState = EngineState()
+    _service: ExitStack = field(init=False, factory=ExitStack)  # what keeps the engine out of service
+    _over: bool = field(init=False, default=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over = True
+        self._service.close()
+
+    async def carry_out(self, operation: EngineOperation, call: Call[Message, Message, Message]) -> None:
+        """Carry out an operation while the engine is out of service; raises `EngineStuck` if its state is unknown."""
+        await trio.lowlevel.checkpoint()
+        with call.answering(BugCounter()) as answer:
+            before = self.state
+            self._change(before.begun(operation, call.request))
+            try:
+                if not before.holds:  # else none runs
+                    await self._clear(call.request)
+                result = await self._operated(operation, call.request, answer)
+            except RequestError:
+                self._change(before)
+                raise
+            self._change(before.ended(call.request))
+            answer.end(result)
+
+    def _change(self, state: EngineState) -> None:
+        """Replace the state, and with it the engine's service and the rest of its requests, in one turn."""
+        if self._over:  # the next life has its own
+            return
+        self.state, before = state, self._service
+        self._service = ExitStack()
+        if state.reason:
+            self._service.enter_context(self.registration.out_of_service(state.reason))
+        for slots in self.slots:
+            if state.holds:
+                slots.rest()
+            else:
+                slots.end_rest()
+        before.close()
+
+    async def _clear(self, request: Message) -> None:
+        """Wait until running requests are out of the way; raises `Overloaded` if they do not end in time."""
+        await trio.lowlevel.checkpoint()
+        if not isinstance(request, LeavingRequest) or request.running is RunningRequests.HOLD:
+            return
+        if request.running is RunningRequests.END:
+            for slots in self.slots:
+                slots.end_requests(f"the engine {self.registration.status_text}")
+        with trio.move_on_after(request.within_s) as waiting:
+            for slots in self.slots:
+                await slots.wait_empty()
+        if waiting.cancelled_caught:
+            left = sum(slots.occupied for slots in self.slots)
+            raise Overloaded(f"{left} requests had not ended after {request.within_s:g} s, so nothing was done")
+
+    async def _operated(
+        self, operation: EngineOperation, request: Message, answer: Answer[Message, Message]
+    ) -> Message:
+        """Return the result of the engine's own part; raises its refusal, or `EngineStuck` if its state is unknown."""
+        within_s = 2 * operation.within_s  # the asker has given up, but the engine may only be slow
+        try:
+            with trio.fail_after(within_s):
+                return await self.engine.operate(request)
+        except trio.TooSlowError:
+            why: RequestError = DeadlineExceeded(f"{operation.name} did not end within {within_s:g} s")
+        except InternalError as error:
+            why = InternalError(f"{operation.name} failed: {error.detail}")
+        except RequestError:  # a refusal, or the engine's life has ended
+            raise
+        except Exception as error:
+            raise EngineStuck(f"{operation.name} failed: {type(error).__name__}") from error
+        answer.fail(type(why)(f"{why.detail}; the engine is started again"))
+        raise EngineStuck(why.detail)
