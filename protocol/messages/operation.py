@@ -39,6 +39,7 @@ class EngineOperation:
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether every version of the program has it, so that no engine need list it
     example: object = None  # an example of a body over HTTP
+    saves: bool = False  # whether its result is a part of a file, which the command line asks for until it has all
 
     @property
     def request(self) -> type[Message]:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from attrs import frozen
 
-from protocol.messages import memory
+from protocol.messages import engine_files, experts, memory, profile
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
@@ -69,6 +69,9 @@ OPERATIONS = (
         within_s=1.0,
     ),
     *memory.OPERATIONS,
+    *engine_files.OPERATIONS,
+    *profile.OPERATIONS,
+    *experts.OPERATIONS,
 )
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}

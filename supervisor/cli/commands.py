@@ -108,7 +108,8 @@ def _run(options: argparse.Namespace, environment: Mapping[str, str], new_nonce:
             run = partial(drain.COMMANDS[command], client, console, options.node)
         case "engine":
             request = engine.read_request(options)
-            run = partial(engine.operate, client, console, options.engine, request)
+            to = options.to if "to" in options else Path()  # of an operation that saves a file
+            run = partial(engine.operate, client, console, options.engine, request, to)
         case _:
             run = partial(reload_nodes, client, console)
     code: int = trio.run(run, strict_exception_groups=True)

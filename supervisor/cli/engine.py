@@ -10,6 +10,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
@@ -21,11 +22,13 @@ from rich.console import Console
 from protocol.dialects.operations import outcome_json, parse
 from protocol.errors import EspalierError
 from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
+from protocol.messages.engine_files import ReadFile
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
+from supervisor.cli.saved_file import saved_file
 from supervisor.cli.status_view import StatusOrError
 from supervisor.printable import escaped, printable
 
@@ -42,6 +45,8 @@ def add_operations(parser: argparse.ArgumentParser) -> None:
         for field in attrs.fields(operation.request):  # type: ignore[arg-type]  # every message is an attrs class
             option = f"--{field.name.replace('_', '-')}"
             word.add_argument(option, dest=f"field {field.name}", required=field.default is attrs.NOTHING)
+        if operation.saves:
+            word.add_argument("--to", type=Path, default=Path(), help="the file, or its folder; by default this one")
 
 
 def read_request(options: argparse.Namespace) -> Message:
@@ -91,8 +96,11 @@ def _engines(statuses: Mapping[str, StatusOrError], operation: EngineOperation) 
     return {each.name: each for each in asked}
 
 
-async def operate(client: ClusterClient, console: Console, engine: str, request: Message) -> int:
-    """Have the engine of a name, or every one, carry out an operation; print each outcome; return the exit code."""
+async def operate(client: ClusterClient, console: Console, engine: str, request: Message, to: Path = Path()) -> int:
+    """Have the engine of a name, or every one, carry out an operation; print each outcome; return the exit code.
+
+    A file that is fetched is saved at `to`.
+    """
     operation, statuses = OPERATION_OF[type(request)], await client.poll()
     if engine == EVERY and operation.scope is OperationScope.ONE:
         print_sentence(console, f"{operation.name} is for one engine: name it.")
@@ -111,7 +119,7 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
 
     async def ask(asked: _Asked) -> None:
         async with limiters[client.routes.get(asked.node)]:
-            codes.append(await _ask(client, console, asked, request))
+            codes.append(await _ask(client, console, asked, request, to))
 
     async with trio.open_nursery() as nursery:
         for each in chosen:
@@ -130,7 +138,7 @@ def _unasked(statuses: Mapping[str, StatusOrError], engine: str) -> dict[str, st
     }
 
 
-async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message) -> int:
+async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message, to: Path) -> int:
     """Have one engine carry out an operation, print its outcome, and return the exit code."""
     operation, info = OPERATION_OF[type(request)], asked.offer.engine
     why, result = "", None
@@ -139,13 +147,19 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
     elif operation.name not in info.operations:  # a node of an older version would end the link
         why = f"it does not carry out {operation.name}"
     else:
-        fields = outcome_json(request).decode()
-        try:
+
+        async def ask(request: Message) -> object:
+            fields = outcome_json(request).decode()
             answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node))
             assert isinstance(answer, Operated)  # nothing else answers an Operate
-            result = json.loads(answer.fields)
+            return json.loads(answer.fields)
+
+        try:
+            result = await saved_file(request, ask, to) if isinstance(request, ReadFile) else await ask(request)
         except EspalierError as error:
             why = str(error)
+        except OSError as error:
+            why = f"its file cannot be saved: {error.strerror or error}"
         except ValueError:
             why = "its node answered with something else"
     if why:

@@ -35,6 +35,7 @@ from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
 from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
+from tests.contracts import profile
 
 RELEASED_WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 300.0
@@ -117,7 +118,7 @@ async def check_engine(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
         assert engine.info.running_max >= 2, "the checks need an engine with two slots at least"
         await at_rest(engine)
-        for check in CHECKS:
+        for check in (*CHECKS, *profile.CHECKS):
             try:
                 await check(engine)
                 await at_rest(engine)

@@ -168,6 +168,7 @@ def test_every_command_of_the_readme_exists(
 ) -> None:
     existing = {"hash-key", *command_line.OPERATOR_COMMANDS, *re.findall(r"--[a-z-]+", helps(monkeypatch, capsys))}
     of_operations = {field.name for row in OPERATIONS for field in attrs.fields(row.request)}  # type: ignore[arg-type]  # every message is an attrs class
+    existing |= {"--to", *(row.name for row in OPERATIONS)}
     existing |= {f"--{name.replace('_', '-')}" for name in of_operations}
     typed = [words.split() for file in DOCUMENTED for words in OUR_COMMAND.findall(file.read_text())]
     flags = {re.sub(r"[^a-z-]", "", word) for words in typed for word in words if re.match(r"\W*--", word)}

@@ -193,7 +193,9 @@ def test_a_decoder_imports_the_protocol_and_its_jobs_alone() -> None:
 def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None:
     pure = (
         "actors.engines.blocks.block_log",
+        "actors.engines.expert_record",
         "actors.engines.media_check",
+        "actors.engines.profile_check",
         "actors.media.layout",
         "actors.media.model_files",
     )

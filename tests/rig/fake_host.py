@@ -124,7 +124,7 @@ class FakeHost:
         try:
             self._send(End(stream, codec.encode(await self.engine.operate(request))))
         except RequestError as error:
-            self._send(Fail(stream, error.code, error.detail))
+            self._send(Fail(stream, error.code, error.detail, error.param))
 
     async def _watch(self, frame: Open, request: WatchBlocks | WatchLoad, scope: trio.CancelScope) -> None:
         """Answer one stream as `actors.engines.sglang.host.kv.watchers` does."""

@@ -42,6 +42,12 @@ UNIX_SOCKET = "inproc"
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder in which the processes of a host write their metrics."""
 
+PROFILES_FOLDER = "SGLANG_TORCH_PROFILER_DIR"
+"""The variable that names the folder into which a scheduler writes its profiles."""
+
+RECORDS_FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
+"""The variable that names the folder into which a scheduler writes the record of its experts."""
+
 BATCHES_MAX = 4
 """The batches in the process of an encoder, the running one and the waiting ones."""
 
@@ -101,6 +107,9 @@ class BootMessage:
     checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
     batch_max: int | None = None  # items of an encoder's batch; None: it is no encoder
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
+    files: str = ""  # the folder for what its operations leave; empty: it has no operations that leave files
+    files_bytes_max: int = 0
+    expert_ranks: int = 0  # 0: the tokens of experts are not recorded
     events: tuple[EventEndpoints, ...] = ()  # where its host receives KV events, by rank; empty: nowhere
 
 
@@ -109,8 +118,8 @@ def default_transfer(device: str) -> str:
     return "mooncake_tcp" if device == "cpu" else "mooncake"
 
 
-def build(spec: SglangSpec, folder: str) -> BootMessage:
-    """Return the boot message of a host whose folder is `folder`."""
+def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
+    """Return the boot message of a host whose folder is `folder`; what its operations leave lies in `files`."""
     if spec.leg is Leg.ENCODE:
         return _encoder(spec, folder)
     on_cpu = spec.device == "cpu"
@@ -125,6 +134,7 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
         "enable_metrics": spec.metrics or None,
+        **spec.experts,
     }
     if spec.leg is not Leg.BOTH:
         arguments |= {
@@ -153,9 +163,13 @@ def build(spec: SglangSpec, folder: str) -> BootMessage:
             **({} if loads_tower else {VISION_PART: EMBEDDINGS_ONLY}),
             **spec.environment,
             **({METRICS_FOLDER: folder} if spec.metrics else {}),
+            **({PROFILES_FOLDER: files, RECORDS_FOLDER: files} if files else {}),
         },
         checks=spec.grammars if spec.checks_grammars else None,
         has_tower=spec.has_tower,
+        files=files,
+        files_bytes_max=spec.files_bytes_max,
+        expert_ranks=spec.expert_ranks,
         events=events,
     )
 

@@ -31,6 +31,10 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "vision": "enable_multimodal",
     "[engine.NAME.events]": "kv_events_config",
     "metrics": "enable_metrics",
+    "[engine.NAME.experts]": (
+        "ep_size enable_eplb eplb_rebalance_num_iterations ep_num_redundant_experts ep_dispatch_algorithm"
+        " init_expert_location expert_distribution_recorder_mode expert_distribution_recorder_buffer_size"
+    ),
 }
 _REASONS = {  # why the host cannot do with any other value than its own
     "images and videos are made into the input of the model by the host, and limited by the gateway": (

@@ -62,3 +62,6 @@ class SglangSpec:
     events_replay_address: str | None = None  # host:port, where they ask for missed events
     metrics: bool = False  # whether it reports SGLang's own metrics
     data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory
+    files_bytes_max: int = 2**30  # of all files that its operations have left
+    experts: dict[str, Setting] = Factory(dict)  # SGLang's arguments about a mixture of experts
+    expert_ranks: int = 0  # ranks with an equal share of the experts, whose tokens are recorded; 0: nothing is recorded

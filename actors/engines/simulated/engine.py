@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from math import inf
 
 import trio
-from attrs import define, evolve, field
+from attrs import Factory, define, evolve, field
 
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
@@ -15,8 +15,10 @@ from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_states import HeldStates
+from actors.engines.simulated.kept_files import SimulatedFiles
 from actors.engines.simulated.memory_operations import MemoryOperations
 from actors.engines.simulated.output import OutputGenerator
+from actors.engines.simulated.profiles import SimulatedProfiles
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchUpdate
@@ -63,6 +65,10 @@ class SimulatedEngine:
     _crash_at: float = field(init=False, default=inf)
     _wake: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
     _blocks: BlockLog = field(init=False, factory=lambda: BlockLog("simulated"))
+    _files: SimulatedFiles = field(init=False, factory=SimulatedFiles)
+    _profiles: SimulatedProfiles = field(
+        init=False, default=Factory(lambda self: SimulatedProfiles(self._files), takes_self=True)
+    )
     _load_changed: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -76,6 +82,8 @@ class SimulatedEngine:
         self._handlers = {
             FlushCache: self._flush_cache,
             **self._memory.handlers,
+            **self._files.handlers,
+            **self._profiles.handlers,
         }
         self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
 
@@ -216,6 +224,8 @@ class SimulatedEngine:
     def _advance(self, batch: Batch, now: float) -> None:
         """Deliver the events of a rank until now, and publish its blocks."""
         update = batch.advance(now)
+        if update.emitted:
+            self._profiles.on_step()
         self._deliver(update)
         self._pass_on_changes(batch)
         if update.begun or update.ended or update.failed:

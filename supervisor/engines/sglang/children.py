@@ -249,4 +249,6 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         events_address=None if section.events.listen is None else str(section.events.listen),
         events_replay_address=None if section.events.replay is None else str(section.events.replay),
         metrics=section.metrics,
+        experts=section.experts.arguments(cluster.folder),
+        expert_ranks=section.experts.ranks_recorded if section.experts.record else 0,
     )

@@ -48,6 +48,7 @@ LADDER = Ladder()  # of the process of an engine
 HOST_ENDS = "host ends: "  # before the reason that a host writes into its log
 UNEXPLAINED = ("RuntimeError: Initialization failed", "RuntimeError: Rank")
 """The beginnings of SGLang's errors about an error of another process, which is in the log."""
+FILES_SUFFIX = ".files"  # of the folder beside an engine's log, for what its operations leave
 LAST_OUTPUT_S = 0.5  # for a host's last lines, once it has ended
 LAST_LINES = 10  # that are logged of an output log which ends with the node
 
@@ -211,11 +212,12 @@ async def _attempt(
     runtime.folder.restore()  # a cleaner of /tmp may have removed it while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
     stack.callback(leftover_memory.remove, place)
+    files = output_log.path.absolute().with_suffix(FILES_SUFFIX)
     output, write = output_log.pipe()
     stack.callback(output.close)
     with host_descriptors(runtime.folder, write) as (ours, inherited):
         stack.callback(ours.close)
-        return ours, output, await start_host(boot_message.build(spec, str(place)), inherited)
+        return ours, output, await start_host(boot_message.build(spec, str(place), str(files)), inherited)
 
 
 async def _carry(

@@ -1,4 +1,4 @@
-"""Checks of an engine against this host: the model's own limit of tokens, and the visible GPUs.
+"""Checks of an engine against this host: the model's own limit of tokens, its experts, and the visible GPUs.
 
 SGLang would find the same minutes later, as a traceback. Neither SGLang nor torch is imported: the limit is computed
 from `config.json` as SGLang does it, and the GPUs are counted as the driver lists them.
@@ -16,6 +16,7 @@ from typing import TypeAlias, cast
 
 from protocol.strict.mistakes import Mistake
 from supervisor.config.schema import Cluster, EngineSection
+from supervisor.engines.sglang.experts import SglangExperts, layout_mistake
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.files import reading
 
@@ -27,6 +28,7 @@ OVERRIDES = "json_model_override_args"
 ALLOW_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 TRUE = ("1", "true", "yes", "y")
 LIMIT_KEYS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
+EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts")
 TEXT_CONFIGS = ("thinker_config", "llm_config", "language_config", "text_config")
 SCALED_ALREADY = ("llama3", "yarn", "longrope")  # kinds of scaling whose factor the limit has in it
 
@@ -51,8 +53,38 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
                 f"is {section.context_max}, and the model's own limit is {limit}, by {folder / CONFIG}: lower it or"
                 f' leave it out, or set {ALLOW_LONGER} = "1" in [engine.NAME.environment] if the model can do more',
             )
+    yield from _expert_mistakes(cluster, section, f"{path}.experts")
     if section.device == "cuda":
         yield from _gpu_mistakes(section, path, variables)
+
+
+def _expert_mistakes(cluster: Cluster, section: SglangSection, path: str) -> Iterator[Mistake]:
+    """Yield what the model's folder and the file of the initial layout say against the keys about experts."""
+    experts = section.experts
+    if experts.layout is not None and (why := layout_mistake(experts.layout_path(cluster.folder))) is not None:
+        yield Mistake(f"{path}.layout", why)
+    if experts == SglangExperts():
+        return
+    with suppress(OSError, RuntimeError):  # other checks report a path that leads nowhere
+        folder = cluster.model_path(section.model)
+        number = experts_of(folder, str(section.settings.get(OVERRIDES, "{}")))
+        if number == 0:
+            yield Mistake(path, f"is for a mixture of experts, and {section.model} has none, by {folder / CONFIG}")
+        elif number is not None and (number + experts.redundant) % experts.parallel:
+            yield Mistake(
+                f"{path}.redundant",
+                f"makes {number + experts.redundant} experts, which {experts.parallel} cannot share",
+            )
+
+
+def experts_of(folder: Path, overrides: str = "{}") -> int | None:
+    """Return the experts in a layer of a model, 0 if it is no mixture, None if its configuration cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        texts = (reading.read(folder / CONFIG, CONFIG_BYTES_MAX).decode(), overrides)
+        text = _text_config({key: value for each in texts for key, value in _table(json.loads(each)).items()})
+        numbers = (text.get(key) for key in EXPERT_KEYS)
+        return next((number for number in numbers if isinstance(number, int)), 0)
+    return None
 
 
 # The model's limit ------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from supervisor.config import other_words
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection, EventsSection
 from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
+from supervisor.engines.sglang.experts import SglangExperts
 from supervisor.links.endpoint import Endpoint
 
 BOOTSTRAP_PORTS = 32  # of a prefill, from `bootstrap_port` on; decodes forget the port of a life 15 s after it
@@ -44,7 +45,7 @@ WEIGHTS: Mapping[Setting, tuple[str, ...]] = {
 }
 """The files of weights by `load_format`; other formats, `dummy` among them, need none or look for them elsewhere."""
 
-NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics")
+NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics", "experts")
 
 PORT_MAX = 65535
 Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
@@ -82,6 +83,7 @@ class SglangSection(EngineSection):
     # whether it has a vision tower or takes embeddings; by default `embeddings` if the file has an encoder of its model
     vision: Literal["tower", "embeddings"] | None = None
     events: SglangEvents = SglangEvents()
+    experts: SglangExperts = SglangExperts()
     metrics: bool = False  # whether `/metrics` also has SGLang's own metrics of this engine
     # SGLang's own `ServerArgs` by name; those that another key or the engine host decides are refused by name
     settings: dict[str, Setting] = Factory(dict)
@@ -193,6 +195,7 @@ class SglangSection(EngineSection):
         yield from self._rank_mistakes(cluster, path)
         yield from self._vision_mistakes(cluster, path)
         yield from self._event_mistakes(path)
+        yield from self.experts.mistakes(f"{path}.experts", self.device, self.tensor_parallel, self.settings)
         for key, endpoint in self.events.endpoints.items():
             if ":" in endpoint.host or not endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")

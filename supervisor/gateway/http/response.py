@@ -7,7 +7,7 @@ its body is left without an end, so that no client takes it for complete.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import trio
 from attrs import define, field
 
 from protocol.dialects import http as shapes
-from protocol.errors import RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
+from protocol.errors import InternalError, RequestError, SlowClient, UnsupportedMediaType, UpgradeRequired
 from protocol.messages.generation import RouteTaken
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.plain_head import Header
@@ -117,6 +117,28 @@ class HttpResponse:
             data = b""
         if data := data + self._end():
             self.outbox.put(data)
+        self._unfinished = False
+
+    async def reply_in_parts(
+        self, status: int, headers: list[Header], size: int, first: bytes, read: Callable[[int], Awaitable[bytes]]
+    ) -> None:
+        """Write a response of `size` bytes, which `read` gets from an offset on, as fast as the client reads.
+
+        Without the bytes that it promises, a body is left without an end.
+        """
+        head, self._unfinished = self._head(status, [*headers, (b"content-length", b"%d" % size)]), True
+        self.outbox.put(head)
+        data, offset = first, len(first)
+        while True:
+            await self.outbox.wait_room(len(data))
+            self.outbox.put(self._data(data))
+            if not data or offset >= size:
+                break
+            data = (await read(offset))[: size - offset]
+            offset += len(data)
+        if offset < size:
+            raise InternalError("the file has become shorter")
+        self.outbox.put(self._end())
         self._unfinished = False
 
     def fail(self, error: RequestError, status: int | None = None, body: bytes | None = None) -> None:

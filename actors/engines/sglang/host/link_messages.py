@@ -134,7 +134,7 @@ class LinkMessages:
 
     def fail(self, stream: int, error: RequestError) -> None:
         """End a stream with an error."""
-        self.peer.send(Fail(stream, error.code, error.detail))
+        self.peer.send(Fail(stream, error.code, error.detail, error.param))
         self.ended(stream)
 
     def taken(self, stream: int) -> None:

@@ -24,7 +24,7 @@ Handler = Callable[[Message], Awaitable[Message]]
 
 
 class Operations:
-    """The operations of one engine; without `metrics`, it keeps none."""
+    """The operations of one engine: without `metrics` it keeps none, and `others` have handlers of their own."""
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class Operations:
         running: Callable[[], Collection[str]],
         metrics: MetricsReader | None,
         blocks: BlockLog,
+        *others: Mapping[type[Message], Handler],
     ) -> None:
         self._manager = manager
         self._running = running
@@ -44,6 +45,8 @@ class Operations:
         if metrics is not None:
             self._metrics_reader = metrics
             self.handlers = {**self.handlers, GetMetrics: self._metrics}
+        for handlers in others:
+            self.handlers = {**self.handlers, **handlers}
 
     async def operate(self, request: Message) -> Message:
         """Carry out an operation by its handler; raises `EngineRefused` without one."""

@@ -34,13 +34,16 @@ from actors.engines.blocks.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import outputs, scheduler, translation
+from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
+from actors.engines.sglang.host.kept_files import KeptFiles
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
 from actors.engines.sglang.host.liveness import POLL_S, scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
+from actors.engines.sglang.host.profiles import profiles_of
 from actors.engines.sglang.host.requests import Requests, Running, SeparatePart
 from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.vision.media_input import MediaInput, media_info
@@ -97,6 +100,8 @@ class Host:
         watchdog: Watchdog,
         media: MediaInput | None = None,
         sources: tuple[EventSource, ...] = (),
+        files: KeptFiles | None = None,
+        expert_ranks: int = 0,
     ) -> None:
         self.engine = engine
         self.media = media
@@ -109,7 +114,11 @@ class Host:
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)
         metrics = MetricsReader(read_files) if info.metrics else None
-        self.operations = Operations(self.manager, self.requests.by_id.keys, metrics, blocks)
+        self.profiles = None if files is None else profiles_of(engine, files)
+        others = [] if files is None or self.profiles is None else [files.handlers, self.profiles.handlers]
+        if files is not None and expert_ranks:
+            others.append(ExpertRecords(self.manager, files, expert_ranks).handlers)
+        self.operations = Operations(self.manager, self.requests.by_id.keys, metrics, blocks, *others)
         self.info = evolve(info, operations=operation_names(self.operations.handlers))
 
     async def start(self, listener: socket.socket) -> None:
@@ -254,6 +263,10 @@ class Host:
             self.link.fail(running.stream, error, cause)
             self.link.flush()
 
+    def _computes(self) -> bool:
+        """Whether the schedulers may be at work for long before they answer."""
+        return bool(self.requests.by_id) or (self.profiles is not None and self.profiles.busy)
+
     async def _loads(self) -> Sequence[LoadSnapshot]:
         loads: list[LoadSnapshot] = await self.manager.get_loads()
         return sorted(loads, key=lambda load: load.dp_rank)
@@ -268,7 +281,7 @@ class Host:
                 if self.operations.hold_up:
                     await asyncio.sleep(POLL_S)
                     return Alive(held_up=True)
-                return await self.liveness.probe(lambda: bool(self.requests.by_id))
+                return await self.liveness.probe(self._computes)
             case GetLoad():
                 return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals
         return await self.operations.operate(request)
@@ -323,8 +336,9 @@ def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: soc
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
+    files = KeptFiles(Path(boot.files), boot.files_bytes_max) if boot.files else None
     if media is None or layout is None:
-        return Host(engine, info, peer, link, watchdog, sources=sources)
+        return Host(engine, info, peer, link, watchdog, sources=sources, files=files, expert_ranks=boot.expert_ranks)
     tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))
     taken = MediaInput(engine.tokenizer_manager, info, layout, tensors)
-    return Host(engine, info, peer, link, watchdog, taken, sources)
+    return Host(engine, info, peer, link, watchdog, taken, sources, files, boot.expert_ranks)

@@ -11,6 +11,7 @@ from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Operation, json_
 from supervisor.gateway.http.routes import (
     admin,
     completions,
+    engine_files,
     health,
     models,
     openapi,
@@ -169,5 +170,17 @@ ROUTES = RouteTable(
             pools.pools,
         ),
         *operations.routes(),
+        HttpRoute(
+            Operation(
+                "GET",
+                engine_files.PREFIX + "{name}",
+                "A file that an operation of an engine has left, such as a profile.",
+                engine_files.BINARY,
+                errors=(404,),
+                parameters=(engine_files.FILE_PARAMETER, operations.ENGINE_PARAMETER),
+                access=Access.ADMIN,
+            ),
+            engine_files.get_file,
+        ),
     )
 )

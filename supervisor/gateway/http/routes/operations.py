@@ -55,9 +55,7 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
 
     If one engine has failed, the answer is one error for all engines, with the outcome of each.
     """
-    if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
-        # A browser sends no origin with the GET of an image.
-        raise Forbidden("a page of another site may not do this")
+    refuse_other_sites(exchange)
     await trio.lowlevel.checkpoint()
     outcomes: Outcomes = {}
     if exchange.request.method != "HEAD":
@@ -71,3 +69,10 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     else:
         exchange.response.reply(200, [JSON], outcomes_body(outcomes))
     log_answered(exchange)
+
+
+def refuse_other_sites(exchange: Exchange) -> None:
+    """Raise `Forbidden` for a request from a page of another site."""
+    if exchange.request.header(b"sec-fetch-site") not in {b"", b"none", b"same-origin"}:
+        # A browser sends no origin with the GET of an image.
+        raise Forbidden("a page of another site may not do this")

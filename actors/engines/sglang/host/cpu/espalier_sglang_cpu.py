@@ -67,6 +67,8 @@ def activate() -> None:
     for name in ("tensor", "empty", "zeros", "ones", "full", "arange", "empty_like", "zeros_like", "rand", "randn"):
         setattr(torch, name, _unpinned(getattr(torch, name)))
     torch.cuda.Event = torch.cpu.Event = _Event
+    torch.cpu.is_current_stream_capturing = lambda: False  # asked by the recorder of experts in each step
+    torch.cpu.empty_cache = lambda: None  # called by it before its first dump
     _disable_host_indices()
     _attend_new()
 

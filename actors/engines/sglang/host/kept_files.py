@@ -1,0 +1,103 @@
+"""The files that operations of an engine leave: a folder with a limit, and the operations that list and read it.
+
+The node chooses the folder, and operations choose the names, so no asker names a place. The folder outlives this host:
+the next life of the engine serves the files of this one. A file is neither listed nor read while it is written, as the
+beginning of its name says that is in `unfinished`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from protocol.errors import BadRequest, InternalError
+from protocol.messages.engine_files import FILE_NAME, PART_BYTES_MAX, FileEntry, FileList, FilePart, ListFiles, ReadFile
+from protocol.messages.kind import Message
+
+LISTED_MAX = 256  # files, beyond which the oldest are removed, too
+
+
+class KeptFiles:
+    """The files of one engine, of at most `bytes_max` bytes in all."""
+
+    def __init__(self, folder: Path, bytes_max: int) -> None:
+        self.folder = folder
+        self.bytes_max = bytes_max
+        self.unfinished: set[str] = set()  # the beginnings of the names of files that are being written
+        self.handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = {
+            ListFiles: self._list,
+            ReadFile: self._read,
+        }
+
+    def make_folder(self) -> None:
+        """Create the folder, which no other user may enter, if it does not exist; raises `OSError`."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file, whole or not at all; raises `OSError`."""
+        self.make_folder()
+        part = self.folder / f".{name}"
+        part.write_bytes(data)
+        part.replace(self.folder / name)
+
+    def entries(self) -> list[FileEntry]:
+        """Return the finished files, the oldest first."""
+        found = sorted(self._found())
+        return [FileEntry(name, size) for _, name, size in found if not self._is_unfinished(name)]
+
+    def named(self, beginning: str) -> list[str]:
+        """Return the names of all files that begin so, unfinished ones among them."""
+        return sorted(name for _, name, _ in self._found() if name.startswith(beginning))
+
+    def trim(self) -> None:
+        """Remove the oldest finished files while all have more bytes than they may, or are too many."""
+        entries = self.entries()
+        size = sum(entry.bytes for entry in entries)
+        for number, entry in enumerate(entries):
+            if size <= self.bytes_max and len(entries) - number <= LISTED_MAX:
+                break
+            with suppress(OSError):
+                (self.folder / entry.name).unlink()
+            size -= entry.bytes
+
+    def _is_unfinished(self, name: str) -> bool:
+        return name.startswith(tuple(self.unfinished))
+
+    def _found(self) -> Iterator[tuple[float, str, int]]:
+        """Yield the time, the name and the size of each file; links and files of strange names are left out."""
+        with suppress(OSError), os.scandir(self.folder) as found:
+            for entry in found:
+                with suppress(OSError):
+                    about = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(about.st_mode) and FILE_NAME.fullmatch(entry.name):
+                        yield about.st_mtime, entry.name, about.st_size
+
+    async def _list(self, _: Message) -> FileList:
+        return FileList(tuple(await asyncio.to_thread(self.entries)), self.bytes_max)
+
+    async def _read(self, request: Message) -> FilePart:
+        assert isinstance(request, ReadFile)
+        return await asyncio.to_thread(self._part, request)
+
+    def _part(self, request: ReadFile) -> FilePart:
+        """Return a part of a finished file; raises `BadRequest` if there is none of this name, or it is shorter."""
+        name, unknown = request.name, BadRequest(f"there is no file {request.name!r}: see list-files", param="name")
+        if not FILE_NAME.fullmatch(name) or self._is_unfinished(name):
+            raise unknown
+        try:
+            file = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise unknown from None
+        except OSError as error:
+            raise InternalError(f"the file {name} cannot be read: {error.strerror}") from error
+        try:
+            size = os.fstat(file).st_size
+            if not 0 <= request.offset <= size:
+                raise BadRequest(f"{name} has {size} bytes", param="offset")
+            return FilePart(name, size, os.pread(file, PART_BYTES_MAX, request.offset))
+        finally:
+            os.close(file)
