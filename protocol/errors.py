@@ -160,6 +160,14 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
+class AdapterNotLoaded(RequestError):
+    """The engine does not have the LoRA adapter; `GET /v1/models` lists the loaded ones."""
+
+    code = "adapter_not_loaded"
+    fault = "client"
+    http_status = 404
+
+
 class MethodNotAllowed(RequestError):
     """The path exists, but not for this method; the header `allow` lists its methods."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import isfinite
 
+from actors.engines.adapter_table import not_loaded
 from actors.engines.media_check import check_media
 from protocol.cost import check_scores
-from protocol.errors import BadRequest, ContextTooLong, HandOffFailed, Unsupported
+from protocol.errors import AdapterNotLoaded, BadRequest, ContextTooLong, HandOffFailed, Unsupported
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate
 from protocol.messages.kind import Message
@@ -22,6 +23,10 @@ def check_request(request: Generate, info: EngineInfo) -> None:
     """
     _check_tokens(request, info.vocabulary_size)
     check_rank(request, info.data_parallel)
+    if request.adapter is not None and request.adapter not in info.adapters:
+        raise AdapterNotLoaded(
+            not_loaded(request.adapter.name, (adapter.name for adapter in info.adapters)), param="model"
+        )
     wanted = request.sampling
     if not all(map(isfinite, wanted.logit_bias.values())):
         raise BadRequest("a logit_bias is not a finite number", param="logit_bias")
@@ -50,7 +55,7 @@ def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
     """Return the row of an operation; raises `Unsupported` if the engine does not list it, or cannot hold requests."""
     operation = OPERATION_OF[type(request)]
     if operation.name not in info.operations:
-        raise Unsupported(f"this engine does not carry out {operation.name}")
+        raise Unsupported(operation.unlisted)
     holds = isinstance(request, LeavingRequest) and request.running is RunningRequests.HOLD
     if holds and info.hand_off is not HandOff.NONE:  # the other leg would wait in vain
         raise Unsupported("a prefill or decode holds no requests: drain or end them", param="running")

@@ -21,6 +21,7 @@ from actors.routing.route import Route
 from actors.routing.routing import Routing
 from protocol.errors import (
     ActorLost,
+    AdapterNotLoaded,
     DeadlineExceeded,
     Draining,
     EngineLost,
@@ -36,7 +37,7 @@ from protocol.errors import (
 from protocol.messages.cluster import engine_and_rank
 from protocol.messages.generation import Generate, Sampling
 
-FAILOVER = (ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
+FAILOVER = (ActorLost, AdapterNotLoaded, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
 """Errors after which a request goes on with another worker: that worker, its node or the link to it may be to blame."""
 
 
@@ -120,13 +121,20 @@ class Failover:
             self.routing.observer.call_resumed(error.code, 0)
         return other
 
+    def _is_elsewhere(self, request: Generate) -> bool:
+        """Whether another worker has the adapter of a request."""
+        return request.adapter is not None and self.routing.has_adapter(request.adapter, self.lost_names)
+
     async def next_route(self, lost: RequestError, remaining: Generate, sent: int) -> Route:
         """Wait for the route of the next attempt; raises `lost` beyond a limit, or if the rest might not be exact.
 
         `sent` is the number of sent tokens, at the end of the remaining request's prompt.
         """
         limits = self.routing.limits
-        unready, planned = isinstance(lost, NotReady), is_planned(lost)
+        # A worker without the adapter has begun nothing, either.
+        unready, planned = isinstance(lost, AdapterNotLoaded | NotReady), is_planned(lost)
+        if isinstance(lost, AdapterNotLoaded) and not self._is_elsewhere(remaining):
+            raise lost
         self._preemptions += isinstance(lost, Preempted)
         self._drains += planned
         self._losses += not (unready or planned)  # an unready worker has begun nothing, and will be back

@@ -5,11 +5,12 @@ A router is independent of nodes and links: local and remote workers are the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
@@ -69,6 +70,9 @@ class Pool(Protocol):
 
     def pairing(self) -> Pairing:
         """Return the pairs among the prefills and decodes that can be asked now."""
+
+    def lacking(self, adapter: Adapter) -> Collection[str] | None:
+        """Return the names of the workers without an adapter, None if no worker has it."""
 
     def weights(self) -> str | None:
         """Return the digest of the weights of the workers that can be asked now, None if it is not known."""

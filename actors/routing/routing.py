@@ -40,6 +40,7 @@ from actors.routing.route import Chosen, FailoverLimits, Route, pair_name
 from actors.routing.slot_shares import SlotShares, keep_none
 from actors.routing.waiting import WaitingLines
 from protocol.errors import RequestError
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 from protocol.pairing import Pairing
@@ -78,8 +79,9 @@ class Routing:
 
     def choose(self, request: Generate, excluded: Collection[str] = (), reach: Reach = Reach.MAPPED) -> Route | None:
         """Return a route with room for a request, without the workers of some names; None if there is none now."""
-        began = self.clock()
-        route = self._reserve(request, self._select(request, excluded, self._scopes(request, excluded, reach)))
+        began, lacking = self.clock(), self._lacking(request)
+        scopes = self._scopes(request, (*excluded, *lacking), reach, lacking)
+        route = self._reserve(request, self._select(request, {*excluded, *lacking} if lacking else excluded, scopes))
         if route is not None:
             self.observer.chosen(self.clock() - began)
         return route
@@ -107,13 +109,14 @@ class Routing:
 
     def has_room(self, request: Generate | None = None) -> bool:
         """Whether there is a route now for every request of the same pools; without one, for one of some pools."""
-        return self._select(None, (), self._scopes(request, (), Reach.MAPPED)) is not None
+        lacking = self._lacking(request)
+        return self._select(None, lacking, self._scopes(request, (), Reach.MAPPED, lacking)) is not None
 
     def may_begin(self, request: Generate) -> bool:
         """Whether the owner of a request leaves slots enough to others if this request begins."""
         if not self.shares.kept():
             return True
-        scope = self._scopes(request, (), Reach.MAPPED)[0]
+        scope = self._scopes(request, (), Reach.MAPPED, self._lacking(request))[0]
         workers = chain.from_iterable(self._workers(leg, scope.get(leg)) for leg in (Leg.BOTH, Leg.DECODE))
         if not scope:
             return self.shares.allows(request.owner, workers)
@@ -144,11 +147,17 @@ class Routing:
             return decode, prefill
         return None if whole is None else (whole, None)
 
-    def _scopes(self, request: Generate | None, excluded: Collection[str], reach: Reach) -> Sequence[Scope]:
+    def _lacking(self, request: Generate | None) -> Collection[str]:
+        """Return the workers without the adapter of a request; if no worker has it, any may refuse the request."""
+        return () if request is None or request.adapter is None else self.pool.lacking(request.adapter) or ()
+
+    def _scopes(
+        self, request: Generate | None, excluded: Collection[str], reach: Reach, lacking: Collection[str] = ()
+    ) -> Sequence[Scope]:
         """Return the sets of workers to choose from, the preferred one first."""
         if request is None or not self.levels.legs:
             return (ANYWHERE,)
-        gone = () if reach is Reach.MAPPED else excluded
+        gone = lacking if reach is Reach.MAPPED else excluded
         orders: list[list[tuple[int, Leg, Names | None]]] = []
         for leg in self.levels.legs:
             up = (names for names in self.levels.order(leg, request) if self._is_up(leg, names, gone))
@@ -215,7 +224,9 @@ class Routing:
 
     def choose_idle(self, request: Generate, excluded: Collection[str]) -> Route | None:
         """Return a route with slots and KV memory for the request to begin at once; None if there is none."""
-        scope, *_ = self._scopes(request, excluded, Reach.MAPPED)
+        lacking = self._lacking(request)
+        scope, *_ = self._scopes(request, excluded, Reach.MAPPED, lacking)
+        excluded = {*excluded, *lacking} if lacking else excluded
         return self._reserve(request, self._select_of(request, excluded, BeginsNow(request), scope))
 
     async def wait_changed(self) -> None:
@@ -248,7 +259,7 @@ class Routing:
         def choose_any(waiting: Generate) -> Route | None:
             return self.choose(waiting, both, reach) or self.choose(waiting, crashed, reach)
 
-        key = self.levels.group(request), frozenset(both), reach
+        key = self.levels.group(request), request.adapter, frozenset(both), reach
         with trio.move_on_after(pause_s):
             return await self.waiting.wait(key, request, choose_other, self.wait_changed)
         key_of_any = key, frozenset(crashed)
@@ -264,6 +275,11 @@ class Routing:
         """Whether each leg has, or should soon have, a worker that did not crash, however busy."""
         legs = {leg for name, leg in self.pool.expected().items() if name not in crashed}
         return Leg.BOTH in legs or {Leg.PREFILL, Leg.DECODE} <= legs
+
+    def has_adapter(self, adapter: Adapter, lost: Collection[str]) -> bool:
+        """Whether a worker has an adapter, besides the `lost` ones."""
+        lacking = self.pool.lacking(adapter)
+        return lacking is not None and bool(self.pool.expected().keys() - {*lacking, *lost})
 
     # Pairs ----------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def make_generations(
                     # All choices of a prompt have the same ones, and the others find it in the prefix cache.
                     prompt_logprobs=request.scores_prompts and choice == 0,
                     cache_salt=request.cache_salt,
+                    adapter=request.adapter,
                     priority=request.priority or 0,
                     trace=request.trace,
                     owner=request.owner,

@@ -36,7 +36,7 @@ async def with_blocks(
         tokens = first.tokens[: _text_tokens(first, media)]
         hints = first.hints or RoutingHints()
         size = len(tokens) * len(page_sizes)
-        blocks = await run(size, partial(_blocks, tokens, page_sizes, first.cache_salt))
+        blocks = await run(size, partial(_blocks, tokens, page_sizes, first.cache_namespace))
         hints = evolve(hints, blocks=blocks)
         hashed.append([choice if choice.prompt_logprobs else evolve(choice, hints=hints) for choice in choices])
     return hashed

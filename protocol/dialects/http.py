@@ -20,6 +20,7 @@ class Model:
     max_model_len: int
     honours_seed: bool
     owned_by: str = "espalier"
+    parent: str | None = None  # of an adapter: the model that it changes
 
 
 def error_object(error: RequestError) -> dict[str, str | None]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from attrs import evolve, frozen
 
+from protocol.messages.adapters import Adapter
 from protocol.messages.generation import GrammarKind
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import MediaForm, MediaInfo
@@ -53,6 +54,7 @@ class EngineInfo(Message):
     data_parallel: int = 1
     computes_ahead: bool = False  # whether the cache also has the token that stopped an answer
     operations: tuple[str, ...] = ()  # the names of the rows of `operations.OPERATIONS` that it carries out
+    adapters: tuple[Adapter, ...] = ()  # the LoRA adapters that are loaded
     hand_off_terms: tuple[tuple[str, str], ...] = ()  # of a leg of a pair: names and values, beside those in `terms`
 
     @property

@@ -12,6 +12,7 @@ from functools import lru_cache
 from attrs import Factory, evolve, field, frozen
 
 from protocol.errors import PeerViolation
+from protocol.messages.adapters import Adapter, adapter_salt
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import MediaItem, check_item, with_data
 from protocol.tensors import Dtype, Tensor
@@ -145,6 +146,12 @@ class Generate(Message):
     hints: RoutingHints | None = None
     rank: int = 0
     prompt_logprobs: bool = False
+    adapter: Adapter | None = None  # the LoRA adapter to compute with; None: the model alone
+
+    @property
+    def cache_namespace(self) -> str | None:
+        """The salt of its prefix cache: requests with different adapters or salts share none."""
+        return adapter_salt(self.adapter, self.cache_salt)
 
     @property
     def scored_tokens(self) -> int:

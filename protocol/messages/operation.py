@@ -18,6 +18,7 @@ class OperationScope(StrEnum):
     ONE = "one"  # the engine named by the asker
     ENGINES = "engines"  # every engine for tokens, or the one named by the asker
     ALL = "all"  # the same, and every encoder
+    MODEL = "model"  # every engine for tokens of the request's `model`, or the one named by the asker
 
 
 @frozen(eq=False, kw_only=True)
@@ -36,6 +37,8 @@ class EngineOperation:
     scope: OperationScope = OperationScope.ENGINES
     leaves_service: bool = False  # whether an engine is out of service meanwhile, and carries out no other such one
     needs: tuple[MemoryTag, ...] = ()  # the memory without which it is refused
+    changes_info: bool = False  # whether the engine's info may differ afterwards, also after a failure
+    lacking: str = ""  # what an engine lacks that does not list it, as a sentence without its end
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether every version of the program has it, so that no engine need list it
     example: object = None  # an example of a body over HTTP
@@ -51,6 +54,11 @@ class EngineOperation:
         """The class of its result."""
         assert self.kind.result is not None  # as `OPERATIONS` has it
         return self.kind.result
+
+    @property
+    def unlisted(self) -> str:
+        """The refusal of an engine that does not list it."""
+        return f"this engine does not carry out {self.name}{f': {self.lacking}' if self.lacking else ''}"
 
     @property
     def has_fields(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from attrs import frozen
 
-from protocol.messages import engine_files, experts, memory, profile
+from protocol.messages import adapters, engine_files, experts, memory, profile
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
@@ -72,6 +72,7 @@ OPERATIONS = (
     *engine_files.OPERATIONS,
     *profile.OPERATIONS,
     *experts.OPERATIONS,
+    *adapters.OPERATIONS,
 )
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}

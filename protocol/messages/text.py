@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from attrs import Factory, field, frozen
 
+from protocol.messages.adapters import Adapter
 from protocol.messages.generation import FinishReason, Grammar, Usage
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import Media
@@ -113,6 +114,7 @@ class Respond(Message):
     params: dict[str, str] = Factory(dict)
     trace: Trace | None = None
     owner: str = ""  # the name of the client's key
+    adapter: Adapter | None = None  # the LoRA adapter that its model was named with
     total_max: int | None = None  # tokens of prompt and answer at admission; 0: no engine was ready then
 
     @property

@@ -62,6 +62,7 @@ SCHEMAS: dict[str, Schema] = {
         object={"const": "model"},
         created=_COUNT,
         owned_by=_TEXT,
+        parent=_nullable(_TEXT),
         root=_TEXT,
         max_model_len=_COUNT,
         honours_seed={"type": "boolean"},

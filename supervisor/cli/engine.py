@@ -84,14 +84,15 @@ class _Asked:
         return f"{self.node}/{self.engine}"
 
 
-def _engines(statuses: Mapping[str, StatusOrError], operation: EngineOperation) -> dict[str, _Asked]:
+def _engines(statuses: Mapping[str, StatusOrError], operation: EngineOperation, model: str) -> dict[str, _Asked]:
     """Return the engines that an operation is for, by their names in the cluster."""
     asked = [
         _Asked(node, engine_and_rank(offer.name)[0], offer)
         for node, status in statuses.items()
         if isinstance(status, Status)
         for offer in status.state.offers
-        if operation.scope is OperationScope.ALL or offer.leg is not Leg.ENCODE
+        if (operation.scope is OperationScope.ALL or offer.leg is not Leg.ENCODE)
+        and (operation.scope is not OperationScope.MODEL or model in {"", offer.model})
     ]
     return {each.name: each for each in asked}
 
@@ -105,7 +106,10 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
     if engine == EVERY and operation.scope is OperationScope.ONE:
         print_sentence(console, f"{operation.name} is for one engine: name it.")
         return 1
-    engines = _engines(statuses, operation)
+    if operation.scope is OperationScope.MODEL and (why := _ambiguous(statuses, engine, request)) is not None:
+        print_sentence(console, why)
+        return 1
+    engines = _engines(statuses, operation, getattr(request, "model", None) or "")
     unasked = _unasked(statuses, engine)
     chosen = [each for each in engines.values() if engine in {EVERY, each.name, each.engine}]
     codes = [int(engine == EVERY and bool(unasked))]
@@ -129,6 +133,18 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
     return max(codes)
 
 
+def _ambiguous(statuses: Mapping[str, StatusOrError], engine: str, request: Message) -> str | None:
+    """Return why the engines of one model cannot be told, None if they can."""
+    states = [status.state for status in statuses.values() if isinstance(status, Status)]
+    models = sorted({offer.model for state in states for offer in state.offers})
+    model = getattr(request, "model", None) or ""
+    if engine == EVERY and not model and len(models) > 1:
+        return f"Several models are served: {', '.join(models)}. Name one by --model."
+    if model and model not in models:
+        return f"There is no engine of a model {model!r}; there is {', '.join(models) or 'none'}."
+    return None
+
+
 def _unasked(statuses: Mapping[str, StatusOrError], engine: str) -> dict[str, str]:
     """Return the silent nodes that may have an engine of a name, with their reasons."""
     return {
@@ -145,7 +161,7 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
     if info is None:
         why = "it is starting"
     elif operation.name not in info.operations:  # a node of an older version would end the link
-        why = f"it does not carry out {operation.name}"
+        why = operation.unlisted.replace("this engine", "it")
     else:
 
         async def ask(request: Message) -> object:

@@ -68,6 +68,16 @@ class EngineLife:
             self._change(before.ended(call.request))
             answer.end(result)
 
+    async def carry_out_in_service(self, operation: EngineOperation, call: Call[Message, Message, Message]) -> None:
+        """Carry out an operation beside requests, and publish the engine's info, which may have changed."""
+        await trio.lowlevel.checkpoint()
+        with call.answering(BugCounter()) as answer:
+            self.state.check(operation, call.request)
+            try:
+                answer.end(await self.engine.operate(call.request))
+            finally:
+                self.registration.on_change()
+
     def _change(self, state: EngineState) -> None:
         """Replace the state, and with it the engine's service and the rest of its requests, in one turn."""
         if self._over:  # the next life has its own

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from attrs import define, field
 
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
 from protocol.pairing import Pairing
 from supervisor.cluster.cluster_worker import ClusterWorker
@@ -61,6 +62,15 @@ class ModelPool:
                 log.warning("an engine is not paired", extra={"engine": name, "reason": reason})
         self._unpaired = pairing.unpaired
         return pairing
+
+    def lacking(self, adapter: Adapter) -> frozenset[str] | None:
+        """Return the names of the workers without an adapter, None if no worker has it."""
+        return self.directory.derived(("lacking", self.model, adapter), lambda: self._lacking(adapter))
+
+    def _lacking(self, adapter: Adapter) -> frozenset[str] | None:
+        offers = self.directory.offers_by_name(self.model)
+        having = {name for name, offer in offers.items() if offer.engine and adapter in offer.engine.adapters}
+        return frozenset(offers.keys() - having) if having else None
 
     def weights(self) -> str | None:
         """Return the digest of the weights that are served, None if unknown: a generation is resumed with no others."""

@@ -6,12 +6,14 @@ limits of clients must not depend on the available engines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from actors.text.limits import PromptLimits
 from protocol.dialects.http import Model
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import EjectionState, Leg, Offer
 from protocol.messages.engine import EngineInfo
 from supervisor.cluster.directory import Directory
@@ -58,6 +60,21 @@ def request_tokens_max(directory: Directory, model: str) -> int:
     """Return the most tokens of one request, prompt and answer together; 0 while no engine has ever been ready."""
     engine = _smallest(directory, model)
     return 0 if engine is None else engine.request_tokens_max
+
+
+def adapters(directory: Directory, model: str) -> Mapping[str, Adapter]:
+    """Return the loaded adapters of a model by name.
+
+    If engines have different files under one name, those of most engines count, and requests go to no others.
+    """
+    return directory.derived(("adapters", model), lambda: _adapters(directory, model))
+
+
+def _adapters(directory: Directory, model: str) -> dict[str, Adapter]:
+    engines = (offer.engine for offer in directory.offers(model) if offer.engine is not None)
+    counts = Counter(adapter for engine in engines for adapter in engine.adapters)
+    rising = sorted(counts, key=lambda adapter: (adapter.name, counts[adapter], adapter.digest))
+    return {adapter.name: adapter for adapter in rising}
 
 
 def model_object(name: str, directory: Directory, created: int) -> Model:

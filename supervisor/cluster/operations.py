@@ -61,7 +61,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     `BadRequest` for an ambiguous name or a missing one.
     """
     operation = OPERATION_OF[type(request)]
-    engines, outcomes = _chosen(directory, operation, engine), dict[str, Message | RequestError]()
+    engines, outcomes = _chosen(directory, request, engine), dict[str, Message | RequestError]()
     asked: dict[str, ClusterWorker] = {}
     for name, worker in engines.items():
         if (error := _refusal(operation, worker)) is not None:
@@ -79,13 +79,16 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     return dict(sorted(outcomes.items()))
 
 
-def _chosen(directory: Directory, operation: EngineOperation, engine: str | None) -> dict[str, ClusterWorker]:
+def _chosen(directory: Directory, request: Message, engine: str | None) -> dict[str, ClusterWorker]:
     """Return the engines that are asked, by their names in the cluster."""
+    operation = OPERATION_OF[type(request)]
     engines = {
         name: worker
         for name, worker in directory.engines().items()
         if operation.scope is OperationScope.ALL or worker.leg is not Leg.ENCODE
     }
+    if operation.scope is OperationScope.MODEL:
+        engines = _of_model(engines, request)
     if engine is None:
         if operation.scope is OperationScope.ONE:
             raise BadRequest(f"{operation.name} is for one engine: name it", param="engine")
@@ -98,6 +101,16 @@ def _chosen(directory: Directory, operation: EngineOperation, engine: str | None
     return named
 
 
+def _of_model(engines: Mapping[str, ClusterWorker], request: Message) -> dict[str, ClusterWorker]:
+    """Return the engines of the model that a request names, or of the only one."""
+    name, models = getattr(request, "model", None) or "", sorted({worker.model for worker in engines.values()})
+    if not name and len(models) > 1:
+        raise BadRequest(f"several models are served here: {', '.join(models)}; name one", param="model")
+    if name and name not in models:
+        raise NotFound(f"there is no engine of a model {name!r:.128}; there is {', '.join(models)}", param="model")
+    return {engine: worker for engine, worker in engines.items() if name in {"", worker.model}}
+
+
 def _refusal(operation: EngineOperation, worker: ClusterWorker) -> RequestError | None:
     """Return why an engine is not asked: a node of an older version ends the link on an unknown message."""
     if operation.every_version:
@@ -105,7 +118,7 @@ def _refusal(operation: EngineOperation, worker: ClusterWorker) -> RequestError 
     if (info := worker.info) is None:
         return NotReady("it is starting")
     if operation.name not in info.operations:
-        return Unsupported(f"this engine does not carry out {operation.name}")
+        return Unsupported(operation.unlisted)
     return None
 
 
@@ -146,7 +159,7 @@ def engine_services(name: str, engine: Registration[Engine], life: Registration[
         **{
             (name, operation.request): Function(
                 partial(_operate_in_tree, operation, life)
-                if operation.leaves_service
+                if operation.leaves_service or operation.changes_info
                 else partial(_operate, operation, engine, life)
             )
             for operation in OPERATIONS
@@ -185,7 +198,8 @@ async def _operate_in_tree(operation: EngineOperation, life: Registration[Engine
     await trio.lowlevel.checkpoint()
     call: Call[Message, Message, Message] = Call(request, Answer(0))
     of_life = _up(life.live)
-    of_life.tasks.start_soon(of_life.carry_out, operation, call)
+    carry_out = of_life.carry_out if operation.leaves_service else of_life.carry_out_in_service
+    of_life.tasks.start_soon(carry_out, operation, call)
     result = await call.answer.result()
     assert result is not None  # an operation has a result
     return result

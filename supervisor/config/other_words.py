@@ -72,7 +72,7 @@ _KEYS = {  # the key by its section, and words for it; a word of several rows me
         enable_block_reuse
     """,
     "engine.NAME.settings.random_seed": "seed",
-    "engine.NAME.settings.lora_paths": "lora_modules lora_adapters lora",
+    "engine.NAME.adapters": "lora_modules lora_adapters lora lora_paths enable_lora",
     "engine.NAME.settings.json_model_override_args": "hf_overrides rope_scaling rope_theta",
     "engine.NAME.settings.quantization": "quantize quant load_in_4bit load_in_8bit",
     "engine.NAME.settings.kv_cache_dtype": "cache_type_k cache_type_v kv_dtype",

@@ -246,6 +246,8 @@ class Gateway:
             # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
             total_max = served.total_max()
             request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)
+            if served.adapter is not None:
+                request, record.base = evolve(request, adapter=served.adapter), served.base
             request = _of_tenant(request, key.section.tenant)
             request = _with_targets(request, record.targets, key.section.targets, served.targets)
             gathered_bytes = self._gathered_bytes(request, record)

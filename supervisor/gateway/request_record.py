@@ -50,7 +50,13 @@ class RequestRecord:
     ended: ResponseEnd | None = None  # once it has ended
     sent_bytes: int = 0  # of its response
     memory: MemoryReservation | None = None  # of a response that is kept until it is complete
+    base: str = ""  # the model without its adapter; empty: it has none
     scope: trio.CancelScope = field(factory=trio.CancelScope)
+
+    @property
+    def counted_model(self) -> str:
+        """The model of its metrics: adapters come and go, so they have no series of their own."""
+        return self.base or self.model
 
     @property
     def usage(self) -> Usage:

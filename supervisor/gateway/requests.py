@@ -11,11 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeAlias
 
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
+from actors.engines.adapter_table import not_loaded
 from actors.kit.calls import Askable
 from actors.kit.fast_path import FastPath
 from actors.processor import TextReply, TextRequest, TextResult
@@ -30,6 +32,7 @@ from protocol.errors import (
     RequestError,
     SlowClient,
 )
+from protocol.messages.adapters import ADAPTER_MARK, Adapter
 from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, Answered, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.trace import Trace, log_fields
@@ -55,6 +58,27 @@ class ServedModel:
     ask: Askable[TextRequest, TextReply, TextResult]
     total_max: Callable[[], int]  # tokens that a prompt and its answer can have, 0 while no engine has been ready
     targets: frozenset[str] = frozenset()  # the fields of targets that its grids read
+    adapters: Callable[[], Mapping[str, Adapter]] = dict  # its loaded adapters at this moment, by name
+    adapter: Adapter | None = None  # with which it is asked
+    base: str = ""  # the name of the model without the adapter
+
+    def models(self) -> Iterator[Model]:
+        """Yield the model, then each of its adapters."""
+        yield self.model()
+        for name in sorted(self.adapters()):
+            yield self._of_adapter(name)
+
+    def with_adapter(self, name: str) -> ServedModel:
+        """Return the model with one of its adapters; raises `ModelNotFound` unless that is loaded."""
+        loaded = self.adapters()
+        if (adapter := loaded.get(name)) is None:
+            raise ModelNotFound(f"model {self.model().id}: {not_loaded(name, loaded)}", param="model")
+        return evolve(self, model=partial(self._of_adapter, name), adapter=adapter, base=self.model().id)
+
+    def _of_adapter(self, name: str) -> Model:
+        model = self.model()
+        named = f"{model.id}{ADAPTER_MARK}{name}"
+        return Model(named, model.created, named, model.max_model_len, model.honours_seed, parent=model.id)
 
 
 @define(eq=False)
@@ -85,6 +109,9 @@ class RequestRunner:
     def find(self, model: str) -> ServedModel:
         """Return the model of that name; raises `ModelNotFound`."""
         if (served := self.served.get(model)) is None:
+            base, _, adapter = model.rpartition(ADAPTER_MARK)
+            if base in self.served:
+                return self.served[base].with_adapter(adapter)
             names = ", ".join(sorted(self.served))
             raise ModelNotFound(f"no model {model!r} is served here; there is {names}", param="model")
         return served
@@ -152,7 +179,7 @@ class RequestRunner:
         response has at most the `total_max` tokens of its request, whichever engines come and go meanwhile. Raises the
         `RequestError` that ended it, or the error of `on_reply`. Its deadlines are those of the record's scope.
         """
-        gaps = self.metrics.token_gaps(record.model)
+        gaps = self.metrics.token_gaps(record.counted_model)
 
         def count_and_pass_on(reply: TextReply) -> None:
             if isinstance(reply, Text):
@@ -214,7 +241,7 @@ class RequestRunner:
                 record.scope.deadline = record.received_at + self.total_s
                 record.cached_tokens = record.route_cached_tokens = reply.cached_tokens
                 record.route = reply.route
-                self.metrics.first_token(record.model, now - record.received_at)
+                self.metrics.first_token(record.counted_model, now - record.received_at)
             case ChoiceEnded():
                 record.reason = reply.reason
             case Accepted():
@@ -241,7 +268,7 @@ class RequestRunner:
         elif outcome == AskerLeft.code and cut in DROPPED:
             # This server ended the connection, not the client.
             outcome, error = SlowClient.code, SlowClient("the client did not read its answer")
-        self.metrics.request_ended(record.model, record.api, outcome, ended.duration_s, record.usage)
+        self.metrics.request_ended(record.counted_model, record.api, outcome, ended.duration_s, record.usage)
         line = record.line(outcome, error, duration_s=ended.duration_s, cut=cut if outcome == CUT else None)
         self.access.log_ended(line, error, admitted=record.admitted_at is not None)
 

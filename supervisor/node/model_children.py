@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 
 import trio
@@ -74,7 +74,7 @@ def _routed_model(
     cluster, directory, runtime = context.cluster, context.directory, context.runtime
     section = cluster.model[name]
     levels, made = service_levels(cluster, name), _policy(context, name)
-    work, work_inbox = request_inbox(section.queue_max, levels.group)
+    work, work_inbox = request_inbox(section.queue_max, partial(waiting_group, levels))
     routed: DirectCalls[Generate, Started | Tokens, Finished] = DirectCalls(work_inbox.pass_by)
     requests: Address[TextRequest, TextReply, TextResult]
     requests, requests_inbox = mailbox(cluster.gateway.requests_max)
@@ -111,6 +111,7 @@ def _routed_model(
             DirectAddress(requests.inbox, processed),
             partial(models.request_tokens_max, directory, name),
             section.grid.targets,
+            partial(models.adapters, directory, name),
         ),
         levels=levels,
         inbox=work_inbox,
@@ -126,6 +127,12 @@ def _routed_model(
             processor_child,
         ),
     )
+
+
+def waiting_group(levels: ServiceLevels, request: Generate) -> Hashable:
+    """Return what a request waits for: its pools, and workers with its adapter if it has one."""
+    group = levels.group(request)
+    return group if request.adapter is None else (*group, request.adapter)
 
 
 def _policy(context: NodeContext, name: str) -> MadePolicy:

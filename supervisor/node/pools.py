@@ -79,7 +79,7 @@ class PoolView:
         """Return the number of requests of a model that wait, by pool; one waits for a pool of each of its legs."""
         waiting = dict[str, int]()
         for group, number in self.inboxes[model].waiting_by_group().items():
-            for pool in group if isinstance(group, tuple) else ():
+            for pool in filter(_is_name, group if isinstance(group, tuple) else ()):
                 waiting[pool] = waiting.get(pool, 0) + number
         return waiting
 
@@ -116,3 +116,8 @@ class PoolView:
 
 def _axis(axis: AxisKeys) -> dict[str, object]:
     return {axis.low_key: axis.low, axis.high_key: axis.high, axis.resolution_key: axis.resolution}
+
+
+def _is_name(part: object) -> bool:
+    """Whether a part of what requests wait for is the name of a pool, and not an adapter."""
+    return isinstance(part, str)

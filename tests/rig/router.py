@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from math import inf
 from typing import Any
@@ -35,6 +36,7 @@ from protocol.errors import (
     Overloaded,
     RequestError,
 )
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import (
@@ -50,6 +52,7 @@ from protocol.messages.generation import (
 )
 from protocol.pairing import Pairing
 from supervisor.engines.work import RequestInbox, request_inbox
+from supervisor.node.model_children import waiting_group
 from tests.rig.calls import AnyAddress, AnyAnswer
 from tests.rig.prompt_scores import scores_of
 
@@ -241,6 +244,10 @@ class FakePool:
         infos = ((worker, worker.info) for worker in self.workers())
         return Pairing.of((worker.name, worker.leg, info.terms) for worker, info in infos if info is not None)
 
+    def lacking(self, adapter: Adapter) -> set[str] | None:
+        having = {worker.name for worker in self.all if worker.info and adapter in worker.info.adapters}
+        return {worker.name for worker in self.all} - having if having else None
+
     def weights(self) -> str | None:
         return self.has
 
@@ -292,7 +299,7 @@ async def routed(
     """Run a router over workers; the `early` requests come before it begins."""
     ids, rng = count(1), random.Random(0)
     levels = levels or ServiceLevels()
-    address, inbox = request_inbox(inbox_size, levels.group)
+    address, inbox = request_inbox(inbox_size, partial(waiting_group, levels))
     async with trio.open_nursery() as stage:
         pool = FakePool(list(workers), stage)
         for worker in workers:

@@ -26,6 +26,7 @@ from actors.routing.policies.row import PolicyContext
 from actors.routing.policies.table import POLICIES
 from actors.routing.route import FailoverLimits
 from actors.routing.routing import Routing
+from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Sampling
 from protocol.messages.kv_events import BlockChange, BlockEvent
@@ -241,6 +242,9 @@ class Gateway:
     def pairing(self) -> Pairing:
         """Return no pairs: each worker computes both legs."""
         return Pairing.of(())
+
+    def lacking(self, adapter: Adapter) -> None:
+        """Return nothing: no worker has an adapter."""
 
     def weights(self) -> None:
         """Return nothing: all workers have the same weights."""

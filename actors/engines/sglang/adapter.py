@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol, cast
 
 import trio
@@ -11,13 +12,15 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
-from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetLoad, Ping, WatchLoad
+from protocol.errors import EngineLost
+from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import BlockEvents, WatchBlocks
 
 PROBES = 4  # the number of probes in the time that an engine may be silent
 WATCH_CREDIT = 8192  # replies: all blocks of the largest cache, after which a stream is asked for again
+INFO_WITHIN_S = 5.0  # to read an engine's info again after an operation
 CONTROLS_MAX = 4  # control operations at a time: the host keeps some streams for them beside those for requests
 
 
@@ -95,10 +98,21 @@ class SglangEngine:
 
         A host cannot stop an operation: it continues after its asker has left.
         """
-        check_operation(request, self.info)
-        result = await self._control(request)
+        operation = check_operation(request, self.info)
+        try:
+            result = await self._control(request)
+        finally:
+            if operation.changes_info:
+                await self._read_info()
         assert result is not None  # an operation has a result
         return result
+
+    async def _read_info(self) -> None:
+        """Read the engine's info again, unless it has ended."""
+        with suppress(EngineLost, trio.TooSlowError), trio.fail_after(INFO_WITHIN_S):
+            info = await self._control(GetInfo())
+            assert isinstance(info, EngineInfo)  # nothing else answers a GetInfo
+            self.info = info
 
     async def watch_blocks(self, receive: Callable[[BlockEvents], None]) -> None:
         """Pass on the scheduler's reports of its prefix cache; raises `EngineLost` at the end of the link."""

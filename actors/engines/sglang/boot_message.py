@@ -12,7 +12,7 @@ from ipaddress import ip_address
 import msgspec
 from attrs import frozen
 
-from actors.engines.sglang.spec import GrammarLimits, Setting, SglangSpec
+from actors.engines.sglang.spec import AdapterLimits, GrammarLimits, Setting, SglangSpec
 from protocol.messages.cluster import Leg
 
 START_FAILED = "start_failed"
@@ -110,6 +110,7 @@ class BootMessage:
     files: str = ""  # the folder for what its operations leave; empty: it has no operations that leave files
     files_bytes_max: int = 0
     expert_ranks: int = 0  # 0: the tokens of experts are not recorded
+    adapters: AdapterLimits | None = None  # LoRA adapters that it takes
     events: tuple[EventEndpoints, ...] = ()  # where its host receives KV events, by rank; empty: nowhere
 
 
@@ -145,6 +146,8 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         }
     if spec.leg is Leg.DECODE and on_cpu:
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    if spec.adapters is not None:
+        arguments |= _adapters(spec.adapters, on_cpu=on_cpu)
     if spec.nodes > 1:
         arguments |= {"nnodes": spec.nodes, "node_rank": spec.rank, "dist_init_addr": spec.dist_init_address}
     given: dict[str, Setting] = {name: value for name, value in arguments.items() if value is not None}
@@ -170,8 +173,21 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         files=files,
         files_bytes_max=spec.files_bytes_max,
         expert_ranks=spec.expert_ranks,
+        adapters=None if spec.checks_grammars else spec.adapters,
         events=events,
     )
+
+
+def _adapters(limits: AdapterLimits, *, on_cpu: bool) -> dict[str, Setting]:
+    """Return SGLang's arguments for LoRA adapters; it may compute with one more than `active_max`: with none."""
+    return {
+        "enable_lora": True,
+        "max_lora_rank": limits.rank_max,
+        "lora_target_modules": [*limits.modules],
+        "max_loras_per_batch": limits.active_max + 1,
+        "lora_paths": [f"{name}={folder}" for name, folder in limits.folders.items()] or None,
+        "lora_backend": "torch_native" if on_cpu else None,  # SGLang's own default needs a GPU
+    }
 
 
 def _events(spec: SglangSpec, folder: str, arguments: dict[str, Setting]) -> tuple[EventEndpoints, ...]:

@@ -35,6 +35,9 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
         "ep_size enable_eplb eplb_rebalance_num_iterations ep_num_redundant_experts ep_dispatch_algorithm"
         " init_expert_location expert_distribution_recorder_mode expert_distribution_recorder_buffer_size"
     ),
+    "[engine.NAME.adapters]": (
+        "enable_lora max_lora_rank lora_target_modules lora_paths max_loaded_loras max_loras_per_batch"
+    ),
 }
 _REASONS = {  # why the host cannot do with any other value than its own
     "images and videos are made into the input of the model by the host, and limited by the gateway": (

@@ -30,6 +30,17 @@ class GrammarLimits:
     verdicts_max: int = 1024  # verdicts that are kept
 
 
+@frozen(kw_only=True)
+class AdapterLimits:
+    """The limits on an engine's LoRA adapters, and the folders of its first ones by name."""
+
+    rank_max: int
+    modules: tuple[str, ...]  # of the model; "all" alone for every linear layer
+    loaded_max: int
+    active_max: int  # in one engine step
+    folders: dict[str, str] = Factory(dict)
+
+
 @frozen
 class SglangSpec:
     """The host of one rank of an engine, as the operator described the engine; sizes in tokens."""
@@ -61,6 +72,7 @@ class SglangSpec:
     events_address: str | None = None  # host:port, where others than its node may listen for the events
     events_replay_address: str | None = None  # host:port, where they ask for missed events
     metrics: bool = False  # whether it reports SGLang's own metrics
+    adapters: AdapterLimits | None = None  # None: it takes no adapters
     data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory
     files_bytes_max: int = 2**30  # of all files that its operations have left
     experts: dict[str, Setting] = Factory(dict)  # SGLang's arguments about a mixture of experts

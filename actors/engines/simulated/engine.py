@@ -12,6 +12,7 @@ from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
+from actors.engines.simulated.adapters import SimulatedAdapters
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_states import HeldStates
@@ -55,6 +56,8 @@ class SimulatedEngine:
     rendezvous_rooms: RendezvousRooms = field(factory=RendezvousRooms)
     states: HeldStates = field(factory=HeldStates)  # that its sequential prefills and decodes share
     publishes: bool = True  # whether watchers get the blocks of its prefix cache
+    first_adapters: Mapping[str, str] = field(factory=dict)  # folders by name; nothing is read from them
+    _adapters: SimulatedAdapters = field(init=False)
     _batches: tuple[Batch, ...] = field(init=False)  # one a rank
     _memory: MemoryOperations = field(init=False)
     _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # by operation
@@ -75,6 +78,7 @@ class SimulatedEngine:
         mistakes = [str(mistake) for mistake in self.spec.disagreements()]
         if mistakes:
             raise ValueError("; ".join(mistakes))
+        self._adapters = SimulatedAdapters.of(self.spec.adapters_max, self.first_adapters)
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
         self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
@@ -84,6 +88,7 @@ class SimulatedEngine:
             **self._memory.handlers,
             **self._files.handlers,
             **self._profiles.handlers,
+            **self._adapters.handlers,
         }
         self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
 
@@ -92,7 +97,7 @@ class SimulatedEngine:
     @property
     def info(self) -> EngineInfo:
         """The engine's kind, version and limits."""
-        return self._info
+        return evolve(self._info, adapters=self._adapters.table.adapters) if self.spec.adapters_max else self._info
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises as the port does: `Overloaded` with all places taken, `EngineLost` after the end."""
@@ -105,6 +110,7 @@ class SimulatedEngine:
         batch = self._batches[request.rank]
         if batch.full:
             raise Overloaded(f"{self.spec.slots} requests run and {self.spec.waiting_max} wait")
+        self._adapters.take(request)
         batch.submit(request, trio.current_time())
         self._load_changed.unpark_all()
         answer = self._answers[request.id] = Answer(request.sampling.tokens_max)
@@ -265,9 +271,11 @@ class SimulatedEngine:
                 else:
                     answer.put(Tokens((token,), (logprob,)))
         for request_id, finished in update.ended:
+            self._adapters.release(request_id)
             if (answer := answers.pop(request_id, None)) is not None:
                 answer.end(finished)
         for request_id, error in update.failed:
+            self._adapters.release(request_id)
             if (answer := answers.pop(request_id, None)) is not None:
                 answer.fail(error)
 

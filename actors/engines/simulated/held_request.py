@@ -57,7 +57,7 @@ class HeldRequest:
         if not self.prompt:
             tokens, items = self.request.tokens, self.request.media
             self.prompt = padded_tokens(tokens, items, media) if items else tokens
-        root = root_digest(self.request.cache_salt)
+        root = root_digest(self.request.cache_namespace)
         self.digests = block_digests(root, pack_tokens(self.prompt), page_size) if caches else []
 
     def reusable(self, page_size: int) -> list[bytes]:
@@ -125,7 +125,7 @@ class HeldRequest:
         if caches and self.output:
             shared = self.lease.shared
             rest = (self.prompt[len(shared) * page_size :] + self.answered)[: self.kv_tokens - len(shared) * page_size]
-            before = shared[-1] if shared else root_digest(self.request.cache_salt)
+            before = shared[-1] if shared else root_digest(self.request.cache_namespace)
             for digest in block_digests(before, pack_tokens(rest), page_size):
                 memory.publish(self.lease, digest)
         memory.release(self.lease)

@@ -60,7 +60,8 @@ class OutputGenerator:
         wanted, eos = request.sampling, self.spec.eos_id
         greedy = wanted.temperature <= 0
         own = "" if greedy else f"id {request.id}" if wanted.seed is None else f"seed {wanted.seed}"
-        digest = blake2b(f"{self.spec.seed}\n{own}\n".encode(), digest_size=16)
+        adapter = "" if request.adapter is None else f"adapter {request.adapter.name} {request.adapter.digest}\n"
+        digest = blake2b(f"{self.spec.seed}\n{own}\n{adapter}".encode(), digest_size=16)
         digest.update(memoryview(prompt)[: len(prompt) - request.resumed_tokens * PROMPT_TOKEN_BYTES])
         key = digest.digest()
         ends = frozenset(wanted.stop_token_ids)

@@ -12,6 +12,7 @@ from typing import Annotated, Protocol
 from attrs import frozen
 
 from actors.engines.simulated.hand_off import DIGEST_BYTES
+from protocol.messages.adapters import ADAPTERS_MAX
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.media import MediaInfo
@@ -104,6 +105,7 @@ class SimulatedSpec:
     length_max: Count = 512
     seed: int = 0
     media: MediaInfo | None = None  # None: neither images nor videos
+    adapters_max: Annotated[int, Within(at_least=0, at_most=ADAPTERS_MAX)] = 0  # LoRA adapters at a time; 0: none
     costs: Costs = Costs()
     faults: Faults = Faults()
 

@@ -119,7 +119,7 @@ class SharedPrefixes:
 
     def _key(self, request: Generate) -> Hashable:
         media = tuple(item.digest for item in request.media)
-        return request.cache_salt, media, tuple(request.tokens[: self.page_size])
+        return request.cache_namespace, media, tuple(request.tokens[: self.page_size])
 
     def _shared_end(self, length: int, cached: int) -> int:
         """Return the least common prefix for which a prompt waits for another; the last token is always computed."""

@@ -18,6 +18,8 @@ from supervisor.config import other_words
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection, EventsSection
 from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
+from supervisor.engines.sglang import adapters_section
+from supervisor.engines.sglang.adapters_section import SglangAdapters
 from supervisor.engines.sglang.experts import SglangExperts
 from supervisor.links.endpoint import Endpoint
 
@@ -45,7 +47,7 @@ WEIGHTS: Mapping[Setting, tuple[str, ...]] = {
 }
 """The files of weights by `load_format`; other formats, `dummy` among them, need none or look for them elsewhere."""
 
-NOT_OF_ENCODERS = ("ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics", "experts")
+NOT_OF_ENCODERS = ("adapters", "ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics", "experts")
 
 PORT_MAX = 65535
 Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
@@ -84,6 +86,7 @@ class SglangSection(EngineSection):
     vision: Literal["tower", "embeddings"] | None = None
     events: SglangEvents = SglangEvents()
     experts: SglangExperts = SglangExperts()
+    adapters: SglangAdapters | None = None  # its LoRA adapters; without this table it takes none
     metrics: bool = False  # whether `/metrics` also has SGLang's own metrics of this engine
     # SGLang's own `ServerArgs` by name; those that another key or the engine host decides are refused by name
     settings: dict[str, Setting] = Factory(dict)
@@ -196,6 +199,7 @@ class SglangSection(EngineSection):
         yield from self._vision_mistakes(cluster, path)
         yield from self._event_mistakes(path)
         yield from self.experts.mistakes(f"{path}.experts", self.device, self.tensor_parallel, self.settings)
+        yield from adapters_section.mistakes(self.adapters, self.settings, self.device, path)
         for key, endpoint in self.events.endpoints.items():
             if ":" in endpoint.host or not endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")

@@ -41,6 +41,7 @@ def _engine(
     eos_id = min(model.eos_token_ids, default=None)
     form = MediaForm.EMBEDDINGS if context.cluster.encodes(section.model) else MediaForm.PIXELS
     spec = _spec(section, model.tokenizer.get_vocab_size(), eos_id, _media(section, model, form))
+    adapters = {} if section.adapters is None else section.adapters.folders(context.cluster.folder)
     sentences = tuple(tuple(model.encode_text(f" {sentence}", special=False)) for sentence in SENTENCES)
     simulated = partial(
         SimulatedEngine,
@@ -50,6 +51,7 @@ def _engine(
         rendezvous_rooms=rendezvous_rooms,
         states=states,
         publishes=section.publishes(context.cluster),
+        first_adapters=adapters,
     )
     child = Child(
         name="engine",
@@ -110,6 +112,7 @@ def _spec(
         length_max=own.length_max,
         seed=own.seed,
         media=media,
+        adapters_max=0 if section.adapters is None else section.adapters.loaded_max,
         costs=own.costs,
         faults=own.faults,
     )

@@ -12,6 +12,7 @@ from protocol.messages.media import MediaForm, MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 from protocol.tensors import Dtype
+from supervisor.config.adapters import AdaptersSection
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection
 
@@ -60,6 +61,8 @@ class SimulatedSection(EngineSection):
 
     kind: Literal["simulated"] = "simulated"
     simulated: SimulatedKeys = SimulatedKeys()
+    # adapters that it pretends to have, each with answers of its own; without this table it takes none
+    adapters: AdaptersSection | None = None
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -73,6 +76,8 @@ class SimulatedSection(EngineSection):
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield the mistakes in this section at `path`."""
+        if self.adapters is not None:
+            yield from self.adapters.mistakes(f"{path}.adapters")
         media, key = self.simulated.media, f"{path}.simulated.media"
         if media is not None and media.image_token is None and media.video_token is None:
             yield Mistake(key, "has neither image_token nor video_token")

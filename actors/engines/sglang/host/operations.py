@@ -6,11 +6,12 @@ A handler runs in asyncio, beside the requests of the engine, and may wait for i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.sglang.host.handler import Handler
 from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.memory import Memory
 from actors.engines.sglang.host.metrics import MetricsReader
@@ -19,8 +20,6 @@ from protocol.errors import EngineRefused, Overloaded
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_OF, EngineMetrics, FlushCache, GetMetrics
-
-Handler = Callable[[Message], Awaitable[Message]]
 
 
 class Operations:

@@ -7,6 +7,7 @@ Events that come once in a request's life, or to few requests, have functions of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import accumulate
 
 from attrs import define, frozen
@@ -16,6 +17,7 @@ from actors.engines.sglang.host import translation
 from actors.engines.sglang.host.outputs import EngineFinishReason, StepOutput
 from protocol.errors import RequestError
 from protocol.link.frames import Begun, Ended, Step
+from protocol.messages.adapters import Adapter
 from protocol.messages.generation import Finished, FinishReason, Started, Tokens, Usage
 
 
@@ -27,6 +29,7 @@ class Running:
     stream: int
     logprobs: int | None = None  # how many of the likeliest tokens are reported
     scored_tokens: int | None = None  # how many of its prompt's log probabilities are reported
+    adapter: Adapter | None = None
     task: asyncio.Task[None] | None = None
     begun: bool = False
     tokens: int = 0  # the number of its tokens so far
@@ -44,8 +47,9 @@ class SeparatePart:
 class Requests:
     """The requests that run, by their ids and by their streams, and SGLang's own records of them."""
 
-    def __init__(self, manager: TokenizerManager) -> None:
+    def __init__(self, manager: TokenizerManager, release_adapter: Callable[[Adapter], None]) -> None:
         self.manager = manager
+        self.release_adapter = release_adapter
         self.by_id: dict[str, Running] = {}
         self.by_stream: dict[int, Running] = {}
 
@@ -56,6 +60,8 @@ class Requests:
     def remove(self, running: Running) -> None:
         """Remove a request from these records alone."""
         del self.by_id[running.id], self.by_stream[running.stream]
+        if running.adapter is not None:
+            self.release_adapter(running.adapter)
 
     def step(self, output: StepOutput) -> tuple[Step, list[SeparatePart], list[tuple[int, RequestError]]]:
         """Return the frame of a step, by one pass over its requests, and the streams that failed in it.

@@ -30,10 +30,12 @@ from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.srt.server_args import PortArgs
 
 from actors.engines import leftover_memory, model_files
+from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import outputs, scheduler, translation
+from actors.engines.sglang.host.adapters import Adapters, first_adapters
 from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
 from actors.engines.sglang.host.kept_files import KeptFiles
@@ -99,6 +101,8 @@ class Host:
         link: socket.socket,
         watchdog: Watchdog,
         media: MediaInput | None = None,
+        *,
+        adapters: Adapters,
         sources: tuple[EventSource, ...] = (),
         files: KeptFiles | None = None,
         expert_ranks: int = 0,
@@ -108,18 +112,26 @@ class Host:
         self.manager = engine.tokenizer_manager
         self.watchdog = watchdog
         self.link = ServedLink(link, peer, watchdog, self._received)
-        self.requests = Requests(self.manager)
+        self.adapters = adapters
+        self.requests = Requests(self.manager, self.adapters.table.release)
         self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids(), info.data_parallel)
         blocks = BlockLog(uuid4().hex)
         self.events = KvEventReceivers(blocks, sources)
         self.watchers = Watchers(self.link, blocks, self._loads)
         metrics = MetricsReader(read_files) if info.metrics else None
         self.profiles = None if files is None else profiles_of(engine, files)
-        others = [] if files is None or self.profiles is None else [files.handlers, self.profiles.handlers]
+        others = [adapters.handlers]
+        if files is not None and self.profiles is not None:
+            others += [files.handlers, self.profiles.handlers]
         if files is not None and expert_ranks:
             others.append(ExpertRecords(self.manager, files, expert_ranks).handlers)
         self.operations = Operations(self.manager, self.requests.by_id.keys, metrics, blocks, *others)
-        self.info = evolve(info, operations=operation_names(self.operations.handlers))
+        self._info = evolve(info, operations=operation_names(self.operations.handlers))
+
+    @property
+    def info(self) -> EngineInfo:
+        """The properties of the engine at this moment."""
+        return evolve(self._info, adapters=self.adapters.table.adapters)
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -171,7 +183,8 @@ class Host:
             self.link.flush()
         elif isinstance(request, Generate):
             scored_tokens = request.scored_tokens if request.prompt_logprobs else None
-            self._start(Running(request.id, frame.stream, request.logprobs, scored_tokens), request)
+            running = Running(request.id, frame.stream, request.logprobs, scored_tokens, request.adapter)
+            self._start(running, request)
         elif isinstance(request, WatchBlocks | WatchLoad):
             self.watchers.open(frame, request)
         elif request is not None:
@@ -180,6 +193,13 @@ class Host:
     # One request -----------------------------------------------------------------------
 
     def _start(self, running: Running, request: Generate) -> None:
+        if request.adapter is not None:
+            try:
+                self.adapters.table.take(request.adapter)
+            except RequestError as error:
+                self.link.fail(running.stream, error)
+                self.link.flush()
+                return
         self.requests.add(running)
         running.task = asyncio.get_running_loop().create_task(self._generate(running, request))
 
@@ -301,6 +321,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     _hook_ports(folder)
     try:
         listener = outputs.listen(folder)
+        table = first_adapters(boot.adapters, str(boot.arguments["model_path"]))
         engine = _Engine(**boot.arguments)
         _require_plugin()
         for pid in engine.get_all_child_pids():
@@ -308,7 +329,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         leftover_memory.record(folder, leftover_memory.mapped())
         requests_max = engine.server_args.max_running_requests * engine.server_args.dp_size
         peer = Peer(boot.name, serves_max=requests_max + CONTROL_STREAMS)
-        host = None if rank else _host(boot, engine, peer, link, watchdog)
+        host = None if rank else _host(boot, engine, peer, link, watchdog, table)
         if host is not None:
             engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
@@ -330,15 +351,34 @@ def _require_plugin() -> None:
         raise RuntimeError("SGLang has not loaded the limits of grammars")
 
 
-def _host(boot: boot_message.BootMessage, engine: _Engine, peer: Peer, link: socket.socket, watchdog: Watchdog) -> Host:
+def _host(
+    boot: boot_message.BootMessage,
+    engine: _Engine,
+    peer: Peer,
+    link: socket.socket,
+    watchdog: Watchdog,
+    table: AdapterTable,
+) -> Host:
     folder = engine.server_args.model_path
     layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
     files = KeptFiles(Path(boot.files), boot.files_bytes_max) if boot.files else None
-    if media is None or layout is None:
-        return Host(engine, info, peer, link, watchdog, sources=sources, files=files, expert_ranks=boot.expert_ranks)
-    tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))
-    taken = MediaInput(engine.tokenizer_manager, info, layout, tensors)
-    return Host(engine, info, peer, link, watchdog, taken, sources, files, boot.expert_ranks)
+    adapters = Adapters(engine.tokenizer_manager, boot.adapters, table)
+    taken = None
+    if media is not None and layout is not None:
+        tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))
+        taken = MediaInput(engine.tokenizer_manager, info, layout, tensors)
+    return Host(
+        engine,
+        info,
+        peer,
+        link,
+        watchdog,
+        taken,
+        adapters=adapters,
+        sources=sources,
+        files=files,
+        expert_ranks=boot.expert_ranks,
+    )

@@ -48,7 +48,8 @@ def sglang_request(
         top_logprobs_num=request.logprobs or 0,
         # From here on SGLang takes nothing from its prefix cache, which has no log probabilities.
         logprob_start_len=0 if request.prompt_logprobs else None,
-        cache_salt=request.cache_salt,
+        cache_salt=request.cache_namespace,
+        lora_path=None if request.adapter is None else request.adapter.name,
         priority=request.priority,
         routed_dp_rank=request.rank,
         disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,

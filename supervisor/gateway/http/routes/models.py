@@ -31,7 +31,7 @@ QUERY_PARAMETER: Schema = {
 async def list_models(exchange: Exchange, _: Body) -> None:
     """Answer with every model."""
     await trio.lowlevel.checkpoint()
-    models = [served.model() for served in exchange.gateway.runner.served.values()]
+    models = [model for served in exchange.gateway.runner.served.values() for model in served.models()]
     exchange.response.reply(200, [JSON], shapes.models_body(models))
     log_answered(exchange)
 

@@ -28,6 +28,7 @@ SPECS = {
     "plain": {},
     "pages that do not divide the memory": {"page_size": 7, "kv_tokens_max": 1500},
     "no cache": {"prefix_cache": False},
+    "adapters": {"adapters_max": 2},
     "two slots": {"slots": 2, "waiting_max": 1},
     "little memory": {"kv_tokens_max": 256, "context_max": 300},
     "tiny chunks": {"prefill_chunk": 3},
