@@ -9,7 +9,7 @@ from protocol.messages.adapters import Adapter, adapter_salt, name_mistake
 
 NAMES = st.text("ab:/@", min_size=1, max_size=4).filter(lambda name: name_mistake(name) is None)
 ADAPTERS = st.none() | st.builds(Adapter, NAMES, st.text("0a", min_size=1, max_size=2))
-SALTS = st.none() | st.text("adpter:/@0b", max_size=12) | st.builds("adapter:{}".format, st.text("a@/0b:", max_size=5))
+SALTS = st.none() | st.text("adepr:/@0b", max_size=12) | st.builds("adapter:{}".format, st.text("a@/0b:", max_size=5))
 
 
 def test_a_request_without_an_adapter_keeps_its_salt() -> None:
