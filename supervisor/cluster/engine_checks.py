@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from protocol.errors import PeerViolation
+from protocol.messages.adapters import ADAPTERS_MAX, Adapter, name_mistake
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
+from protocol.model_folder import WORD_MAX
 
 ENGINE_NAME_LENGTH_MAX = 128  # of the kind, the version and the operations of an engine, which clients are shown
 OPERATIONS_MAX = 128  # of one engine, of which a later version may have more than this one
@@ -32,6 +34,8 @@ def check_engine(offer: Offer) -> None:
         raise PeerViolation(f"offer {name} has an engine with too many terms of hand-offs, or too long ones")
     if len(engine.operations) > OPERATIONS_MAX or max(map(len, engine.operations), default=0) > ENGINE_NAME_LENGTH_MAX:
         raise PeerViolation(f"offer {name} has an engine with too many operations, or too long names of them")
+    if len(engine.adapters) > ADAPTERS_MAX or not all(map(_is_possible_adapter, engine.adapters)):
+        raise PeerViolation(f"offer {name} has an engine with too many adapters, or with names that cannot be")
     if not _is_possible_media(engine.media, required=offer.leg is Leg.ENCODE):
         raise PeerViolation(f"offer {name} has an engine that takes images or videos which cannot be")
 
@@ -45,6 +49,10 @@ def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
     if min(counts) < 1 or max(counts) > COUNT_MAX or engine.data_parallel > RANKS_MAX:
         return False
     return leg is not Leg.ENCODE or not any(own)
+
+
+def _is_possible_adapter(adapter: Adapter) -> bool:
+    return name_mistake(adapter.name) is None and 0 < len(adapter.digest) <= WORD_MAX
 
 
 def _is_possible_media(media: MediaInfo | None, *, required: bool) -> bool:

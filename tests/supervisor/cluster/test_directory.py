@@ -10,6 +10,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from protocol.errors import LinkLost, PeerLost, PeerViolation
+from protocol.messages.adapters import ADAPTERS_MAX, Adapter
 from protocol.messages.cluster import Leg, Neighbour, NodeState, Offer, check_state
 from protocol.messages.engine import EngineInfo, encoder_info
 from supervisor.cluster.directory import Directory
@@ -137,6 +138,10 @@ IMPOSSIBLE = [
     NodeState((evolve(ONE, engine=evolve(INFO, request_tokens_max=0)),)),
     NodeState((evolve(ONE, engine=evolve(INFO, hand_off_address=bytes(ADDRESS_BYTES_MAX + 1))),)),
     NodeState((evolve(ONE, engine=evolve(INFO, operations=("x",) * (OPERATIONS_MAX + 1))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, adapters=(Adapter("x", "1"),) * (ADAPTERS_MAX + 1))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, adapters=(Adapter("a b", "1"),))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, adapters=(Adapter("a", ""),))),)),
+    NodeState((evolve(ONE, engine=evolve(INFO, adapters=(Adapter("a", "1" * 65),))),)),
     NodeState((evolve(ONE, engine=evolve(INFO, operations=("x" * (ENGINE_NAME_LENGTH_MAX + 1),))),)),
 ]
 

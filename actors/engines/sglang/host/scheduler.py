@@ -6,9 +6,10 @@ long as the answers in it. Here it ends at once, as a request in the waiting que
 
 SGLang publishes KV events after a prefill, when it is idle, and else with its statistics, each 40th decode step: until
 then no router can find the cached answer, and its next turn may go elsewhere. Here each step's events are published
-after it. With `enable_metrics` it also sends counts of its memory to a socket without a reader, where they would wait
-for ever: here it sends none. A paused scheduler would use a whole core: here it sleeps as an idle one does. Written for
-SGLang 0.5.23.
+after it. In the hashes of an adapter's blocks SGLang has an id of its own, unknown to any router: here they have the
+salt of the adapter alone (`Generate.cache_namespace`). With `enable_metrics` it also sends counts of its memory to a
+socket without a reader, where they would wait for ever: here it sends none. A paused scheduler would use a whole core:
+here it sleeps as an idle one does. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_scheduler_process
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
+from sglang.srt.mem_cache.events import KvEventLoraNames
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
 from actors.engines.sglang.host import hand_off_terms, outputs, penalties
@@ -44,6 +46,7 @@ def prepare() -> None:
     GrammarManager.abort_requests = abort_requests
     SchedulerMetricsReporter.report_decode_stats = report_decode_stats
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
+    KvEventLoraNames.get = name_no_adapter
     Scheduler._record_scheduler_state_for_paused_engine = sleep_while_paused  # noqa: SLF001
     penalties.count_exactly()
     outputs.send_steps()
@@ -81,6 +84,11 @@ def sleep_while_paused(scheduler: Scheduler) -> None:
     """Record the state of a paused scheduler as SGLang does, and sleep until a message comes, for a second at most."""
     _sglang_record_paused(scheduler)
     scheduler.maybe_sleep_on_idle()
+
+
+def name_no_adapter(names: KvEventLoraNames, extra_key: str | None) -> None:
+    """Return no name of an adapter for a block, so that its hash has its tokens and its salt in it alone."""
+    del names, extra_key
 
 
 def _end(manager: GrammarManager, req: Req, abort: AbortReq) -> None:
