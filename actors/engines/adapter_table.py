@@ -44,6 +44,11 @@ class AdapterTable:
         """The adapters that a request may name, by name."""
         return tuple(entry.adapter for _, entry in sorted(self._entries.items()) if not entry.withdrawn)
 
+    @property
+    def folders(self) -> dict[str, str]:
+        """The folders of the loaded adapters by name."""
+        return {name: entry.folder for name, entry in self._entries.items()}
+
     def listed(self) -> AdapterList:
         """Return the loaded adapters for an operator."""
         return AdapterList(

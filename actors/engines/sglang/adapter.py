@@ -13,6 +13,7 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
 from protocol.errors import EngineLost
+from protocol.messages.adapters import AdapterList
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
@@ -43,6 +44,7 @@ class SglangEngine:
 
     link: HostLink
     info: EngineInfo
+    adapters: AdapterList | None = None  # its adapters after the last operation that changed them
     _streams: dict[str, tuple[int, Generation]] = field(factory=dict)
     _controls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROLS_MAX))
 
@@ -101,6 +103,8 @@ class SglangEngine:
         operation = check_operation(request, self.info)
         try:
             result = await self._control(request)
+            if isinstance(result, AdapterList):
+                self.adapters = result
         finally:
             if operation.changes_info:
                 await self._read_info()

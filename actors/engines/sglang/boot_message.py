@@ -7,6 +7,7 @@ of every host's arguments. An operator's own `settings` come last, as far as `se
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from ipaddress import ip_address
 
 import msgspec
@@ -178,6 +179,11 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
     )
 
 
+def lora_paths(folders: Mapping[str, str]) -> Setting:
+    """Return SGLang's argument for the adapters in some folders, by name."""
+    return [f"{name}={folder}" for name, folder in folders.items()] or None
+
+
 def _adapters(limits: AdapterLimits, *, on_cpu: bool) -> dict[str, Setting]:
     """Return SGLang's arguments for LoRA adapters; it may compute with one more than `active_max`: with none."""
     return {
@@ -185,7 +191,7 @@ def _adapters(limits: AdapterLimits, *, on_cpu: bool) -> dict[str, Setting]:
         "max_lora_rank": limits.rank_max,
         "lora_target_modules": [*limits.modules],
         "max_loras_per_batch": limits.active_max + 1,
-        "lora_paths": [f"{name}={folder}" for name, folder in limits.folders.items()] or None,
+        "lora_paths": lora_paths(limits.folders),
         "lora_backend": "torch_native" if on_cpu else None,  # SGLang's own default needs a GPU
     }
 

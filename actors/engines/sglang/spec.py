@@ -39,6 +39,7 @@ class AdapterLimits:
     loaded_max: int
     active_max: int  # in one engine step
     folders: dict[str, str] = Factory(dict)
+    dispensable: tuple[str, ...] = ()  # names of those without which it may start
 
 
 @frozen

@@ -25,7 +25,7 @@ from actors.engines.port import Engine
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.encoder import SglangEncoder
-from actors.engines.sglang.spec import SglangSpec
+from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from actors.engines.shared_tensors import sharing_works
 from protocol.errors import ActorError, EngineDied, EngineLost, LocalViolation, PeerLost, PeerViolation, StartFailed
 from protocol.link.peer import Peer
@@ -94,7 +94,17 @@ async def run_engine(
                 return await _watched(offered, process, runtime.silent_s)
         return None
 
-    await _host(evolve(spec, bootstrap_port=port), start_host, runtime, offer)
+    own = evolve(spec, bootstrap_port=port, adapters=_with_loaded(spec.adapters, registration.last))
+    await _host(own, start_host, runtime, offer)
+
+
+def _with_loaded(limits: AdapterLimits | None, last: Engine | None) -> AdapterLimits | None:
+    """Return the limits on adapters for the next life of an engine, with those that its last life had in the end."""
+    if limits is None or not isinstance(last, SglangEngine) or last.adapters is None:
+        return limits
+    loaded = {adapter.name: adapter.folder for adapter in last.adapters.adapters}
+    later = tuple(name for name, folder in loaded.items() if limits.folders.get(name) != folder)
+    return evolve(limits, folders=loaded, dispensable=later)
 
 
 async def run_follower_host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, port: int | None) -> None:

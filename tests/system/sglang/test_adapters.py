@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import trio
@@ -14,9 +16,10 @@ from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest
 from protocol.messages.adapters import Adapter, LoadAdapter, UnloadAdapter
 from protocol.messages.kv_events import BlockEvents
+from supervisor.supervision.registration import Registration
 from tests.contracts.engine import ADAPTER_CHECKS, at_rest, complete, new_id, request, serves_on
 from tests.rig.adapters import MODULES, adapter_shapes, tiny_adapter, write_adapter
-from tests.system.sglang.conftest import MakeEngine
+from tests.system.sglang.conftest import STARTED_WITHIN_S, KeepEngines, MakeEngine
 
 pytestmark = pytest.mark.engine
 
@@ -81,3 +84,28 @@ async def refuses_files_that_would_end_its_scheduler(engine: Engine, folder: Pat
         await serves_on(engine)
     assert engine.info.adapters == ()
     assert MODULES  # all of them are adapted by the right ones
+
+
+async def test_the_next_life_of_an_engine_has_the_adapters_of_the_last(
+    keep_engines: KeepEngines, tmp_path: Path
+) -> None:
+    """An adapter whose files are gone since costs nothing but itself."""
+    registration = Registration[Engine]()
+    limits = evolve(LIMITS, folders={"first": tiny_adapter(3), "second": tiny_adapter(4)})
+    async with keep_engines() as keep:
+        for life in range(2):
+            async with trio.open_nursery() as nursery:
+                with trio.fail_after(STARTED_WITHIN_S):
+                    await nursery.start(partial(keep, registration, adapters=limits))
+                engine = registration.current
+                assert engine is not None
+                if life == 0:
+                    for name in ("late", "gone"):
+                        await engine.operate(UnloadAdapter({"late": "first", "gone": "second"}[name]))
+                        await engine.operate(LoadAdapter(name, str(write_adapter(tmp_path / name, 5))))
+                    rmtree(tmp_path / "gone")
+                else:
+                    (late,) = engine.info.adapters
+                    assert late.name == "late"
+                    await complete(engine, evolve(request(engine), adapter=late))
+                nursery.cancel_scope.cancel(reason="this life is over")

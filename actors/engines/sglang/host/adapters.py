@@ -7,6 +7,7 @@ it. An adapter leaves the table of this host first, then SGLang. Written for SGL
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,15 +34,22 @@ def checked(folder: str, model: str, limits: AdapterLimits) -> AdapterFiles:
 
 
 def first_adapters(limits: AdapterLimits | None, model: str) -> AdapterTable:
-    """Return the table of an engine before it loads its first adapters; raises `AdapterMistake` for wrong files."""
+    """Return the table of an engine before it loads its first adapters; a dispensable one with wrong files is left out.
+
+    Raises `AdapterMistake` for the wrong files of any other.
+    """
     if limits is None:
         return AdapterTable(0)
     table = AdapterTable(limits.loaded_max)
     for name, folder in limits.folders.items():
         try:
             files = checked(folder, model, limits)
-        except AdapterMistake as error:
-            raise AdapterMistake(f"adapter {name} in {folder}: {error}") from None
+        except (AdapterMistake, OSError) as error:
+            why = f"adapter {name} in {folder}: {error}"
+            if name not in limits.dispensable:
+                raise AdapterMistake(why) from None
+            sys.stderr.write(f"{why}\n")
+            continue
         table.add(Adapter(name, files.digest), folder, files.rank)
     return table
 

@@ -322,6 +322,8 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     try:
         listener = outputs.listen(folder)
         table = first_adapters(boot.adapters, str(boot.arguments["model_path"]))
+        if boot.adapters is not None:
+            boot.arguments["lora_paths"] = boot_message.lora_paths(table.folders)
         engine = _Engine(**boot.arguments)
         _require_plugin()
         for pid in engine.get_all_child_pids():
