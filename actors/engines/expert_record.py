@@ -36,6 +36,11 @@ class RecordState:
     _recording: bool = field(init=False, default=False)
     _recorded: bool = field(init=False, default=False)
 
+    @property
+    def recording(self) -> bool:
+        """Whether a record runs."""
+        return self._recording
+
     def start(self) -> None:
         """Begin a record; raises `Overloaded` while one runs, whose numbers would be lost."""
         if self._recording:

@@ -19,7 +19,12 @@ Outcomes: TypeAlias = Mapping[str, Message | RequestError]
 
 def parse(operation: EngineOperation, raw: bytes | str) -> Message:
     """Return a request from the JSON object of its fields; raises one `RequestError` that lists all mistakes."""
-    return read(decode(raw), operation.request)
+    request = read(decode(raw), operation.request)
+    try:
+        msgspec.msgpack.encode(request)
+    except OverflowError:  # no message has it, and no engine takes it
+        raise BadRequest("a number has more than 64 bits") from None
+    return request
 
 
 def failure(operation: EngineOperation, outcomes: Outcomes) -> RequestError | None:

@@ -36,7 +36,7 @@ from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
 from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
-from tests.contracts import profile
+from tests.contracts import experts, profile
 from tests.rig.adapters import tiny_adapter
 
 RELEASED_WITHIN_S = 30.0
@@ -120,7 +120,7 @@ async def check_engine(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
         assert engine.info.running_max >= 2, "the checks need an engine with two slots at least"
         await at_rest(engine)
-        for check in (*CHECKS, *profile.CHECKS):
+        for check in (*CHECKS, *profile.CHECKS, *experts.CHECKS):
             try:
                 await check(engine)
                 await at_rest(engine)

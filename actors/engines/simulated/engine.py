@@ -14,6 +14,7 @@ from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.engines.simulated.adapters import SimulatedAdapters
 from actors.engines.simulated.batch import Batch
+from actors.engines.simulated.expert_records import SimulatedExpertRecords
 from actors.engines.simulated.hand_off import Rendezvous
 from actors.engines.simulated.held_states import HeldStates
 from actors.engines.simulated.kept_files import SimulatedFiles
@@ -72,6 +73,10 @@ class SimulatedEngine:
     _profiles: SimulatedProfiles = field(
         init=False, default=Factory(lambda self: SimulatedProfiles(self._files), takes_self=True)
     )
+    _experts: SimulatedExpertRecords = field(
+        init=False,
+        default=Factory(lambda self: SimulatedExpertRecords(self._files, self.spec.experts), takes_self=True),
+    )
     _load_changed: trio.lowlevel.ParkingLot = field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -89,6 +94,7 @@ class SimulatedEngine:
             **self._files.handlers,
             **self._profiles.handlers,
             **self._adapters.handlers,
+            **self._experts.handlers,
         }
         self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
 
@@ -232,6 +238,9 @@ class SimulatedEngine:
         update = batch.advance(now)
         if update.emitted:
             self._profiles.on_step()
+            self._experts.on_step()
+        for _, finished in update.ended:
+            self._experts.on_end(finished.usage)
         self._deliver(update)
         self._pass_on_changes(batch)
         if update.begun or update.ended or update.failed:

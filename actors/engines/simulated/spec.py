@@ -85,6 +85,9 @@ class Faults:
     crash_after_s: Annotated[float, Within(above=0)] | None = None
 
 
+EXPERTS_MAX = 1024
+
+
 @frozen(kw_only=True)
 class SimulatedSpec:
     """Sizes, costs and faults of one simulated engine; sizes are of each rank, and lengths in tokens."""
@@ -106,6 +109,7 @@ class SimulatedSpec:
     seed: int = 0
     media: MediaInfo | None = None  # None: neither images nor videos
     adapters_max: Annotated[int, Within(at_least=0, at_most=ADAPTERS_MAX)] = 0  # LoRA adapters at a time; 0: none
+    experts: Annotated[int, Within(at_least=0, at_most=EXPERTS_MAX)] = 0  # in each layer; 0: it is no mixture
     costs: Costs = Costs()
     faults: Faults = Faults()
 

@@ -113,6 +113,7 @@ def _spec(
         seed=own.seed,
         media=media,
         adapters_max=0 if section.adapters is None else section.adapters.loaded_max,
+        experts=own.experts,
         costs=own.costs,
         faults=own.faults,
     )

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from attrs import frozen
 
-from actors.engines.simulated.spec import Costs, EncodingCosts, Faults
+from actors.engines.simulated.spec import EXPERTS_MAX, Costs, EncodingCosts, Faults
 from protocol.messages.media import MediaForm, MediaInfo
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
@@ -45,6 +45,8 @@ class SimulatedKeys:
     length_min: Count = 16  # least tokens of an answer that ends by itself
     length_max: Count = 512  # most tokens of an answer that ends by itself
     seed: int = 0  # number that decides the answers and their lengths
+    # experts in each of the layers of a mixture that it pretends to be, whose tokens can be recorded
+    experts: Annotated[int, Within(at_least=0, at_most=EXPERTS_MAX)] = 0
     media: SimulatedMedia | None = None  # images and videos that it takes; by default those of the model's folder
     costs: Costs = Costs()
     encoding_costs: EncodingCosts = EncodingCosts()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from attrs import define, field, frozen
 from sglang.srt.entrypoints.engine import Engine
@@ -24,6 +25,7 @@ from protocol.messages.kind import Message
 from protocol.messages.profile import Activity, Profiled, ProfileEnd, Profiling, StartProfile, StopProfile
 
 POLL_S = 0.25
+STEP_BYTES = 32 * 1024 * 1024  # of a large model with lines of code, before it is packed
 NOT_IN_PROGRESS = "not in progress"  # in SGLang's answer where no profile runs
 
 
@@ -68,7 +70,7 @@ class Profiles:
                     raise is_running(running.name, running.ends_at - now)
                 await self._end(running, ProfileEnd.STEPS)
             name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1_000_000 % 1000:03}"
-            self.files.make_folder()
+            self.files.begin(name, request.steps * STEP_BYTES)
             await self._ask_to_start(name, request, activities)
             self._running, self._ended = _Running(name, now + request.seconds), None
             self._watching = asyncio.get_running_loop().create_task(self._watch(self._running))
@@ -76,7 +78,6 @@ class Profiles:
 
     async def _ask_to_start(self, name: str, request: StartProfile, activities: Sequence[Activity]) -> None:
         """Have the schedulers begin; raises `EngineRefused` with their own reason."""
-        self.files.unfinished.add(name)
         try:
             await self.manager.start_profile(
                 ProfileReq(
@@ -88,7 +89,7 @@ class Profiles:
                 )
             )
         except RuntimeError as error:  # SGLang's own refusal
-            self.files.unfinished.discard(name)
+            self.files.finish(name)
             raise EngineRefused(f"the profiler did not start: {error}") from error
 
     async def _stop(self, _: Message) -> Profiled:
@@ -107,7 +108,8 @@ class Profiles:
             if (reason := self._due(running)) is not None:
                 async with self._lock:
                     if self._running is running:
-                        await self._end(running, reason)
+                        with suppress(EngineRefused):  # the scheduler's own reason is in the log
+                            await self._end(running, reason)
 
     def _due(self, running: _Running) -> ProfileEnd | None:
         """Return which limit of a profile has been reached, None if it goes on."""
@@ -132,7 +134,7 @@ class Profiles:
             reason = ProfileEnd.STEPS
         finally:
             self._running = None
-            self.files.unfinished.discard(running.name)
+            self.files.finish(running.name)
         await asyncio.to_thread(self.files.trim)
         self._ended = Profiled(running.name, reason, tuple(self.files.named(running.name)))
 

@@ -38,7 +38,7 @@ from actors.engines.sglang.host import outputs, scheduler, translation
 from actors.engines.sglang.host.adapters import Adapters, first_adapters
 from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
-from actors.engines.sglang.host.kept_files import KeptFiles
+from actors.engines.sglang.host.kept_files import KeptFiles, kept_files_of
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
 from actors.engines.sglang.host.liveness import POLL_S, scheduler_probe
@@ -366,7 +366,7 @@ def _host(
     media = media_info(engine.tokenizer_manager, layout, form)
     info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
-    files = KeptFiles(Path(boot.files), boot.files_bytes_max) if boot.files else None
+    files = kept_files_of(boot.files, boot.files_bytes_max)
     adapters = Adapters(engine.tokenizer_manager, boot.adapters, table)
     taken = None
     if media is not None and layout is not None:

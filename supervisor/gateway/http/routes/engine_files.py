@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-from protocol.errors import BadRequest, InternalError, RequestError
+from protocol.errors import BadRequest, InternalError, NotFound, RequestError
 from protocol.messages.engine_files import FilePart, ReadFile
 from protocol.openapi.request_schemas import Schema
 from supervisor.gateway.http.exchange import Body, Exchange
@@ -32,6 +32,8 @@ async def get_file(exchange: Exchange, _: Body) -> None:
     async def read(offset: int) -> FilePart:
         outcomes = await exchange.gateway.administration.operate(ReadFile(name, offset), engine)
         (outcome,) = outcomes.values()
+        if isinstance(outcome, BadRequest) and outcome.param == "name":
+            raise NotFound(outcome.detail, param="name")
         if isinstance(outcome, RequestError):
             raise outcome
         if not isinstance(outcome, FilePart):

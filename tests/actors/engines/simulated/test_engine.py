@@ -34,6 +34,7 @@ SPECS = {
     "tiny chunks": {"prefill_chunk": 3},
     "ends by itself": {"eos_id": 99, "length_min": 1, "length_max": 40},
     "slow to release": {"costs": Costs(fixed_s=0.01, release_s=0.5)},
+    "a mixture of experts": {"experts": 8},
     "a tiny vocabulary": {"vocabulary_size": 16},
     "images as embeddings": {"media": MEDIA},
     "images as pixels, and no cache": {"media": evolve(MEDIA, form=MediaForm.PIXELS), "prefix_cache": False},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import pytest
 from protocol.errors import StartFailed
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import host_checks
-from supervisor.engines.sglang.host_checks import context_limit
+from supervisor.engines.sglang.host_checks import context_limit, experts_of
 from supervisor.engines.sglang.spawn import host_environment
 from supervisor.node.reload import file_checks
 from tests.rig.cluster_files import TINY
@@ -104,6 +105,27 @@ def test_a_context_beyond_the_models_is_a_mistake_unless_sglang_may_go_beyond(wr
     assert not report(written(f'{GOOD}context_max = 4097\nenvironment.{host_checks.ALLOW_LONGER} = "1"\n'))
     assert not report(written(f"{GOOD}context_max = 4096\n"))
     assert not report(written(f"{GOOD.replace('device', 'kind').replace('cpu', 'simulated')}context_max = 4097\n"))
+
+
+def test_experts_are_for_a_model_that_has_some_and_a_layout_is_looked_for_beside_the_file(
+    written: Written, tmp_path: Path
+) -> None:
+    mixture = tmp_path / "mixture"
+    shutil.copytree(TINY, mixture)
+    config = json.loads((TINY / "config.json").read_text())
+    (mixture / "config.json").write_text(json.dumps({**config, "num_experts": 8}))
+    record = 'experts.record = "stat"\n'
+    assert "is for a mixture of experts, and tiny has none" in report(written(GOOD + record))
+    with_experts = GOOD.replace(str(TINY), str(mixture))
+    assert not report(written(with_experts + record))
+    file = written(f'{with_experts}experts.layout = "places.json"\n')
+    assert f"line 9: engine.tiny-0.experts.layout: {file.parent / 'places.json'} cannot be read" in report(file)
+    (file.parent / "places.json").write_text('{"logical_count": [[1, 2]]}')
+    assert not report(file)
+    assert experts_of(mixture) == 8
+    assert experts_of(mixture, '{"n_routed_experts": 4, "num_experts": null}') == 4
+    assert experts_of(TINY) == 0
+    assert experts_of(tmp_path) is None
 
 
 @pytest.mark.parametrize(
