@@ -17,6 +17,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.groups import leaves
+from protocol.dialects.operations import parse
 from protocol.errors import ActorError, DeadlineExceeded, EspalierError, PeerLost, PeerViolation, RequestError
 from protocol.link.greeting import Greeter
 from protocol.link.peer import Peer
@@ -158,8 +159,9 @@ def _timeout_s(request: Message) -> float:
     match request:
         case Reload():
             return RELOAD_ANSWER_TIMEOUT_S
-        case Operate(operation=name):
-            return OPERATION_NAMED[name].within_s + WAY_S
+        case Operate(operation=name, fields=fields):
+            operation = OPERATION_NAMED[name]
+            return operation.answered_within_s(parse(operation, fields)) + WAY_S
         case Drain(restarts=True):
             return RESTART_ANSWER_TIMEOUT_S
     return ANSWER_TIMEOUT_S

@@ -16,9 +16,17 @@ import trio
 from attrs import evolve
 
 from actors.engines.port import Engine, Generation
-from protocol.errors import AdapterNotLoaded, BadRequest, ContextTooLong, Overloaded, RequestError, Unsupported
+from protocol.errors import (
+    AdapterNotLoaded,
+    BadRequest,
+    ContextTooLong,
+    NotReady,
+    Overloaded,
+    RequestError,
+    Unsupported,
+)
 from protocol.messages.adapters import Adapter, AdapterList, ListAdapters, LoadAdapter, UnloadAdapter
-from protocol.messages.engine import EngineLoad
+from protocol.messages.engine import EngineLoad, HandOff
 from protocol.messages.generation import (
     REQUEST_ID_LENGTH,
     Finished,
@@ -32,7 +40,9 @@ from protocol.messages.generation import (
     Tokens,
     Usage,
 )
+from protocol.messages.leaving import MemoryTag, RunningRequests
 from protocol.messages.media import MediaForm, MediaItem, Modality, grid_tokens
+from protocol.messages.memory import MemoryState, ReleaseMemory, ResumeMemory
 from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
@@ -826,6 +836,83 @@ ADAPTER_CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     unloads_an_adapter_once_its_requests_have_ended,
 )
 
+
+# Memory -------------------------------------------------------------------------------
+
+
+async def releases_its_memory_and_has_it_again(engine: Engine) -> None:
+    if "release-memory" not in engine.info.operations:
+        return
+    await complete(engine, request(engine))
+    with pytest.raises(BadRequest, match="no memory is released"):
+        await engine.operate(ResumeMemory())
+    weights, rest = (MemoryTag.WEIGHTS,), (MemoryTag.KV_CACHE, MemoryTag.CUDA_GRAPH)
+    state = await engine.operate(ReleaseMemory(tags=rest))
+    assert state == MemoryState(rest, "out of service: memory released: kv_cache, cuda_graph")
+    with pytest.raises(NotReady):
+        await complete(engine, request(engine))
+    with pytest.raises(BadRequest, match="kv_cache, cuda_graph: released already"):
+        await engine.operate(ReleaseMemory())
+    with pytest.raises(BadRequest, match="weights: not released"):
+        await engine.operate(ResumeMemory(tags=weights))
+    state = await engine.operate(ReleaseMemory(tags=weights))
+    assert state == MemoryState(tuple(MemoryTag), "out of service: memory released: kv_cache, weights, cuda_graph")
+    state = await engine.operate(ResumeMemory(tags=rest))
+    assert state == MemoryState(weights, "out of service: memory released: weights")
+    with pytest.raises(NotReady):
+        await complete(engine, request(engine))
+    assert await engine.operate(ResumeMemory()) == MemoryState((), "in service")
+    await serves_on(engine)
+
+
+async def releases_no_memory_while_requests_run_that_it_may_not_hold(engine: Engine) -> None:
+    if "release-memory" not in engine.info.operations:
+        return
+    for running in (RunningRequests.DRAIN, RunningRequests.END):
+        for _ in range(TRIES):
+            async with slot(engine, request(engine, LONG)) as generation:
+                with trio.fail_after(ANSWERED_WITHIN_S):
+                    await anext(generation)
+                if not generation.over.is_set():
+                    with pytest.raises(Overloaded):
+                        await engine.operate(ReleaseMemory(running=running))
+                    break
+        await at_rest(engine)
+    await serves_on(engine)
+
+
+async def holds_requests_while_its_memory_is_released(engine: Engine) -> None:
+    """They go on as if nothing had been; one whose asker leaves meanwhile is released at once."""
+    if "release-memory" not in engine.info.operations:
+        return
+    if engine.info.hand_off is not HandOff.NONE:
+        with pytest.raises(Unsupported, match="drain or end them"):
+            await engine.operate(ReleaseMemory(running=RunningRequests.HOLD))
+        await serves_on(engine)
+        return
+    wanted = request(engine, LONG)
+    undisturbed, _ = await complete(engine, wanted)
+    again, left = evolve(wanted, id=new_id()), request(engine, LONG)
+    async with slot(engine, again) as generation:
+        async with slot(engine, left) as leaving:
+            first = [await anext(generation) for _ in range(3)]
+            await engine.operate(ReleaseMemory(running=RunningRequests.HOLD))
+            engine.abort(left.id)
+            with trio.fail_after(RELEASED_WITHIN_S):
+                await engine.wait_released(left.id)
+            assert leaving.over.is_set()
+        assert not generation.over.is_set()
+        load = await engine.load()
+        assert (load.running, load.kv_tokens_used) == (0, 0)
+        await engine.operate(ResumeMemory())
+        with trio.fail_after(ANSWERED_WITHIN_S):
+            replies = [*first, *[reply async for reply in generation]]
+            finished = await generation.result()
+    assert [token for reply in replies if isinstance(reply, Tokens) for token in reply.ids] == undisturbed
+    assert finished is not None
+    assert finished.usage.completion_tokens == LONG
+
+
 CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     ends_with_length_at_tokens_max,
     ends_with_stop_at_a_stop_token,
@@ -848,6 +935,9 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     drops_its_cache_only_when_idle,
     refuses_operations_that_it_does_not_list,
     drops_its_cache_right_after_the_last_answer,
+    releases_its_memory_and_has_it_again,
+    releases_no_memory_while_requests_run_that_it_may_not_hold,
+    holds_requests_while_its_memory_is_released,
     sends_log_probabilities_when_asked,
     sends_log_probabilities_of_the_prompt_when_asked,
     leaves_while_log_probabilities_of_a_prompt_are_on_their_way,

@@ -39,7 +39,7 @@ from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchStep, BatchUpdate
 from actors.engines.simulated.transfers import Transfers
 from protocol.cost import ANSWER_TOKENS_MAX
-from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, RequestError
+from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, NotReady, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import RankLoad
 from protocol.messages.generation import Finished, FinishReason, Generate, Usage
@@ -85,7 +85,9 @@ class Batch:
         return len(self.running) + len(self.waiting) >= self.spec.slots + self.spec.waiting_max
 
     def submit(self, request: Generate, now: float) -> None:
-        """Queue a request for a slot; raises `HandOffFailed` for a state that it cannot take."""
+        """Queue a request for a slot; raises `HandOffFailed` for a state that it cannot take, `NotReady` at rest."""
+        if self._still:
+            raise NotReady("the engine stands still")
         assert request.id not in self.running, "an id that is in use"
         assert request.id not in self.waiting, "an id that is in use"
         held = HeldRequest(request)

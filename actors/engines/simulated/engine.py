@@ -26,7 +26,7 @@ from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchUpdate
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
-from protocol.errors import EngineDied, EngineLost, HandOffFailed, NotReady, Overloaded
+from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, EngineInfo, EngineLoad
 from protocol.messages.generation import Generate, Tokens, one_token
@@ -87,7 +87,7 @@ class SimulatedEngine:
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
         self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
-        self._memory = MemoryOperations(self._batches, self._pass_on_changes, self._wake.unpark_all)
+        self._memory = MemoryOperations(lambda: self._batches, self._pass_on_changes, self._wake.unpark_all)
         self._handlers = {
             FlushCache: self._flush_cache,
             **self._memory.handlers,
@@ -109,8 +109,6 @@ class SimulatedEngine:
         """Start a request; raises as the port does: `Overloaded` with all places taken, `EngineLost` after the end."""
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
-        if self._memory.stands_still:
-            raise NotReady("the engine stands still")
         check_request(request, self.info)
         self._check_leg(request)
         batch = self._batches[request.rank]

@@ -26,7 +26,7 @@ STEP_S = 0.05  # the time of a step: to stand still, to release or return
 class MemoryOperations:
     """The operations on the memory of an engine's ranks; `changed` passes on the changes of a rank's prefix cache."""
 
-    batches: Sequence[Batch]
+    batches: Callable[[], Sequence[Batch]]
     changed: Callable[[Batch], None]
     wake: Callable[[], object]  # called when steps may begin again
     stands_still: bool = False
@@ -42,7 +42,7 @@ class MemoryOperations:
         try:
             self._stand_still(request.running)
             await trio.sleep(STEP_S)
-            for batch in self.batches:
+            for batch in self.batches():
                 batch.flush()
                 self.changed(batch)
                 if MemoryTag.KV_CACHE in request.tags:
@@ -68,7 +68,7 @@ class MemoryOperations:
 
     def _restore(self) -> None:
         """Give the pages back, and begin steps, as far as nothing is released."""
-        for batch in self.batches:
+        for batch in self.batches():
             if MemoryTag.KV_CACHE not in self._state.released:
                 batch.memory.pages_max = batch.spec.pages
             if not self._state.released:
@@ -80,10 +80,10 @@ class MemoryOperations:
         """Let no further step begin; raises `Overloaded` if requests run that are not to be held."""
         if self.stands_still:
             return
-        if running is not RunningRequests.HOLD and any(batch.running or batch.waiting for batch in self.batches):
+        if running is not RunningRequests.HOLD and any(batch.running or batch.waiting for batch in self.batches()):
             raise Overloaded("requests run")
         self.stands_still = True
-        for batch in self.batches:
+        for batch in self.batches():
             batch.stand_still()
 
     def _begin(self, request: Message) -> EngineState:

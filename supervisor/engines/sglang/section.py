@@ -209,6 +209,8 @@ class SglangSection(EngineSection):
                 if key not in arguments.TYPES and (meaning := other_words.meant(key, "engine.NAME.settings")):
                     why = f"is no argument of SGLang; {meaning}"
                 yield Mistake(join(f"{path}.settings", segment(key)), why)
+        if self.device == "cpu" and self.settings.get("enable_memory_saver") is True:
+            yield Mistake(f"{path}.settings.enable_memory_saver", 'needs device = "cuda": no memory is given back here')
         for name in self.environment:
             if not name or "=" in name:
                 yield Mistake(f"{path}.environment{segment(name)}", "is no name of a variable")

@@ -15,7 +15,9 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host.standstill import Standstill
 from protocol.engine_state import EngineState
+from protocol.errors import EngineRefused
 from protocol.messages.kind import Message
+from protocol.messages.leaving import MemoryTag
 from protocol.messages.memory import MemoryState, ReleaseMemory, ResumeMemory
 from protocol.messages.operations import OPERATION_OF
 
@@ -37,6 +39,7 @@ class Memory:
 
     async def _release(self, request: Message) -> MemoryState:
         assert isinstance(request, ReleaseMemory)
+        self._check_weights(request)
         before = self._begin(request)
         try:
             await self._standstill.begin(RELEASE, request.running, request.within_s)
@@ -61,6 +64,14 @@ class Memory:
         if not answer.released:
             await self._standstill.end(RELEASE)
         return answer
+
+    def _check_weights(self, request: ReleaseMemory) -> None:
+        """Raise `EngineRefused` for weights that would not return: SGLang keeps no copy unless it is told to."""
+        arguments = self._manager.server_args
+        loses = arguments.enable_memory_saver and not arguments.enable_weights_cpu_backup
+        if loses and MemoryTag.WEIGHTS in request.tags:
+            why = "the weights would be lost: set settings.enable_weights_cpu_backup = true, or leave out this tag"
+            raise EngineRefused(why, param="tags")
 
     def _begin(self, request: Message) -> EngineState:
         before = self._state

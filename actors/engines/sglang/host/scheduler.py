@@ -81,8 +81,9 @@ def emit_no_metrics(publisher: SchedulerKvEventsPublisher) -> None:
 
 
 def sleep_while_paused(scheduler: Scheduler) -> None:
-    """Record the state of a paused scheduler as SGLang does, and sleep until a message comes, for a second at most."""
+    """Record the state of a paused scheduler, its load too, and sleep until a message comes, for a second at most."""
     _sglang_record_paused(scheduler)
+    scheduler.publish_load_snapshot(force=True)
     scheduler.maybe_sleep_on_idle()
 
 

@@ -19,7 +19,7 @@ from protocol.access import Access
 from protocol.errors import RequestError
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
-from protocol.messages.operations import FlushCache
+from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.openapi.document import Operation, json_body
 from supervisor.gateway.http.routes import ROUTES, HttpRoute, RouteTable
 from supervisor.gateway.origins import METHODS
@@ -219,7 +219,8 @@ def test_a_preflight_allows_the_methods_of_all_routes() -> None:
 
 def test_metrics_pools_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
     access = {operation.path: operation.access for operation in ROUTES.operations}
-    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/flush_cache", "/pools"}
+    operations = {row.path for row in OPERATIONS if row.path is not None}
+    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/pools", *operations}
     assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
 
 
