@@ -21,6 +21,8 @@ from protocol.block_hashes import block_hashes
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import FinishReason, Generate, Sampling, Started
 from protocol.messages.kv_events import BlockEvents
+from protocol.messages.leaving import MemoryTag
+from protocol.messages.memory import ReleaseMemory, ResumeMemory
 from protocol.messages.operations import FlushCache
 from supervisor.engines.sglang import spawn
 from tests.contracts.engine import complete, new_id
@@ -109,6 +111,13 @@ async def test_what_is_expected_in_the_cache_is_found_there(make_engine: MakeEng
         await seen.engine.operate(FlushCache())
         await trio.sleep(SETTLED_S)
         assert await seen.ask(first) == (0, 0)
+        await seen.engine.operate(ReleaseMemory(tags=(MemoryTag.KV_CACHE,)))
+        await trio.sleep(SETTLED_S)
+        assert not seen.index.match(block_hashes(first, PAGE, None)).blocks("engine")
+        await seen.engine.operate(ResumeMemory())
+        await trio.sleep(SETTLED_S)
+        assert await seen.ask(first) == (0, 0)
+        assert await seen.ask(first) == (96, 96)
 
 
 @pytest.mark.nightly
