@@ -102,6 +102,7 @@ class EngineLife:
             for slots in self.slots:
                 slots.end_requests(f"the engine {self.registration.status_text}")
         with trio.move_on_after(request.within_s) as waiting:
+            await trio.lowlevel.checkpoint()
             for slots in self.slots:
                 await slots.wait_empty()
         if waiting.cancelled_caught:

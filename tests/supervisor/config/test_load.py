@@ -106,6 +106,12 @@ REPLACED = [  # a text of the good file, and what stands in its place
     ("4096", "4096\ncontext_max = 1", "engine.tiny-0.context_max", "no room"),
     (
         "4096",
+        "4096\nsettings.enable_memory_saver = true",
+        "engine.tiny-0.settings.enable_memory_saver",
+        'needs device = "cuda"',
+    ),
+    (
+        "4096",
         "4096\ndeadlines.gap_s = -3",
         "engine.tiny-0.deadlines.gap_s",
         "must be above 0 and finite, got -3",
