@@ -14,6 +14,7 @@ from rich.console import Console
 from trio.testing import MockClock
 
 from protocol.errors import BadRequest, Overloaded, PeerLost
+from protocol.messages.adapters import UnloadAdapter
 from protocol.messages.cluster import Leg, NodeState, Offer, Operate, Operated, Status
 from protocol.messages.engine import Done, encoder_info
 from protocol.messages.kind import Kind, Message
@@ -138,6 +139,24 @@ async def test_an_operation_for_one_engine_is_not_asked_of_all(monkeypatch: pyte
     nodes = Nodes(a=(ENGINE,))
     assert await operate(nodes, "all", FlushCache()) == (1, ["flush-cache is for one engine: name it."])
     assert await operate(nodes, "tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed"])
+
+
+async def test_an_operation_of_a_model_is_asked_of_its_engines_alone() -> None:
+    pine = evolve(ENGINE, name="pine-0", model="pine")
+    nodes = Nodes(a=(ENGINE, pine))
+    model = ENGINE.model
+    several = sorted((model, "pine"))
+    assert await operate(nodes, "all", UnloadAdapter("x")) == (
+        1,
+        [f"Several models are served: {', '.join(several)}. Name one by --model."],
+    )
+    assert await operate(nodes, "all", UnloadAdapter("x", model="oak")) == (
+        1,
+        [f"There is no engine of a model 'oak'; there is {', '.join(several)}."],
+    )
+    code, (line,) = await operate(nodes, "all", UnloadAdapter("x", model="pine"))
+    assert code == 1
+    assert line.startswith("a/pine-0 was not freed of the adapter: it does not carry out unload-adapter: it needs")
 
 
 async def test_a_result_is_printed_as_a_whole_and_controls_no_terminal() -> None:

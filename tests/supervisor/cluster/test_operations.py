@@ -23,6 +23,7 @@ from protocol.errors import (
     Unsupported,
 )
 from protocol.link.peer import Peer
+from protocol.messages.adapters import AdapterList, LoadAdapter, UnloadAdapter
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
@@ -141,6 +142,31 @@ async def test_an_operation_may_be_for_one_engine_alone_or_for_encoders_too(
         with pytest.raises(BadRequest, match="flush-cache is for one engine: name it"):
             await operations.operate(directory, FlushCache())
         assert await operations.operate(directory, FlushCache(), "main/tiny-0") == {"main/tiny-0": Done()}
+
+
+async def test_an_operation_of_a_model_asks_the_engines_of_that_model_alone(autojump_clock: MockClock) -> None:
+    class Adapted(Engine):
+        async def operate(self, request: Message) -> Message:
+            await trio.lowlevel.checkpoint()
+            return AdapterList(())
+
+    names = ("load-adapter", "unload-adapter")
+    async with front(listing(Adapted(), *names), a=listing(Adapted(), *names), b=Engine()) as (directory, _):
+        for worker in directory.records["a"].workers.values():
+            worker.offer = evolve(worker.offer, engine=evolve(INFO, operations=names))
+        asked = await operations.operate(directory, UnloadAdapter("x"))
+        assert asked.keys() == {"main/tiny-0", "a/tiny-0", "b/tiny-0"}, "there is one model"
+        (worker,) = directory.records["b"].workers.values()
+        worker.offer = evolve(worker.offer, model="oak")
+        with pytest.raises(BadRequest, match="several models are served here: oak, tiny; name one"):
+            await operations.operate(directory, UnloadAdapter("x"))
+        with pytest.raises(NotFound, match="no engine of a model 'elm'; there is oak, tiny"):
+            await operations.operate(directory, UnloadAdapter("x", model="elm"))
+        asked = await operations.operate(directory, UnloadAdapter("x", model="tiny"))
+        assert asked == dict.fromkeys(("a/tiny-0", "main/tiny-0"), AdapterList(()))
+        (refused,) = (await operations.operate(directory, LoadAdapter("x", "/x", model="oak"))).values()
+        assert isinstance(refused, Unsupported)
+        assert "does not carry out load-adapter: it needs [engine.NAME.adapters]" in refused.detail
 
 
 # Out of service -----------------------------------------------------------------------
