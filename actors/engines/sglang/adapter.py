@@ -12,7 +12,7 @@ from attrs import define, field
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
 from actors.kit.calls import Answer, Askable
-from protocol.errors import EngineLost
+from protocol.errors import EngineLost, RequestError
 from protocol.messages.adapters import AdapterList
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
@@ -100,19 +100,24 @@ class SglangEngine:
 
         A host cannot stop an operation: it continues after its asker has left.
         """
-        operation = check_operation(request, self.info)
+        await trio.lowlevel.checkpoint()
+        operation, refused, result = check_operation(request, self.info), None, None
         try:
             result = await self._control(request)
-            if isinstance(result, AdapterList):
-                self.adapters = result
-        finally:
-            if operation.changes_info:
-                await self._read_info()
+        except RequestError as error:
+            refused = error
+        if isinstance(result, AdapterList):
+            self.adapters = result
+        if operation.changes_info:
+            await self._read_info()
+        if refused is not None:
+            raise refused
         assert result is not None  # an operation has a result
         return result
 
     async def _read_info(self) -> None:
         """Read the engine's info again, unless it has ended."""
+        await trio.lowlevel.checkpoint()
         with suppress(EngineLost, trio.TooSlowError), trio.fail_after(INFO_WITHIN_S):
             info = await self._control(GetInfo())
             assert isinstance(info, EngineInfo)  # nothing else answers a GetInfo
