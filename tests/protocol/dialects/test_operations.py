@@ -39,6 +39,12 @@ class Resize(Message):
 RESIZE = evolve(FLUSH, kind=Kind(90, Resize, result=Done), name="resize", participle="resized")
 
 
+def test_a_number_that_no_message_can_have_is_a_mistake_of_the_client() -> None:
+    assert parse(RESIZE, '{"share": 1, "levels": [9223372036854775808]}') == Resize(1, (2**63,))
+    with pytest.raises(BadRequest, match="64 bits"):
+        parse(RESIZE, '{"share": 1, "levels": [100000000000000000000]}')
+
+
 def test_no_two_operations_share_a_word_or_a_path() -> None:
     assert len({row.name for row in OPERATIONS}) == len(OPERATIONS)
     paths = [row.path for row in OPERATIONS if row.path is not None]

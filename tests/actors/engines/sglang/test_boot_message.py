@@ -12,7 +12,14 @@ from attrs import evolve
 
 from actors.engines.sglang import setting_rules
 from actors.engines.sglang.arguments import CHOICES, TYPES
-from actors.engines.sglang.boot_message import CPU_ARGUMENTS, DEFAULT_ARGUMENTS, METRICS_FOLDER, build
+from actors.engines.sglang.boot_message import (
+    CPU_ARGUMENTS,
+    DEFAULT_ARGUMENTS,
+    METRICS_FOLDER,
+    PROFILES_FOLDER,
+    RECORDS_FOLDER,
+    build,
+)
 from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
@@ -65,6 +72,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
         ("pp_size = true", "settings.pp_size: must be an integer, got True"),
         ("dtype = 16", "settings.dtype: must be one of auto, half, float16, bfloat16, float, float32, got 16"),
         ('dtype = "fp16"', "settings.dtype: must be one of auto, half, float16, bfloat16, float, float32, got 'fp16'"),
+        ("enable_eplb = true", "settings.enable_eplb: is given by [engine.NAME.experts]"),
         ("revision = 16", "settings.revision: is given by the model's path"),
         ("max_lora_chunk_size = 17", "settings.max_lora_chunk_size: must be one of 16, 32, 64, 128, got 17"),
         ("model_checksum = 16", "settings.model_checksum: must be a string, got 16"),
@@ -155,6 +163,12 @@ def test_an_engine_with_metrics_keeps_them_in_its_own_folder_whatever_the_enviro
     assert "enable_metrics" not in build(without, "folder").arguments
     boot = build(evolve(without, metrics=True), "folder")
     assert (boot.arguments["enable_metrics"], boot.environment[METRICS_FOLDER]) == (True, "folder")
+
+
+def test_what_operations_leave_lies_in_the_folder_of_the_engine_whatever_its_environment_says() -> None:
+    named = dict.fromkeys((PROFILES_FOLDER, RECORDS_FOLDER), "/elsewhere")
+    boot = build(SglangSpec("e", "/m", "cpu", 4, 4096, environment=named), "folder", "/logs/e.files")
+    assert {boot.environment[name] for name in named} == {boot.files} == {"/logs/e.files"}
 
 
 def test_metrics_are_a_key_of_sglangs_engines_that_are_no_encoders(read: Callable[..., Cluster]) -> None:
