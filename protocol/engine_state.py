@@ -24,7 +24,8 @@ from protocol.errors import BadRequest, Overloaded
 from protocol.messages.kind import Message
 from protocol.messages.leaving import LEAVES_WITHIN_S_MAX, LeavingRequest, MemoryTag, RunningRequests
 from protocol.messages.memory import ReleaseMemory, ResumeMemory
-from protocol.messages.operation import EngineOperation
+from protocol.messages.operation import EngineOperation, WeightsSession
+from protocol.messages.weights import BeginWeightsUpdate, EndWeightsUpdate
 
 IN_SERVICE = "in service"
 
@@ -36,16 +37,17 @@ class EngineState:
     operation: str = ""  # the name of the one that runs and keeps the engine out of service
     released: frozenset[MemoryTag] = frozenset()
     holds: bool = False
+    updating: bool = False  # whether a session of new weights is open
 
     @property
     def reason(self) -> str:
         """The reason to be out of service; empty in service."""
         if self.operation:
             return f"{self.operation} runs"
-        if not self.released:
-            return ""
-        held = ", requests held" if self.holds else ""
-        return f"memory released: {names(self.released)}{held}"
+        reasons = [f"memory released: {names(self.released)}"] * bool(self.released)
+        reasons += ["its weights are being replaced"] * self.updating
+        reasons += ["requests held"] * (self.holds and bool(reasons))
+        return ", ".join(reasons)
 
     @property
     def service(self) -> str:
@@ -71,6 +73,7 @@ class EngineState:
             raise BadRequest(f"{operation.name} needs memory that is released: {names(missing)}; resume-memory first")
         match request:
             case ReleaseMemory(tags=tags):
+                self._check_session(operation)
                 if not tags:
                     raise BadRequest("there is nothing to release without a tag", param="tags")
                 if again := self.released.intersection(tags):
@@ -81,7 +84,14 @@ class EngineState:
                 if extra := set(tags) - self.released:
                     raise BadRequest(f"{names(extra)}: not released, so it cannot return", param="tags")
             case _:
-                pass
+                self._check_session(operation)
+
+    def _check_session(self, operation: EngineOperation) -> None:
+        """Raise `BadRequest` for an operation that a session of new weights forbids, or that needs one."""
+        if operation.session is WeightsSession.WITHIN and not self.updating:
+            raise BadRequest(f"{operation.name} is for a session of updates: begin-weights-update first")
+        if operation.session is WeightsSession.OUTSIDE and self.updating:
+            raise BadRequest(f"{operation.name} is not for a session of updates: end-weights-update first")
 
     def begun(self, operation: EngineOperation, request: Message) -> EngineState:
         """Return the state while a legal operation runs, if it keeps the engine out of service; raises as `check`."""
@@ -92,18 +102,23 @@ class EngineState:
     def ended(self, request: Message) -> EngineState:
         """Return the state after an operation that was legal in this one and has been carried out.
 
-        Held requests go on when no memory is released any more.
+        Held requests go on when no memory is released any more, and no session is open.
         """
-        released, holds = self.released, self.holds
+        released, holds, updating = self.released, self.holds, self.updating
         match request:
             case ReleaseMemory(tags=tags, running=running):
                 released |= frozenset(tags)
                 holds |= running is RunningRequests.HOLD
             case ResumeMemory(tags=tags):
                 released -= frozenset(tags or released)
+            case BeginWeightsUpdate(running=running):
+                updating = True
+                holds |= running is RunningRequests.HOLD
+            case EndWeightsUpdate():
+                updating = False
             case _:
                 pass
-        return EngineState("", released, holds=holds and bool(released))
+        return EngineState("", released, holds=holds and bool(released or updating), updating=updating)
 
 
 def in_order(tags: Collection[MemoryTag]) -> tuple[MemoryTag, ...]:

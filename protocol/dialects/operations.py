@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -12,19 +12,29 @@ from protocol.dialects.request_body import decode, read
 from protocol.errors import BadRequest, DeadlineExceeded, InternalError, NotReady, Overloaded, RequestError
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation
+from protocol.tensors import Dtype, Tensor
 
 Outcomes: TypeAlias = Mapping[str, Message | RequestError]
 """The result or the error of each engine, by its name in the cluster."""
 
 
 def parse(operation: EngineOperation, raw: bytes | str) -> Message:
-    """Return a request from the JSON object of its fields; raises one `RequestError` that lists all mistakes."""
+    """Return a request from the JSON object of its fields, or from a file; raises one error that lists all mistakes."""
+    if operation.takes_file:
+        return of_file(operation, raw.encode() if isinstance(raw, str) else raw)
     request = read(decode(raw), operation.request)
     try:
         msgspec.msgpack.encode(request)
     except OverflowError:  # no message has it, and no engine takes it
         raise BadRequest("a number has more than 64 bits") from None
     return request
+
+
+def of_file(operation: EngineOperation, raw: bytes) -> Message:
+    """Return a request that has a file as its only field."""
+    tensor = Tensor(Dtype.UINT8, (len(raw),), memoryview(raw))
+    make: Callable[[Tensor], Message] = operation.request
+    return make(tensor)
 
 
 def failure(operation: EngineOperation, outcomes: Outcomes) -> RequestError | None:

@@ -8,14 +8,15 @@ and name in an announcement was chosen by the sender, which may be faulty or hos
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from protocol.errors import PeerViolation
 from protocol.messages.engine import Done, EngineInfo
 from protocol.messages.kind import Kind, Message
+from protocol.tensors import Tensor
 
 COUNT_MAX = 2**53
 RANKS_MAX = 1024
@@ -326,14 +327,25 @@ class Reloaded(Message):
 class Operate(Message):
     """Have an engine of a node carry out an operation, by its name; the result is `Operated`.
 
-    `fields` are those of the operation's request, as a JSON object. `node` names the node as in `GetStatus`. A node of
-    an older version ends the link, so operators ask only for engines that list the operation.
+    `fields` are those of the operation's request, as a JSON object, unless it takes a `file`. `node` names the node as
+    in `GetStatus`. A node of an older version ends the link, so operators ask only for engines that list the operation.
     """
 
     engine: str
     operation: str
     fields: str = "{}"
     node: str = ""
+    file: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The file as its one attachment, if there is one."""
+        return () if self.file is None else (self.file,)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Operate:
+        """Return the message with its file replaced."""
+        (file,) = tensors
+        return evolve(self, file=file)
 
 
 @frozen

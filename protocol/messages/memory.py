@@ -6,7 +6,7 @@ from attrs import frozen
 
 from protocol.messages.kind import Kind, Message
 from protocol.messages.leaving import LeavingRequest, MemoryTag
-from protocol.messages.operation import EngineOperation
+from protocol.messages.operation import EngineOperation, WeightsSession
 
 ALL_TAGS = tuple(MemoryTag)
 
@@ -42,6 +42,7 @@ OPERATIONS = (
         summary="Release memory of every engine by tag; it serves again when all tags are back.",
         within_s=60.0,
         path="/release_memory_occupation",
+        session=WeightsSession.OUTSIDE,
         leaves_service=True,
         example={"tags": ["kv_cache", "weights"], "running": "drain", "within_s": 60},
     ),

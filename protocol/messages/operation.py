@@ -21,6 +21,14 @@ class OperationScope(StrEnum):
     MODEL = "model"  # every engine for tokens of the request's `model`, or the one named by the asker
 
 
+class WeightsSession(StrEnum):
+    """The relation of an operation to a session, in which an engine's weights are replaced piece by piece."""
+
+    FREE = "free"  # it may come at any time
+    OUTSIDE = "outside"  # no session may be open
+    WITHIN = "within"  # one has to be open
+
+
 @frozen(eq=False, kw_only=True)
 class EngineOperation:
     """One operation of an engine."""
@@ -39,10 +47,12 @@ class EngineOperation:
     needs: tuple[MemoryTag, ...] = ()  # the memory without which it is refused
     changes_info: bool = False  # whether the engine's info may differ afterwards, also after a failure
     lacking: str = ""  # what an engine lacks that does not list it, as a sentence without its end
+    session: WeightsSession = WeightsSession.FREE
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether every version of the program has it, so that no engine need list it
     example: object = None  # an example of a body over HTTP
     saves: bool = False  # whether its result is a part of a file, which the command line asks for until it has all
+    takes_file: bool = False  # whether its body over HTTP is a file, and the only field of its request has the bytes
 
     @property
     def request(self) -> type[Message]:

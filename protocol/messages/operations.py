@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from attrs import frozen
 
-from protocol.messages import adapters, engine_files, experts, memory, profile
+from protocol.messages import adapters, engine_files, experts, memory, profile, weights
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
@@ -73,6 +73,7 @@ OPERATIONS = (
     *profile.OPERATIONS,
     *experts.OPERATIONS,
     *adapters.OPERATIONS,
+    *weights.OPERATIONS,
 )
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}

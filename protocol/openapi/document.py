@@ -28,6 +28,7 @@ MediaTypes: TypeAlias = Mapping[str, Schema]
 """Schemas of bodies by their media types."""
 
 PLAIN_TEXT: MediaTypes = {"text/plain": {"type": "string"}}
+FILE: MediaTypes = {"application/octet-stream": {"type": "string", "format": "binary"}}
 # Some tools apply this schema to the whole body, others to each event, so it has no type.
 EVENT_STREAM: MediaTypes = {"text/event-stream": {"description": "Server-sent events with JSON, if `stream` is true."}}
 
@@ -46,6 +47,7 @@ class Operation:
     parameters: tuple[Schema, ...] = ()
     access: Access = Access.KEY
     extensions: Schema = Factory(dict)
+    takes_file: bool = False  # whether its body is a file, in place of JSON
 
 
 def json_body(schema: Schema | str) -> MediaTypes:
@@ -100,7 +102,12 @@ def _operation(operation: Operation, schemas: Schemas, keys_wanted: bool) -> Sch
         described["description"] = "Requires an admin key, if the server requires keys."
     if operation.parameters:
         described["parameters"] = list(operation.parameters)
-    if operation.request is not None:
+    if operation.takes_file:
+        described["requestBody"] = {
+            "required": True,
+            "content": {name: {"schema": schema} for name, schema in FILE.items()},
+        }
+    elif operation.request is not None:
         content = {"schema": schemas.schema(operation.request), "example": operation.example}
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     return described
@@ -113,7 +120,7 @@ def _responses(operation: Operation) -> Schema:
         described["200"] = {"description": "The request succeeded.", "content": content}
     else:
         described["101"] = {"description": "The connection becomes a WebSocket."}
-    media = (415,) if operation.request is not None else ()
+    media = (415,) if operation.request is not None or operation.takes_file else ()
     for status in sorted({*ALWAYS, *operation.errors, *media}):
         content = {"application/json": {"schema": ERROR}}
         described[str(status)] = {"description": _description(status), "content": content}

@@ -19,8 +19,8 @@ import trio
 from attrs import frozen
 from rich.console import Console
 
-from protocol.dialects.operations import outcome_json, parse
-from protocol.errors import EspalierError
+from protocol.dialects.operations import of_file, outcome_json, parse
+from protocol.errors import BadRequest, EspalierError
 from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
 from protocol.messages.engine_files import ReadFile
 from protocol.messages.kind import Message
@@ -54,6 +54,12 @@ def read_request(options: argparse.Namespace) -> Message:
     operation = OPERATION_NAMED[options.operation]
     types = get_type_hints(operation.request)
     given = {name.removeprefix("field "): value for name, value in vars(options).items() if name.startswith("field ")}
+    if operation.takes_file:
+        (path,) = given.values()
+        try:
+            return of_file(operation, Path(path).read_bytes())
+        except OSError as error:
+            raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from None
     fields = {name: _value(value, types[name]) for name, value in given.items() if value is not None}
     return parse(operation, json.dumps(fields))
 
@@ -165,8 +171,9 @@ async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: 
     else:
 
         async def ask(request: Message) -> object:
-            fields = outcome_json(request).decode()
-            answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node))
+            file = request.tensors[0] if operation.takes_file else None
+            fields = outcome_json(request).decode() if file is None else "{}"
+            answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node, file))
             assert isinstance(answer, Operated)  # nothing else answers an Operate
             return json.loads(answer.fields)
 

@@ -115,7 +115,8 @@ class NodeControl:
         if (operation := OPERATION_NAMED.get(request.operation)) is None:
             raise Unsupported(f"node {self.directory.name} has no operation {request.operation!r}")
         engine = f"{self.directory.name}/{request.engine}"
-        outcomes = await operations.operate(self.directory, parse(operation, request.fields), engine)
+        body = request.fields if request.file is None else bytes(request.file.data)
+        outcomes = await operations.operate(self.directory, parse(operation, body), engine)
         outcome = outcomes[engine]
         if isinstance(outcome, RequestError):
             raise outcome

@@ -17,6 +17,7 @@ INSIDE = {"address", "directory", "endpoint", "engine", "engine_name", "folder",
 OPERATORS = (
     "actors/engines/adapter_table.py",
     "actors/engines/sglang/host/adapters.py",
+    "actors/engines/sglang/host/checkpoint.py",
     "supervisor/cli/",
     "supervisor/cluster/operations.py",
     "supervisor/control/",

@@ -195,6 +195,7 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None
         "actors.engines.adapter_table",
         "actors.engines.blocks.block_log",
         "actors.engines.expert_record",
+        "actors.engines.handlers",
         "actors.engines.media_check",
         "actors.engines.profile_check",
         "actors.media.layout",

@@ -24,6 +24,7 @@ from actors.engines.simulated.profiles import SimulatedProfiles
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import FaultDraws, Faults, SimulatedSpec
 from actors.engines.simulated.step import BatchUpdate
+from actors.engines.simulated.weights import SimulatedWeights
 from actors.kit.calls import Answer
 from actors.kit.fast_path import put_token
 from protocol.errors import EngineDied, EngineLost, HandOffFailed, Overloaded
@@ -59,6 +60,7 @@ class SimulatedEngine:
     publishes: bool = True  # whether watchers get the blocks of its prefix cache
     first_adapters: Mapping[str, str] = field(factory=dict)  # folders by name; nothing is read from them
     _adapters: SimulatedAdapters = field(init=False)
+    weights: SimulatedWeights = field(init=False)
     _batches: tuple[Batch, ...] = field(init=False)  # one a rank
     _memory: MemoryOperations = field(init=False)
     _handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)  # by operation
@@ -88,6 +90,7 @@ class SimulatedEngine:
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
         self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
         self._memory = MemoryOperations(lambda: self._batches, self._pass_on_changes, self._wake.unpark_all)
+        self.weights = SimulatedWeights(self._memory, self._drop_cache)
         self._handlers = {
             FlushCache: self._flush_cache,
             **self._memory.handlers,
@@ -95,6 +98,7 @@ class SimulatedEngine:
             **self._profiles.handlers,
             **self._adapters.handlers,
             **self._experts.handlers,
+            **self.weights.handlers,
         }
         self._info = evolve(self.spec.info, digest=self.digest, operations=operation_names(self._handlers))
 
@@ -179,10 +183,13 @@ class SimulatedEngine:
         await trio.lowlevel.checkpoint()
         if any(batch.running or batch.waiting for batch in self._batches):
             raise Overloaded("requests run")
+        self._drop_cache()
+        return Done()
+
+    def _drop_cache(self) -> None:
         for batch in self._batches:
             batch.flush()
             self._pass_on_changes(batch)
-        return Done()
 
     # Faults on request -----------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class MemoryOperations:
     changed: Callable[[Batch], None]
     wake: Callable[[], object]  # called when steps may begin again
     stands_still: bool = False
+    updating: bool = False  # whether new weights need it to stand still, too
     handlers: Mapping[type[Message], Callable[[Message], Awaitable[Message]]] = field(init=False)
     _state: EngineState = EngineState()
 
@@ -40,7 +41,7 @@ class MemoryOperations:
         assert isinstance(request, ReleaseMemory)
         before = self._begin(request)
         try:
-            self._stand_still(request.running)
+            self.stand_still(request.running)
             await trio.sleep(STEP_S)
             for batch in self.batches():
                 batch.flush()
@@ -50,7 +51,7 @@ class MemoryOperations:
             await trio.sleep(STEP_S)
         except BaseException:
             self._state = before
-            self._restore()
+            self.restore()
             raise
         return self._ended(before, request)
 
@@ -63,20 +64,20 @@ class MemoryOperations:
             self._state = before
             raise
         answer = self._ended(before, request)
-        self._restore()
+        self.restore()
         return answer
 
-    def _restore(self) -> None:
-        """Give the pages back, and begin steps, as far as nothing is released."""
+    def restore(self) -> None:
+        """Give the pages back, and begin steps, as far as nothing forbids it."""
         for batch in self.batches():
             if MemoryTag.KV_CACHE not in self._state.released:
                 batch.memory.pages_max = batch.spec.pages
-            if not self._state.released:
+            if not self._state.released and not self.updating:
                 batch.go_on()
-        self.stands_still = bool(self._state.released)
+        self.stands_still = bool(self._state.released) or self.updating
         self.wake()
 
-    def _stand_still(self, running: RunningRequests) -> None:
+    def stand_still(self, running: RunningRequests) -> None:
         """Let no further step begin; raises `Overloaded` if requests run that are not to be held."""
         if self.stands_still:
             return

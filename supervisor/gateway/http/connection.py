@@ -25,6 +25,7 @@ from protocol.errors import (
     SlowClient,
     UnsupportedMediaType,
 )
+from protocol.openapi.document import Operation
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.exchange import Body, Exchange
@@ -165,13 +166,15 @@ class HttpConnection:
         # A caller without a key is refused before it can find out which paths exist.
         access, probe = (Access.KEY, False) if resource is None else (resource.access, resource.probe)
         exchange.set_key(self.gateway.authorize(self.outbox, request.headers, access, probe=probe))
-        handler, reads = _handler(request, resource)
+        handler, operation = _handler(request, resource)
+        takes_file = operation is not None and operation.takes_file
+        reads = takes_file or (operation is not None and operation.request is not None)
         if reads:
             # Before the refusals: refused requests count, too.
             request.key.charge()
-            _check_media(request)
+            _check_media(request, takes_file=takes_file)
         body = Body(await self._reader.body(request))
-        if reads:
+        if reads and not takes_file:
             _check_form(request, body)
         self.busy = True
         async with trio.open_nursery() as nursery:
@@ -189,8 +192,12 @@ class HttpConnection:
         return True
 
 
-def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, bool]:
-    """Return the handler of a request, and whether it reads a JSON body; raises the `RequestError` if there is none."""
+FILES = frozenset({b"", b"application/octet-stream", FORM})
+"""The media types of a file; `curl --data-binary` labels any as a form."""
+
+
+def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, Operation | None]:
+    """Return the handler of a request, and its operation if it may read a body; raises a `RequestError` without one."""
     if request.has_two_lengths:
         raise BadRequest("the body has two lengths: send content-length or transfer-encoding")
     if request.method == "CONNECT":
@@ -200,19 +207,23 @@ def _handler(request: HttpRequest, resource: Resource | None) -> tuple[Handler, 
         raise NotFound(f"there is nothing at {request.path[:200]}")
     request.allow = resource.allow
     if request.method == "OPTIONS":
-        return options, False
+        return options, None
     method = "GET" if request.method == "HEAD" else request.method
     if (route := resource.routes.get(method)) is None:
         raise MethodNotAllowed(f"{request.path} knows {resource.allow.decode()} only")
     request.probe = route.probe
-    return route.handler, route.operation.request is not None
+    return route.handler, route.operation
 
 
-def _check_media(request: HttpRequest) -> None:
-    """Raise `UnsupportedMediaType` for a body that is encoded or not JSON, by its headers."""
+def _check_media(request: HttpRequest, *, takes_file: bool) -> None:
+    """Raise `UnsupportedMediaType` for a body that is encoded, or neither JSON nor the wanted file, by its headers."""
     if (coding := request.header(b"content-encoding").strip().lower()) not in {b"", b"identity"}:
         raise UnsupportedMediaType(f"the body is encoded as {_short(coding)}; send it unencoded")
     media = request.media_type
+    if takes_file:
+        if media not in FILES:
+            raise UnsupportedMediaType(f"the body is {_short(media)}; send application/octet-stream")
+        return
     accepted = media in {b"", b"application/json", b"text/json", FORM}
     if not accepted and not (media.startswith(b"application/") and media.endswith(b"+json")):
         raise UnsupportedMediaType(f"the body is {_short(media)}; send application/json")

@@ -49,7 +49,11 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/responses": responses.parse_http,
     "/tokenize": tokens.parse_tokenize,
     "/detokenize": tokens.parse_detokenize,
-    **{row.path: partial(operations.parse, row) for row in OPERATIONS if row.path is not None and row.has_fields},
+    **{
+        row.path: partial(operations.parse, row)
+        for row in OPERATIONS
+        if row.path is not None and row.has_fields and not row.takes_file
+    },
 }
 # Mistakes that a schema cannot express: between fields, the depth and size of JSON, and numbers that are too large.
 BEYOND = re.compile(

@@ -47,6 +47,10 @@ class Operations:
         for handlers in others:
             self.handlers = {**self.handlers, **handlers}
 
+    def add(self, handlers: Mapping[type[Message], Handler]) -> None:
+        """Add handlers of other operations."""
+        self.handlers = {**self.handlers, **handlers}
+
     async def operate(self, request: Message) -> Message:
         """Carry out an operation by its handler; raises `EngineRefused` without one."""
         if (handler := self.handlers.get(type(request))) is None:

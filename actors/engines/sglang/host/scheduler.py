@@ -9,13 +9,16 @@ then no router can find the cached answer, and its next turn may go elsewhere. H
 after it. In the hashes of an adapter's blocks SGLang has an id of its own, unknown to any router: here they have the
 salt of the adapter alone (`Generate.cache_namespace`). With `enable_metrics` it also sends counts of its memory to a
 socket without a reader, where they would wait for ever: here it sends none. A paused scheduler would use a whole core:
-here it sleeps as an idle one does. Written for SGLang 0.5.23.
+here it sleeps as an idle one does. And one that joins a group of processes would wait half an hour for the others: here
+it waits for a minute. Written for SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from datetime import timedelta
+from functools import partial
 
 import torch
 from sglang.srt.constrained.grammar_manager import GrammarManager
@@ -25,10 +28,12 @@ from sglang.srt.managers.scheduler import Scheduler, _make_abort_req, run_schedu
 from sglang.srt.managers.scheduler_components.kv_events_publisher import SchedulerKvEventsPublisher
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.mem_cache.events import KvEventLoraNames
+from sglang.srt.model_executor.model_runner_components import weight_updater
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
 from actors.engines.sglang.host import hand_off_terms, outputs, penalties
 from actors.engines.sglang.host.vision import towers
+from protocol.messages.weights import JOIN_WITHIN_S
 
 _sglang_abort = GrammarManager.abort_requests
 _sglang_record_paused = Scheduler._record_scheduler_state_for_paused_engine  # noqa: SLF001
@@ -48,6 +53,8 @@ def prepare() -> None:
     SchedulerKvEventsPublisher.emit_kv_metrics = emit_no_metrics
     KvEventLoraNames.get = name_no_adapter
     Scheduler._record_scheduler_state_for_paused_engine = sleep_while_paused  # noqa: SLF001
+    join, timeout = weight_updater.init_custom_process_group, timedelta(seconds=JOIN_WITHIN_S)
+    weight_updater.init_custom_process_group = partial(join, timeout=timeout)
     penalties.count_exactly()
     outputs.send_steps()
     hand_off_terms.report()

@@ -129,8 +129,12 @@ class ServedLink:
 
     def note_failure(self, cause: str) -> None:
         """Count a failure of SGLang's own, and end the host if there were too many in a while."""
-        reason = self._failures.record(cause)
-        if reason is not None and not self._failing.is_set():
+        if (reason := self._failures.record(cause)) is not None:
+            self.end(reason)
+
+    def end(self, reason: str) -> None:
+        """End the host as one that fails; the first reason counts."""
+        if not self._failing.is_set():
             self._end_reason = reason
             self._failing.set()
 

@@ -53,6 +53,7 @@ from actors.engines.sglang.host.vision.pixels import folder_layout
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
 from actors.engines.sglang.host.watchdog import Watchdog, print_reason
+from actors.engines.sglang.host.weights import WeightUpdates
 from protocol.errors import AskerLeft, EngineRefused, InternalError, NotReady, RequestError, Unsupported
 from protocol.link.frames import Bye, Cancel, Frame, Open
 from protocol.link.peer import Peer
@@ -126,12 +127,19 @@ class Host:
         if files is not None and expert_ranks:
             others.append(ExpertRecords(self.manager, files, expert_ranks).handlers)
         self.operations = Operations(self.manager, self.requests.by_id.keys, metrics, blocks, *others)
+        self.weights: WeightUpdates | None = None
         self._info = evolve(info, operations=operation_names(self.operations.handlers))
 
     @property
     def info(self) -> EngineInfo:
         """The properties of the engine at this moment."""
         return evolve(self._info, adapters=self.adapters.table.adapters)
+
+    def take_weights(self) -> None:
+        """Take new weights by operations, from now on."""
+        self.weights = WeightUpdates.of(self.manager, self.operations.standstill, self.link.end)
+        self.operations.add(self.weights.handlers)
+        self._info = evolve(self._info, operations=operation_names(self.operations.handlers))
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
@@ -298,7 +306,7 @@ class Host:
             case GetInfo():
                 return self.info
             case Ping():
-                if self.operations.hold_up:
+                if self.operations.hold_up or (self.weights is not None and self.weights.loads):
                     await asyncio.sleep(POLL_S)
                     return Alive(held_up=True)
                 return await self.liveness.probe(self._computes)
@@ -333,6 +341,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         peer = Peer(boot.name, serves_max=requests_max + CONTROL_STREAMS)
         host = None if rank else _host(boot, engine, peer, link, watchdog, table)
         if host is not None:
+            host.take_weights()
             engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
         peer = Peer(boot.name, serves_max=0)

@@ -42,11 +42,12 @@ def _described(row: EngineOperation, method: str, path: str) -> Operation:
         path,
         row.summary,
         PLAIN_TEXT if row.answer_text else json_body(OUTCOMES),
-        row.request if row.has_fields else None,
+        row.request if row.has_fields and not row.takes_file else None,
         row.example,
         errors=(404,),
         parameters=(ENGINE_PARAMETER,),
         access=row.access,
+        takes_file=row.takes_file,
     )
 
 

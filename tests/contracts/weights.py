@@ -1,0 +1,81 @@
+"""The order of weight updates that every kind of engine keeps, in checks of the engine's contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from actors.engines.port import Engine
+from protocol.errors import BadRequest, EngineRefused
+from protocol.messages.kind import Message
+from protocol.messages.weights import (
+    BeginWeightsUpdate,
+    EndWeightsUpdate,
+    GetWeightsChecksum,
+    SetWeightsVersion,
+    UpdateWeightsFromDisk,
+    UpdateWeightsFromTensors,
+    WeightsUpdated,
+    WeightsVersion,
+)
+from protocol.tensors import Dtype, Tensor
+
+GONE = "/gone"
+
+
+def file_of(tensors: Mapping[str, tuple[str, list[int], bytes]]) -> bytes:
+    """Return a safetensors file with these dtypes, shapes and bytes."""
+    header: dict[str, object] = {}
+    data = b""
+    for name, (dtype, shape, content) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def update_of(file: bytes) -> UpdateWeightsFromTensors:
+    """Return an update from the tensors of a file."""
+    return UpdateWeightsFromTensors(Tensor(Dtype.UINT8, (len(file),), memoryview(file)))
+
+
+async def refused(engine: Engine, request: Message, match: str) -> None:
+    """Check that an engine refuses a request, and why."""
+    with pytest.raises(BadRequest, match=match):
+        await engine.operate(request)
+
+
+async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
+    """A session is begun once, updated within, and ended once, with a version that is new."""
+    if "update-weights-from-tensors" not in engine.info.operations:
+        return
+    unknown = update_of(file_of({"no.such.weight": ("F32", [1], bytes(4))}))
+    before = await engine.operate(GetWeightsChecksum())
+    assert isinstance(before, WeightsUpdated)
+    await refused(engine, unknown, "no session of updates is open")
+    await refused(engine, EndWeightsUpdate("x"), "no session of updates is open")
+    await engine.operate(BeginWeightsUpdate())
+    assert await engine.operate(SetWeightsVersion()) == WeightsVersion(before.version, updating=True)
+    with pytest.raises(EngineRefused, match="session of updates is open"):
+        await engine.operate(BeginWeightsUpdate())
+    await refused(engine, unknown, r"no\.such\.weight is no tensor of the model")
+    for wrong in (b"", b"12345678", bytes(8), (99).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}}"):
+        await refused(engine, update_of(wrong), "safetensors|header")
+    await refused(engine, EndWeightsUpdate(before.version), "already")
+    ended = await engine.operate(EndWeightsUpdate("contract"))
+    assert ended == WeightsUpdated("contract", before.checksum), "nothing was replaced"
+
+
+async def refuses_weights_of_no_folder(engine: Engine) -> None:
+    """A folder that is not there changes nothing."""
+    if "update-weights-from-disk" not in engine.info.operations:
+        return
+    before = await engine.operate(GetWeightsChecksum())
+    await refused(engine, UpdateWeightsFromDisk(folder=GONE, version="gone"), "folder")
+    await refused(engine, UpdateWeightsFromDisk(folder="relative", version="gone"), "folder|path")
+    assert await engine.operate(GetWeightsChecksum()) == before
+    named = await engine.operate(SetWeightsVersion("named"))
+    assert named == WeightsVersion("named")
+    assert await engine.operate(SetWeightsVersion()) == named
