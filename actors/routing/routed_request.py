@@ -114,7 +114,7 @@ class RoutedRequest:
             with trio.CancelScope() as self._asking:
                 finished = await self._ask(route)
                 if not self._moving:
-                    return self._finished(finished.reason, finished.matched)
+                    return self._finished(finished.reason, finished.matched, finished.weight_versions)
         except RequestError as error:
             lost = error
         finally:
@@ -296,6 +296,13 @@ class RoutedRequest:
         """Return the cached tokens that a worker counts, at most as many as the prompt has."""
         return min(started.cached_tokens, len(self.request.tokens))
 
-    def _finished(self, reason: FinishReason, matched: str | int | None) -> Finished:
-        """Return the result, with the tokens of all attempts as they came through here: no worker's count is used."""
-        return Finished(reason, Usage(len(self.request.tokens), len(self._sent), self._cached or 0), matched)
+    def _finished(
+        self, reason: FinishReason, matched: str | int | None, versions: tuple[tuple[str, int], ...] = ()
+    ) -> Finished:
+        """Return the result, with the tokens of all attempts as they came through here: no worker's count is used.
+
+        `versions` are those of the last worker.
+        """
+        usage = Usage(len(self.request.tokens), len(self._sent), self._cached or 0)
+        before = len(self._sent) - sum(count for _, count in versions)
+        return Finished(reason, usage, matched, ((("", before),) if versions and before > 0 else ()) + versions)

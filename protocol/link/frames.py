@@ -135,6 +135,7 @@ class Ended:
     completion_tokens: int
     cached_tokens: int
     matched: str | int | None = None
+    weight_versions: tuple[tuple[str, int], ...] = ()
 
 
 @frozen

@@ -261,11 +261,16 @@ def one_token(token: int) -> Tokens:
 
 @frozen
 class Finished(Message):
-    """The answer is whole; `matched` is the stop string or token id that ended it, if one did."""
+    """The answer is whole; `matched` is the stop string or token id that ended it, if one did.
+
+    `weight_versions` are the versions of the weights that computed it, in order, each with its number of tokens. The
+    version of tokens that another worker has computed is empty: it is not known.
+    """
 
     reason: FinishReason
     usage: Usage
     matched: str | int | None = None
+    weight_versions: tuple[tuple[str, int], ...] = ()
 
 
 @frozen

@@ -295,7 +295,7 @@ class AskingHalf:
                 answers[stream].put(Tokens(tuple(ids), logprobs.get(stream, ())), len(ids))
         for ended in step.ended:
             usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
-            self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched))
+            self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched, ended.weight_versions))
 
     def _take(self, message: Message, rules: ReplyRules) -> Message:
         """Return a message with the bytes of its tensors, also from shared memory; raises `RequestError`."""

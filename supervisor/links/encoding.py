@@ -41,6 +41,7 @@ FREE_REPLIES_MAX = 4096  # replies without credit to one request
 # Texts of other nodes that clients get.
 DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256
 MATCHED_CHARACTERS_MAX = 256
+VERSIONS_MAX, VERSION_CHARACTERS_MAX = 64, 128
 
 
 @define(eq=False)
@@ -139,6 +140,11 @@ class ReplyRules:
             raise PeerViolation(f"an answer was ended by a text of {len(matched)} characters")
         if isinstance(matched, int) and not 0 <= matched < TOKEN_IDS:
             raise PeerViolation("an answer was ended by a token id that cannot be")
+        versions = finished.weight_versions
+        if len(versions) > VERSIONS_MAX or any(
+            len(version) > VERSION_CHARACTERS_MAX or not 0 <= count <= COUNT_MAX for version, count in versions
+        ):
+            raise PeerViolation("an answer by versions of weights that cannot be")
 
     def _is_possible(self, tokens: Tokens) -> bool:
         ids = tokens.ids

@@ -29,6 +29,7 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 
 SOCKET_NAME = "steps"
 READ_BYTES = 256 * 1024
+VERSIONS_MAX, VERSION_CHARACTERS_MAX = 64, 128
 _HEAD = struct.Struct("<I")  # the length of a step's pickle, before it
 
 
@@ -66,6 +67,7 @@ class Finish(NamedTuple):
 
     reason: EngineFinishReason
     prompt_tokens: int
+    weight_versions: tuple[tuple[str, int], ...] = ()  # each with its number of tokens
 
 
 class StepOutput(NamedTuple):
@@ -121,7 +123,11 @@ def step_output(output: BatchTokenIDOutput) -> StepOutput:
         counts=list(map(len, output.output_ids)),
         tokens=list(chain.from_iterable(output.output_ids)),
         cached_tokens=output.cached_tokens,
-        finished={i: Finish(reason, output.prompt_tokens[i]) for i, reason in enumerate(reasons) if reason is not None},
+        finished={
+            i: Finish(reason, output.prompt_tokens[i], _versions(output, i))
+            for i, reason in enumerate(reasons)
+            if reason is not None
+        },
         logprobs={
             i: Likeliest(values, output.output_top_logprobs_idx[i], output.output_top_logprobs_val[i])
             for i, values in enumerate(output.output_token_logprobs_val or ())
@@ -133,6 +139,12 @@ def step_output(output: BatchTokenIDOutput) -> StepOutput:
             if values
         },
     )
+
+
+def _versions(output: BatchTokenIDOutput, index: int) -> tuple[tuple[str, int], ...]:
+    """Return the versions of the weights that computed an answer, each with its number of tokens."""
+    spans = None if output.weight_versions is None else output.weight_versions[index]
+    return tuple((span.version[:VERSION_CHARACTERS_MAX], span.end - span.start) for span in spans or ())[-VERSIONS_MAX:]
 
 
 def _scored(values: list[float], top_ids: list[list[int]] | None, top_values: list[list[float]] | None) -> Scored:

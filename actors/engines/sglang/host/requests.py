@@ -108,7 +108,15 @@ class Requests:
         if finish is not None:
             reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
             step.ended.append(
-                Ended(running.stream, reason, finish.prompt_tokens, running.tokens, cached_tokens, matched)
+                Ended(
+                    running.stream,
+                    reason,
+                    finish.prompt_tokens,
+                    running.tokens,
+                    cached_tokens,
+                    matched,
+                    finish.weight_versions,
+                )
             )
             self._forget(running, finish.reason)
 
@@ -131,7 +139,7 @@ class Requests:
         reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
         self._forget(running, finish.reason)
         usage = Usage(finish.prompt_tokens, running.tokens, cached_tokens)
-        return SeparatePart(running, tuple(replies), Finished(reason, usage, matched))
+        return SeparatePart(running, tuple(replies), Finished(reason, usage, matched, finish.weight_versions))
 
     def _take_out(self, output: StepOutput, indices: list[int]) -> None:
         """Take the tokens of some requests out of a step, and give those of the warm-up to SGLang's own records."""
