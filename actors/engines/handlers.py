@@ -8,10 +8,10 @@ from typing import TypeAlias, TypeVar
 from protocol.messages.kind import Message
 
 M = TypeVar("M", bound=Message)
-Handler: TypeAlias = Callable[[Message], Awaitable[Message]]
+MessageHandler: TypeAlias = Callable[[Message], Awaitable[Message]]
 
 
-def handler(request_class: type[M], handle: Callable[[M], Awaitable[Message]]) -> tuple[type[Message], Handler]:
+def handler(request_class: type[M], handle: Callable[[M], Awaitable[Message]]) -> tuple[type[Message], MessageHandler]:
     """Return an entry of a table of handlers: a class of requests, and what handles them."""
 
     async def handle_message(request: Message) -> Message:

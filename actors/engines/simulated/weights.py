@@ -11,7 +11,7 @@ from hashlib import sha256
 import trio
 from attrs import define, field
 
-from actors.engines.handlers import Handler, handler
+from actors.engines.handlers import MessageHandler, handler
 from actors.engines.simulated.memory_operations import MemoryOperations
 from protocol.errors import BadRequest, EngineRefused
 from protocol.messages.engine import Done
@@ -51,7 +51,7 @@ class SimulatedWeights:
     _in_session: bool = field(init=False, default=False)
 
     @property
-    def handlers(self) -> Mapping[type[Message], Handler]:
+    def handlers(self) -> Mapping[type[Message], MessageHandler]:
         """The handlers of the operations."""
         return dict(
             [

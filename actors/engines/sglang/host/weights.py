@@ -31,7 +31,7 @@ from sglang.srt.managers.io_struct import (
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.utils import MultiprocessingSerializer
 
-from actors.engines.handlers import Handler, handler
+from actors.engines.handlers import MessageHandler, handler
 from actors.engines.sglang.host.checkpoint import read_checkpoint
 from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.listeners import wait_listens
@@ -103,7 +103,7 @@ class WeightUpdates:
         return cls(manager, standstill, end, running, refusal, only_from_disk, version)
 
     @property
-    def handlers(self) -> Mapping[type[Message], Handler]:
+    def handlers(self) -> Mapping[type[Message], MessageHandler]:
         """The handlers of the operations."""
         return dict(
             [
