@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 import pytest
+import trio
 
 from actors.engines.port import Engine
 from protocol.errors import BadRequest, EngineRefused
@@ -49,6 +50,7 @@ async def refused(engine: Engine, request: Message, match: str) -> None:
 
 async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
     """A session is begun once, updated within, and ended once, with a version that is new."""
+    await trio.lowlevel.checkpoint()
     if "update-weights-from-tensors" not in engine.info.operations:
         return
     unknown = update_of(file_of({"no.such.weight": ("F32", [1], bytes(4))}))
@@ -70,6 +72,7 @@ async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
 
 async def refuses_weights_of_no_folder(engine: Engine) -> None:
     """A folder that is not there changes nothing."""
+    await trio.lowlevel.checkpoint()
     if "update-weights-from-disk" not in engine.info.operations:
         return
     before = await engine.operate(GetWeightsChecksum())

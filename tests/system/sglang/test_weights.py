@@ -85,6 +85,7 @@ async def updated_under_streams(engine: Engine, folders: tuple[Path, Path]) -> l
     done = trio.Event()
 
     async def ask() -> None:
+        await trio.lowlevel.checkpoint()
         while not done.is_set():
             with suppress(NotReady):  # it came while the engine stood still
                 async with slot(engine, request(engine, 200)) as generation:

@@ -140,7 +140,7 @@ class WeightUpdates:
                 raise EngineRefused(IN_SESSION)
             async with self._loading():
                 await self._name(request.version)
-        return WeightsVersion(self.version, self._in_session)
+        return WeightsVersion(self.version, self._in_session)  # noqa: ASYNC910  # a question waits for nothing
 
     async def _name(self, version: str) -> None:
         """Give the present weights a version; no running request is aborted for it."""
@@ -346,7 +346,7 @@ class WeightUpdates:
         async with self._alone:
             self.loads = True
             try:
-                async with asyncio.timeout(LOAD_WITHIN_S):
+                async with asyncio.timeout(LOAD_WITHIN_S):  # noqa: ASYNC100  # the body waits for the scheduler
                     yield
             except TimeoutError:
                 self._spoilt(f"the scheduler did not answer within {LOAD_WITHIN_S:g} s")
