@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from itertools import groupby
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 
 from attrs import frozen
@@ -85,6 +85,8 @@ def check_adapter(folder: Path, model: Path, bounds: AdapterBounds) -> AdapterFi
     weights = sorted(folder.glob("*.safetensors"))
     if len(weights) != 1:
         raise AdapterMistake(f"it must have its weights in one file of safetensors, and has {len(weights)}")
+    if not weights[0].is_file():  # a pipe would be read for ever
+        raise AdapterMistake(f"{weights[0].name} is no file")
     shapes = _layers(_header(weights[0]))
     _check_layers(shapes, _model_shapes(model), rank)
     modules = {name.rpartition(".")[2] for name in shapes}
@@ -120,7 +122,7 @@ def _rank(configuration: Mapping[str, object], bounds: AdapterBounds) -> int:
     rank, alpha = configuration.get("r"), configuration.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise AdapterMistake(f"its rank (r) is {rank!r:.40}")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not isfinite(alpha):
         raise AdapterMistake(f"its lora_alpha is {alpha!r:.40}")
     if rank > bounds.rank_max:
         raise AdapterMistake(f"its rank is {rank}, and max_rank is {bounds.rank_max}")

@@ -212,6 +212,7 @@ OPERATIONS: tuple[EngineOperation, ...] = (
         "begin-weights-update",
         "Begin a session of updates from tensors or from a group.",
         "/begin_weights_update",
+        example={"running": "hold"},
     ),
     _row(
         Kind(76, UpdateWeightsFromTensors, result=WeightsTaken),

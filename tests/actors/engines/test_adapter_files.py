@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,13 @@ def test_a_model_without_safetensors_has_no_shapes_to_compare(tmp_path: Path) ->
     (tmp_path / "model").mkdir()
     with pytest.raises(AdapterMistake, match="cannot be compared"):
         check(write_adapter(tmp_path / "a"), model=tmp_path / "model")
+
+
+def test_a_pipe_in_the_place_of_the_weights_is_not_read(tmp_path: Path) -> None:
+    """A load waited for it for ever, and every later one for that load."""
+    folder = write_adapter(tmp_path / "a")
+    (weights,) = folder.glob("*.safetensors")
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(AdapterMistake, match="is no file"):
+        check(folder)

@@ -198,7 +198,8 @@ async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -
     async with gateway_rig() as rig:
         rig.gateway.administration = evolve(rig.gateway.administration, server_info=dict, operate=operate)
         client = await rig.client()
-        for operation in (each for each in ROUTES.operations if each.answer):
+        # A file is of one engine, and its bytes are asked for piece by piece: `test_engine_files.py` has that route.
+        for operation in (each for each in ROUTES.operations if each.answer and each.path != "/engine_files/{name}"):
             path = operation.path.replace("{model}", "tiny")
             body = worth_more_than_the_example.get(path, operation.example)
             asked = head(operation.method, path) if operation.request is None else post(body, path)

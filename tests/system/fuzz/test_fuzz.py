@@ -31,7 +31,9 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/tokenize": lambda body: tokens.to_tokenize(tokens.parse_tokenize(body)),
     "/detokenize": lambda body: tokens.to_detokenize(tokens.parse_detokenize(body)),
     **{
-        row.path: partial(operations.parse, row) for row in ENGINE_OPERATIONS if row.path is not None and row.has_fields
+        row.path: partial(operations.parse, row)
+        for row in ENGINE_OPERATIONS
+        if row.path is not None and row.has_fields and not row.takes_file
     },
 }
 OPERATIONS = {operation.path: operation for operation in ROUTES.operations if operation.request is not None}

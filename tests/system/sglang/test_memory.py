@@ -33,7 +33,7 @@ def post(node: Node, path: str, **fields: object) -> tuple[int, Any]:
 class Stream:
     """One streamed answer, read by a thread."""
 
-    def __init__(self, client: OpenAI) -> None:
+    def __init__(self, client: OpenAI, **options: object) -> None:
         self.pieces: list[str] = []
         self._stream = client.completions.create(
             model=MODEL,
@@ -41,7 +41,7 @@ class Stream:
             max_tokens=TOKENS,
             temperature=0,
             stream=True,
-            extra_body={"ignore_eos": True},
+            extra_body=options or {"ignore_eos": True},
         )
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -80,6 +80,16 @@ def test_a_stream_that_was_held_in_the_middle_equals_the_undisturbed_one(served:
     assert stream.whole() == undisturbed
     assert served.get("/ready")[0] == 200
     assert served.observe()["scheduler"].pid == scheduler
+
+
+def test_the_least_length_of_an_answer_counts_what_came_before_it_was_held(served: Node, client: OpenAI) -> None:
+    """SGLang began to count anew: an answer of 65 tokens had 107 after it was held at the thirtieth."""
+    undisturbed = Stream(client, min_tokens=60).whole()
+    stream = Stream(client, min_tokens=60)
+    assert wait_until(lambda: len(stream.pieces) > 20, WITHIN_S) is not None
+    assert post(served, "/release_memory_occupation", running="hold")[0] == 200
+    assert post(served, "/resume_memory_occupation")[0] == 200
+    assert stream.whole() == undisturbed
 
 
 def test_what_would_end_the_scheduler_is_refused(served: Node, client: OpenAI) -> None:

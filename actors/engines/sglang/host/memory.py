@@ -14,7 +14,7 @@ from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput, Resum
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host.standstill import Standstill
-from protocol.engine_state import EngineState
+from protocol.engine_state import EngineState, in_order
 from protocol.errors import EngineRefused
 from protocol.messages.kind import Message
 from protocol.messages.leaving import MemoryTag
@@ -44,7 +44,7 @@ class Memory:
         try:
             await self._standstill.begin(RELEASE, request.running, request.within_s)
             self._forget_blocks()
-            tags = [str(tag) for tag in request.tags]
+            tags = [str(tag) for tag in in_order(request.tags)]
             await self._manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))
         except BaseException:
             self._state = before
@@ -54,7 +54,8 @@ class Memory:
     async def _resume(self, request: Message) -> MemoryState:
         assert isinstance(request, ResumeMemory)
         before = self._begin(request)
-        tags = [str(tag) for tag in request.tags or before.released_tags]
+        # SGLang ends its scheduler at the second of two equal tags.
+        tags = [str(tag) for tag in in_order(request.tags or before.released)]
         try:
             await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
         except BaseException:

@@ -6,8 +6,9 @@ place of the first one, and one token twice and another never whenever a prompt 
 answer would depend on the other requests of its batch. Here the tokens are counted when the step begins. The result of
 the step before is processed first if a request in the batch has penalties; such a batch does without the overlap.
 
-After a retraction SGLang begins to count anew, and the tokens that a resumed request has from another engine stand at
-the end of its prompt, where SGLang counts none: here both are counted with the prompt. Speculative decoding counts one
+After a retraction SGLang begins to count anew, those towards `min_new_tokens` too, and the tokens that a resumed
+request has from another engine stand at the end of its prompt, where SGLang counts none: here both are counted with the
+prompt. Speculative decoding counts one
 token a step, and is left as it is. Written for SGLang 0.5.23; called in the scheduler's process.
 """
 
@@ -22,6 +23,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.sampling.penaltylib import (
     BatchedFrequencyPenalizer,
+    BatchedMinNewTokensPenalizer,
     BatchedPresencePenalizer,
     BatchedRepetitionPenalizer,
 )
@@ -98,6 +100,7 @@ KINDS = (
     _Kind(BatchedRepetitionPenalizer, "repetition_penalty", 1.0, "cumulated_repetition_penalties"),
 )
 
+_sglang_prepare_least_length = BatchedMinNewTokensPenalizer._prepare  # noqa: SLF001
 _sglang_run_batch = Scheduler.run_batch
 _sglang_is_in_step = Scheduler.is_disable_overlap_for_batch
 
@@ -113,8 +116,16 @@ def count_exactly() -> None:
     for kind in KINDS:
         _count_with_the_prompt(kind)
         _count_nothing_early(kind.penalizer)
+    BatchedMinNewTokensPenalizer._prepare = _prepare_least_length  # noqa: SLF001
     Scheduler.run_batch = _run_batch
     Scheduler.is_disable_overlap_for_batch = _is_in_step
+
+
+def _prepare_least_length(self: BatchedMinNewTokensPenalizer) -> None:
+    """Prepare the least length of answers, with the tokens that retracted requests have already."""
+    _sglang_prepare_least_length(self)
+    lengths = [[len(req.output_ids)] for req in self.orchestrator.reqs()]
+    self.len_output_tokens += torch.tensor(lengths, dtype=torch.int32).to(self.orchestrator.device)
 
 
 def _count_with_the_prompt(kind: _Kind) -> None:

@@ -9,6 +9,7 @@ import trio
 
 from protocol.dialects.operations import Outcomes, failure, failure_body, outcomes_body, parse
 from protocol.errors import Forbidden
+from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation
 from protocol.messages.operations import OPERATIONS
 from protocol.openapi.document import PLAIN_TEXT, Operation, json_body
@@ -60,7 +61,7 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     await trio.lowlevel.checkpoint()
     outcomes: Outcomes = {}
     if exchange.request.method != "HEAD":
-        request = await exchange.read(partial(parse, row), body) if row.has_fields else row.request()
+        request = await exchange.read(partial(_parsed, row), body) if row.has_fields else row.request()
         outcomes = await exchange.gateway.administration.operate(request, exchange.request.query("engine") or None)
     if (error := failure(row, outcomes)) is not None:
         exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
@@ -70,6 +71,11 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     else:
         exchange.response.reply(200, [JSON], outcomes_body(outcomes))
     log_answered(exchange)
+
+
+def _parsed(row: EngineOperation, raw: bytes) -> Message:
+    """Return a request from its body; without a body, the one whose fields have their defaults."""
+    return parse(row, raw or (b"" if row.takes_file else b"{}"))
 
 
 def refuse_other_sites(exchange: Exchange) -> None:
