@@ -106,7 +106,7 @@ def test_settings_that_change_how_sglang_computes_are_taken(read: Callable[..., 
         "enable_trace = true",
     )
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
-    lines += ("max_lora_chunk_size = 16", 'kv_cache_dtype = "fp8_e5m2"')
+    lines += ('kv_cache_dtype = "fp8_e5m2"',)
     assert len(read(*lines).engines_of(SglangSection)["tiny-0"].settings) == len(lines)
 
 
