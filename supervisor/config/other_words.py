@@ -65,7 +65,7 @@ _KEYS = {  # the key by its section, and words for it; a word of several rows me
     "engine.NAME.events": "kv_events_config kv_events",
     "engine.NAME.metrics": "enable_metrics",
     "engine.NAME.settings.pp_size": "pipeline_parallel_size pp pipeline_parallel",
-    "engine.NAME.settings.ep_size": "expert_parallel_size ep enable_expert_parallel expert_parallel",
+    "engine.NAME.experts.parallel": "expert_parallel_size ep ep_size enable_expert_parallel expert_parallel",
     "engine.NAME.settings.disable_cuda_graph": "enforce_eager",
     "engine.NAME.settings.disable_radix_cache": """
         enable_prefix_caching no_enable_prefix_caching disable_prefix_caching prefix_caching enable_radix_cache

@@ -96,7 +96,7 @@ class KvAdmission:
         return owned > 0 and owned + self._needed(request) > self.kv_tokens_max * (1 - LARGE_PART)
 
     def take(self, request: Generate, recheck: Callable[[], None]) -> Callable[[], None]:
-        """Count the memory of a request; the returned function gives it back, and calls `recheck`."""
+        """Count the memory of a request; the returned function gives it back, and calls `recheck` if it is a limit."""
         if not self.kv_tokens_max:
             return _ignore
         key, needed = object(), self._needed(request)
@@ -108,7 +108,8 @@ class KvAdmission:
             self._owned[request.owner] -= needed
             if not self._owned[request.owner]:
                 del self._owned[request.owner]
-            recheck()
+            if self._limits:  # else none waits for it
+                recheck()
 
         return give_back
 

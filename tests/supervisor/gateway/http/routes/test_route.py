@@ -220,7 +220,8 @@ def test_a_preflight_allows_the_methods_of_all_routes() -> None:
 def test_metrics_pools_and_flush_cache_are_for_admins_and_probes_for_everybody() -> None:
     access = {operation.path: operation.access for operation in ROUTES.operations}
     operations = {row.path for row in OPERATIONS if row.path is not None}
-    assert {path for path in access if access[path] is Access.ADMIN} == {"/metrics", "/pools", *operations}
+    others = {"/metrics", "/pools", "/engine_files/{name}"}
+    assert {path for path in access if access[path] is Access.ADMIN} == {*others, *operations}
     assert {path for path in access if access[path] is Access.OPEN} == {"/health", "/ready"}
 
 
