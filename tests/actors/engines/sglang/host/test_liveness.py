@@ -109,7 +109,9 @@ async def main():
 asyncio.run(main())
 """
 FAILING = """
+from actors.engines.adapter_table import AdapterTable
 from actors.engines.sglang.host import server
+from actors.engines.sglang.host.adapters import Adapters
 from protocol.link import codec
 from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Bye, Fail, Hello, Open
@@ -132,7 +134,8 @@ async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     info = EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False)
-    serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None).link.serve())
+    adapters = Adapters(engine.tokenizer_manager, None, AdapterTable(0))
+    serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None, adapters=adapters).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
     async def until(kind):
@@ -223,7 +226,9 @@ OUTPUTS = """
 import tempfile
 from array import array
 from pathlib import Path
+from actors.engines.adapter_table import AdapterTable
 from actors.engines.sglang.host import outputs, server
+from actors.engines.sglang.host.adapters import Adapters
 from actors.engines.sglang.host.outputs import Finish, Likeliest, Scored, StepOutput, StepReceiver, StepSender, step_output
 from protocol.link import codec
 from protocol.messages.engine import EngineInfo
@@ -239,7 +244,8 @@ def batch(ids, tokens, reasons, **logprobs):
                          for name in ("token_logprobs_val", "top_logprobs_idx", "top_logprobs_val"))
     return SimpleNamespace(
         rids=ids, output_ids=[array("q", each) for each in tokens], finished_reasons=reasons,
-        prompt_tokens=[10 + place for place in range(len(ids))], cached_tokens=[8] * len(ids), **(none | logprobs))
+        prompt_tokens=[10 + place for place in range(len(ids))], cached_tokens=[8] * len(ids),
+        weight_versions=None, **(none | logprobs))
 
 def sends_what_the_host_reads():
     assert step_output(batch(["a", "b", "c"], [[1], [], [2, 3]], [None, STOP, None])) == StepOutput(
@@ -307,7 +313,8 @@ async def turns_a_step_into_a_frame():
                               _release_lora_once=lambda state: None)
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
-    host = server.Host(engine, EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False), Peer("e", serves_max=20), theirs, None)
+    host = server.Host(engine, EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False), Peer("e", serves_max=20), theirs, None,
+                       adapters=Adapters(manager, None, AdapterTable(0)))
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
