@@ -44,6 +44,7 @@ async def test_sglang_keeps_the_contract(make_engine: MakeEngine, *, ahead: bool
             await at_rest(engine)
 
 
+@pytest.mark.nightly
 async def test_where_memory_is_short_sglang_goes_by_priority(make_engine: MakeEngine) -> None:
     """One key's long answers made another key's request of five tokens wait for 46 s."""
     async with make_engine(kv_tokens_max=512) as engine:

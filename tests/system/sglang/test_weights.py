@@ -57,6 +57,7 @@ async def checksum(engine: Engine) -> str:
     return present.checksum
 
 
+@pytest.mark.nightly
 async def test_weights_are_replaced_under_streams_and_killers_are_refused(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
