@@ -47,7 +47,11 @@ from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
 from tests.contracts import experts, profile
-from tests.contracts.weights import keeps_the_order_of_weight_updates, refuses_weights_of_no_folder
+from tests.contracts.weights import (
+    keeps_the_order_of_weight_updates,
+    refuses_weights_of_no_folder,
+    serves_on_after_a_session_that_a_checksum_refuses,
+)
 from tests.rig.adapters import tiny_adapter
 
 RELEASED_WITHIN_S = 30.0
@@ -953,6 +957,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     releases_no_memory_while_requests_run_that_it_may_not_hold,
     holds_requests_while_its_memory_is_released,
     keeps_the_order_of_weight_updates,
+    serves_on_after_a_session_that_a_checksum_refuses,
     refuses_weights_of_no_folder,
     sends_log_probabilities_when_asked,
     sends_log_probabilities_of_the_prompt_when_asked,

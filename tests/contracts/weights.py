@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 
 import pytest
 import trio
 
 from actors.engines.port import Engine
-from protocol.errors import BadRequest, EngineRefused
+from protocol.errors import BadRequest, EngineRefused, Overloaded
 from protocol.messages.kind import Message
 from protocol.messages.weights import (
     BeginWeightsUpdate,
@@ -68,6 +69,37 @@ async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
     await refused(engine, EndWeightsUpdate(before.version), "already")
     ended = await engine.operate(EndWeightsUpdate("contract"))
     assert ended == WeightsUpdated("contract", before.checksum), "nothing was replaced"
+
+
+async def serves_on_after_a_session_that_a_checksum_refuses(engine: Engine) -> None:
+    """A session refused meanwhile left an engine in service that took no request."""
+    await trio.lowlevel.checkpoint()
+    if "update-weights-from-tensors" not in engine.info.operations:
+        return
+    before = await engine.operate(GetWeightsChecksum())
+    assert isinstance(before, WeightsUpdated)
+    over = trio.Event()
+
+    async def checksums() -> None:
+        while not over.is_set():
+            with suppress(Overloaded):
+                await engine.operate(GetWeightsChecksum())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(checksums)
+        for number in range(20):
+            try:
+                await engine.operate(BeginWeightsUpdate())
+            except Overloaded:
+                break  # and the next check has the engine serve
+            while True:  # a checksum may run now, too
+                with suppress(Overloaded):
+                    await engine.operate(EndWeightsUpdate(f"{before.version}+{number}"))
+                    break
+                await trio.sleep(0.01)
+        over.set()
+    await engine.operate(SetWeightsVersion(before.version))
 
 
 async def refuses_weights_of_no_folder(engine: Engine) -> None:

@@ -205,10 +205,8 @@ class Slots:
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self.in_service():
             raise NotReady("the engine is out of service")
-        request = call.request
-        generation = self.engine.submit(
-            self.memory.with_engine_priority(request)
-        )  # its id is ours, so it can be aborted from now on
+        request = self.memory.with_engine_priority(call.request)
+        generation = self.engine.submit(request)  # its id is ours, so it can be aborted from now on
         self._generations[generation] = pace
         late: DeadlineExceeded | None = None
         try:

@@ -82,6 +82,16 @@ class HttpRequest:
             return None
 
     @property
+    def query_names(self) -> frozenset[str]:
+        """The names of the query parameters, those without a value among them; none if there are too many."""
+        target = "" if self.head is None else self.head.target.decode("latin-1")
+        try:
+            query = parse_qs(target.partition("?")[2], keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+        except ValueError:
+            return frozenset()
+        return frozenset(query)
+
+    @property
     def line(self) -> str:
         """The method and the path, for logs; the query is left out, since it may be secret."""
         return "connection" if self.head is None else f"{self.method} {self.path}"[:REQUEST_LINE_CHARACTERS_MAX]

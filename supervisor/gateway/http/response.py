@@ -126,7 +126,11 @@ class HttpResponse:
 
         Without the bytes that it promises, a body is left without an end.
         """
-        head, self._unfinished = self._head(status, [*headers, (b"content-length", b"%d" % size)]), True
+        head = self._head(status, [*headers, (b"content-length", b"%d" % size)])
+        if self.request.method == "HEAD":
+            self.outbox.put(head + self._end())
+            return
+        self._unfinished = True
         self.outbox.put(head)
         data, offset = first, len(first)
         while True:

@@ -181,10 +181,14 @@ class WeightUpdates:
         if self._in_session:
             raise EngineRefused(IN_SESSION)
         await self.standstill.begin(SESSION, request.running, request.within_s)
-        async with self._loading():
-            await self._ok(self.manager.begin_weight_update(BeginWeightUpdateReqInput()))
-            self._in_session = True
-            self._session_goes_on()
+        try:
+            async with self._loading():
+                await self._ok(self.manager.begin_weight_update(BeginWeightUpdateReqInput()))
+                self._in_session = True
+                self._session_goes_on()
+        finally:
+            if not self._in_session:  # refused, since a checksum is being computed
+                await self.standstill.end(SESSION)
         return Done()
 
     async def _from_tensors(self, request: UpdateWeightsFromTensors) -> WeightsTaken:

@@ -8,7 +8,7 @@ from functools import partial
 import trio
 
 from protocol.dialects.operations import Outcomes, failure, failure_body, outcomes_body, parse
-from protocol.errors import Forbidden
+from protocol.errors import BadRequest, Forbidden
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation
 from protocol.messages.operations import OPERATIONS
@@ -60,9 +60,10 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     refuse_other_sites(exchange)
     await trio.lowlevel.checkpoint()
     outcomes: Outcomes = {}
+    engine = _engine(exchange)
     if exchange.request.method != "HEAD":
         request = await exchange.read(partial(_parsed, row), body) if row.has_fields else row.request()
-        outcomes = await exchange.gateway.administration.operate(request, exchange.request.query("engine") or None)
+        outcomes = await exchange.gateway.administration.operate(request, engine)
     if (error := failure(row, outcomes)) is not None:
         exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
         return
@@ -71,6 +72,16 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     else:
         exchange.response.reply(200, [JSON], outcomes_body(outcomes))
     log_answered(exchange)
+
+
+def _engine(exchange: Exchange) -> str | None:
+    """Return the one engine that is asked, None for all; raises `BadRequest` for a query that may mean another one."""
+    engine, names = exchange.request.query("engine"), exchange.request.query_names
+    if unknown := sorted(names - {"engine"}):
+        raise BadRequest(f"there is no query parameter {unknown[0]!r:.64}; there is engine")
+    if names and not engine:
+        raise BadRequest("name an engine, or leave the parameter out for all of them", param="engine")
+    return engine
 
 
 def _parsed(row: EngineOperation, raw: bytes) -> Message:

@@ -38,6 +38,9 @@ async def test_a_file_is_sent_as_it_is(rather_slow: MockClock) -> None:
         rig.gateway.administration = evolve(rig.gateway.administration, operate=files.operate)
         reply = await client.ask(head("GET", "/engine_files/a.gz?engine=main/one"))
         assert (reply.status, reply.body, reply.whole) == (200, DATA, True)
+        asked = head("HEAD", "/engine_files/a.gz?engine=main/one")
+        reply = await client.ask(asked)
+        assert (reply.status, reply.body, reply.headers["content-length"]) == (200, b"", str(len(DATA)))
         for path, status in (("/engine_files/b?engine=main/one", 404), ("/engine_files/a.gz", 400)):
             assert (await client.ask(head("GET", path))).status == status
         foreign = head("GET", "/engine_files/a.gz?engine=main/one", sec_fetch_site="cross-site")

@@ -208,6 +208,9 @@ async def test_flush_cache_is_refused_to_foreign_pages_and_ignored_for_head(rath
         assert (await client.ask(head(path="/flush_cache"))).body == b"Cache flushed.\n"
         assert (await client.ask(post(b"", "/flush_cache"))).status == 200
         assert (await client.ask(post(b"", "/flush_cache?engine=tiny-0"))).status == 200
+        for query in ("engin=tiny-0", "engine=", "engine", "engine=tiny-0&all=1"):
+            reply = await client.ask(post(b"", f"/flush_cache?{query}"))
+            assert reply.status == 400, "a misspelt name would mean every engine"
         assert flushed == [None, None, "tiny-0"], "the named engine alone"
 
 
