@@ -65,8 +65,8 @@ class EngineState:
         It is `Overloaded` while another one keeps the engine out of service, and `BadRequest` where the memory of the
         engine forbids it.
         """
-        if isinstance(request, LeavingRequest) and not 0 < request.within_s <= LEAVES_WITHIN_S_MAX:
-            raise BadRequest(f"must be above 0 and at most {LEAVES_WITHIN_S_MAX:g}", param="within_s")
+        if isinstance(request, LeavingRequest):
+            _check_leaving(operation, request)
         if operation.leaves_service and self.operation:
             raise Overloaded(f"it is {self.service}")
         if missing := self.released.intersection(operation.needs):
@@ -119,6 +119,16 @@ class EngineState:
             case _:
                 pass
         return EngineState("", released, holds=holds and bool(released or updating), updating=updating)
+
+
+def _check_leaving(operation: EngineOperation, request: LeavingRequest) -> None:
+    """Raise `BadRequest` for a wait without a limit, and for held requests where the engine ends."""
+    if not 0 < request.within_s <= LEAVES_WITHIN_S_MAX:
+        raise BadRequest(f"must be above 0 and at most {LEAVES_WITHIN_S_MAX:g}", param="within_s")
+    if operation.renews and request.running is RunningRequests.HOLD:
+        raise BadRequest(
+            f"{operation.name} ends the engine, which then holds no requests: drain or end them", param="running"
+        )
 
 
 def in_order(tags: Collection[MemoryTag]) -> tuple[MemoryTag, ...]:

@@ -333,6 +333,10 @@ class EngineStuck(ActorError):
     """The engine did not release a slot within its deadline, or did not answer its canary."""
 
 
+class EngineRenewed(ActorError):
+    """An operation ends this life of the engine: the next one differs from it on purpose."""
+
+
 class EngineDied(ActorError):
     """The engine's process ended on its own; this ends its actor, and its requests end with `EngineLost`."""
 

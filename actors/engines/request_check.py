@@ -56,6 +56,8 @@ def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
     operation = OPERATION_OF[type(request)]
     if operation.name not in info.operations:
         raise Unsupported(operation.unlisted)
+    if operation.renews:
+        raise Unsupported(f"{operation.name} is carried out by the engine's node")
     holds = isinstance(request, LeavingRequest) and request.running is RunningRequests.HOLD
     if holds and info.hand_off is not HandOff.NONE:  # the other leg would wait in vain
         raise Unsupported("a prefill or decode holds no requests: drain or end them", param="running")

@@ -27,6 +27,9 @@ class MemoryTag(StrEnum):
     CUDA_GRAPH = "cuda_graph"
 
 
+ALL_TAGS = tuple(MemoryTag)
+
+
 @frozen(kw_only=True)
 class LeavingRequest(Message):
     """The request of an operation that needs the engine's running requests out of its way."""

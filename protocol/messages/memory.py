@@ -5,10 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from protocol.messages.kind import Kind, Message
-from protocol.messages.leaving import LeavingRequest, MemoryTag
+from protocol.messages.leaving import ALL_TAGS, LeavingRequest, MemoryTag
 from protocol.messages.operation import EngineOperation, WeightsSession
-
-ALL_TAGS = tuple(MemoryTag)
 
 
 @frozen(kw_only=True)

@@ -44,6 +44,7 @@ class EngineOperation:
     access: Access = Access.ADMIN
     scope: OperationScope = OperationScope.ENGINES
     leaves_service: bool = False  # whether an engine is out of service meanwhile, and carries out no other such one
+    renews: bool = False  # whether the engine's node carries it out, by a new life of the engine
     needs: tuple[MemoryTag, ...] = ()  # the memory without which it is refused
     changes_info: bool = False  # whether the engine's info may differ afterwards, also after a failure
     lacking: str = ""  # what an engine lacks that does not list it, as a sentence without its end

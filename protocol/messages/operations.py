@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 from attrs import frozen
 
-from protocol.messages import adapters, engine_files, experts, memory, profile, weights
+from protocol.messages import adapters, engine_files, experts, memory, profile, role, weights
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
@@ -74,6 +74,7 @@ OPERATIONS = (
     *experts.OPERATIONS,
     *adapters.OPERATIONS,
     *weights.OPERATIONS,
+    *role.OPERATIONS,
 )
 
 OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
@@ -84,8 +85,8 @@ OPERATION_NAMED = {operation.name: operation for operation in OPERATIONS}
 
 
 def operation_names(requests: Collection[type[Message]]) -> tuple[str, ...]:
-    """Return the names of the operations with these requests, for `EngineInfo.operations`."""
-    return tuple(operation.name for operation in OPERATIONS if operation.request in requests)
+    """Return the names for `EngineInfo.operations`: of the operations with these requests, and of every node's."""
+    return tuple(operation.name for operation in OPERATIONS if operation.renews or operation.request in requests)
 
 
 # Other messages -----------------------------------------------------------------------

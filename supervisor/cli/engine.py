@@ -26,6 +26,7 @@ from protocol.messages.engine_files import ReadFile
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
+from protocol.messages.role import SetRole, left_unserved
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.saved_file import saved_file
@@ -125,6 +126,12 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
             sentence = f"Several engines are named {engine}" if chosen else f"There is no engine {engine}; there is"
             print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
         chosen, codes = [], [1]
+    if isinstance(request, SetRole) and chosen and not unasked:  # else not every engine is known
+        same = [each for each in engines.values() if each.offer.model == chosen[0].offer.model and each.offer.up]
+        legs = {each.name: each.offer.leg for each in same}
+        if (why := left_unserved(legs, chosen[0].name, request.role)) is not None:
+            print_sentence(console, f"{chosen[0].name} was not {operation.participle}: {why}")
+            return 1
     limiters: defaultdict[object, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(ASKED_MAX))
 
     async def ask(asked: _Asked) -> None:

@@ -12,7 +12,7 @@ engine of unknown state: `EngineStuck` ends its life, and the next one begins wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -24,7 +24,15 @@ from actors.engines.port import Engine
 from actors.engines.slots.slots import Slots
 from actors.kit.calls import Answer, BugCounter, Call
 from protocol.engine_state import EngineState
-from protocol.errors import DeadlineExceeded, EngineStuck, InternalError, Overloaded, RequestError
+from protocol.errors import (
+    ActorError,
+    DeadlineExceeded,
+    EngineStuck,
+    InternalError,
+    Overloaded,
+    RequestError,
+)
+from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest, RunningRequests
 from protocol.messages.operation import EngineOperation
@@ -39,6 +47,7 @@ class EngineLife:
     registration: Registration[Engine]
     slots: Sequence[Slots]  # of each rank
     tasks: trio.Nursery
+    renew: Callable[[Message], ActorError]  # prepares the next life, and returns the error that ends this one
     state: EngineState = EngineState()
     _service: ExitStack = field(init=False, factory=ExitStack)  # what keeps the engine out of service
     _over: bool = field(init=False, default=False)
@@ -112,7 +121,14 @@ class EngineLife:
     async def _operated(
         self, operation: EngineOperation, request: Message, answer: Answer[Message, Message]
     ) -> Message:
-        """Return the result of the engine's own part; raises its refusal, or `EngineStuck` if its state is unknown."""
+        """Return the result of the engine's own part; raises its refusal, or `EngineStuck` if its state is unknown.
+
+        Where the operation is a new life, that is prepared instead, and the error that ends this one is raised.
+        """
+        if operation.renews:
+            renewed = self.renew(request)
+            answer.end(Done())
+            raise renewed
         within_s = 2 * operation.within_s  # the asker has given up, but the engine may only be slow
         try:
             with trio.fail_after(within_s):

@@ -1,8 +1,9 @@
 """Operations of engines: the service of each on its node, and the question to every engine of the cluster.
 
-The row of an operation (`protocol.messages.operations`) has everything about it, and no function here names one; only
-an encoder's embeddings are flushed by their node. All engines are asked concurrently, each with its own timeout, so an
-engine in trouble delays no other, and each has an outcome of its own.
+The row of an operation (`protocol.messages.operations`) has everything about it, and the functions here name two only:
+an encoder's embeddings are flushed by their node, and a new role may leave a model without answers. All engines are
+asked concurrently, each with its own timeout, so an engine in trouble delays no other, and each has an outcome of its
+own.
 
 If the row demands it, an engine is out of service until it has answered: routers choose others, new requests wait. Such
 an operation is a task of the engine's tree, not of the asker (`engine_life.py`).
@@ -35,6 +36,7 @@ from protocol.messages.engine import Done, GetLoad
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
+from protocol.messages.role import SetRole, left_unserved
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
@@ -64,7 +66,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     engines, outcomes = _chosen(directory, request, engine), dict[str, Message | RequestError]()
     asked: dict[str, ClusterWorker] = {}
     for name, worker in engines.items():
-        if (error := _refusal(operation, worker)) is not None:
+        if (error := _refusal(operation, worker) or _unserved(directory, name, worker, request)) is not None:
             outcomes[name] = error
         else:
             asked[name] = worker
@@ -122,6 +124,15 @@ def _refusal(operation: EngineOperation, worker: ClusterWorker) -> RequestError 
     return None
 
 
+def _unserved(directory: Directory, name: str, worker: ClusterWorker, request: Message) -> RequestError | None:
+    """Return the refusal of a role that would leave a model without answers; only a router knows every engine."""
+    if not isinstance(request, SetRole) or not directory.routes:
+        return None
+    legs = {f"{other.node}/{other.engine_name}": other.leg for other in directory.workers(worker.model)}
+    why = left_unserved(legs, name, request.role)
+    return None if why is None else BadRequest(why, param="role")
+
+
 async def call_each(engines: Mapping[str, ClusterWorker], request: Message, within_s: float, take: Take) -> None:
     """Ask engines concurrently, each with a timeout of its own, and give each answer to `take` as soon as it is there.
 
@@ -158,7 +169,7 @@ def engine_services(name: str, engine: Registration[Engine], life: Registration[
         (name, GetLoad): Function(partial(_load, engine)),
         **{
             (name, operation.request): Function(
-                partial(_operate_in_tree, operation, life)
+                partial(operate_in_tree, operation, life)
                 if operation.leaves_service or operation.changes_info
                 else partial(_operate, operation, engine, life)
             )
@@ -193,7 +204,7 @@ async def _operate(
     return await live.operate(request)
 
 
-async def _operate_in_tree(operation: EngineOperation, life: Registration[EngineLife], request: Message) -> Message:
+async def operate_in_tree(operation: EngineOperation, life: Registration[EngineLife], request: Message) -> Message:
     """Have an operation carried out by a task of the engine's tree, which outlives a cancelled asker."""
     await trio.lowlevel.checkpoint()
     call: Call[Message, Message, Message] = Call(request, Answer(0))

@@ -253,6 +253,10 @@ class Cluster(Tables):
         """Return the engines with rank 0 on a node."""
         return {name: engine for name, engine in self.engine.items() if engine.node == node}
 
+    def with_engine(self, name: str, section: EngineSection) -> Cluster:
+        """Return the cluster with another section of one engine."""
+        return evolve(self, engine={**self.engine, name: section})
+
     def engines_of(self, section: type[E]) -> dict[str, E]:
         """Return the engines of one kind, given the class of its section."""
         return {name: engine for name, engine in self.engine.items() if isinstance(engine, section)}

@@ -36,24 +36,19 @@ from supervisor.supervision.registration import Registration
 E = TypeVar("E", Engine, Encoder)
 
 
-async def run_decode(  # noqa: ASYNC128  # decode calls started()
+async def run_requests(  # noqa: ASYNC128  # prefill and decode call started()
     local: LocalEngine,
     observers: Sequence[SlotObserver],
     reach: ReachPartner | None = None,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Run `decode` with an engine, from when that is up; each rank has an observer."""
+    """Run `prefill` or `decode` with an engine, by its present role, from when it is up; each rank has an observer."""
     async with _slots(local, observers, reach) as ranks:
-        await decode(local.inbox, ranks, local.section.pending_prefill_max, task_status=task_status)
-
-
-async def run_prefill(  # noqa: ASYNC128  # prefill calls started()
-    local: LocalEngine, observers: Sequence[SlotObserver], *, task_status: trio.TaskStatus[None]
-) -> None:
-    """Run `prefill` with an engine, from when that is up; each rank has an observer."""
-    async with _slots(local, observers) as ranks:
-        await prefill(local.inbox, ranks, task_status=task_status)
+        if local.section.leg == "prefill":
+            await prefill(local.inbox, ranks, task_status=task_status)
+        else:
+            await decode(local.inbox, ranks, local.section.pending_prefill_max, task_status=task_status)
 
 
 async def run_canary(  # noqa: ASYNC128  # canary calls started()
@@ -74,7 +69,7 @@ async def run_canary(  # noqa: ASYNC128  # canary calls started()
 
 @asynccontextmanager
 async def _slots(
-    local: LocalEngine, observers: Sequence[SlotObserver], reach: ReachPartner | None = None
+    local: LocalEngine, observers: Sequence[SlotObserver], reach: ReachPartner | None
 ) -> AsyncIterator[tuple[Slots, ...]]:
     """Wait until an engine is up, and publish the slots of its ranks; raises `StartFailed` if it has other ranks."""
     section = local.section
@@ -82,6 +77,7 @@ async def _slots(
         if (number := engine.info.data_parallel) != section.data_parallel:
             raise StartFailed(f"engine {local.name} has {number} data-parallel ranks, not {section.data_parallel}")
         limits = complete(Deadlines, section.deadlines)
+        shares_prefixes = local.shares_prefixes and section.leg == "both"
         ranks = tuple(
             Slots(
                 engine,
@@ -91,13 +87,13 @@ async def _slots(
                 lambda: local.registration.in_service,
                 rank,
                 KvAdmission.of(engine.info, Leg(section.leg), is_limit=section.admits_by_memory),
-                SharedPrefixes(max(1, engine.info.page_size)) if local.shares_prefixes else None,
-                reach=reach,
+                SharedPrefixes(max(1, engine.info.page_size)) if shares_prefixes else None,
+                reach=reach if section.leg == "decode" else None,
             )
             for rank, observer in enumerate(observers)
         )
         async with trio.open_nursery() as nursery:
-            life = EngineLife(engine, local.registration, ranks, nursery)
+            life = EngineLife(engine, local.registration, ranks, nursery, local.role.renew)
             with local.slots.publish(ranks), local.life.publish(life), life:
                 yield ranks
             nursery.cancel_scope.cancel(reason="the engine's actor has ended")

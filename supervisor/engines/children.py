@@ -9,8 +9,9 @@ one engine is no other's. Nothing here may depend on the kind of an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits
@@ -20,17 +21,21 @@ from actors.engines.slots.deadlines import RELEASE_S
 from actors.engines.slots.slots import Slots
 from actors.kit.calls import Function
 from actors.text.model import TextModel
+from protocol.errors import NotReady
 from protocol.messages.cluster import Leg, Offer, rank_name
 from protocol.messages.operations import CheckGrammar
+from protocol.messages.role import SetRole
 from supervisor.cluster import operations
 from supervisor.cluster.engine_life import EngineLife
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
-from supervisor.engines.actor_runs import run_canary, run_decode, run_encoder, run_prefill
+from supervisor.engines.actor_runs import run_canary, run_encoder, run_requests
+from supervisor.engines.engine_role import EngineRole
 from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.publishers import engine_publisher, publishers_tree
+from supervisor.engines.set_role import set_role
 from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
 from supervisor.links.serving import Services, under_name
 from supervisor.observers import CanaryMetrics, EncoderMetrics, SlotMetrics
@@ -131,12 +136,21 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
                 of_rank.cancel_probe("the engine is out of service")
             workers[0].reroute_queued()  # waiting requests need not wait here
 
+    def on_role_change() -> None:
+        for of_rank, offer in zip(workers, offers_of(name, role.section), strict=True):
+            of_rank.idle_offer = offer
+        registration.failure = None  # the end of the last life was none
+        inbox.turn_away(NotReady(f"engine {name} starts as {role.leg}"))
+        directory.notify()
+
     registration: Registration[Engine] = Registration(on_change)
+    role = EngineRole(section, on_role_change)
     publisher, watched = engine_publisher(context.runtime, name, registration)
     services: Services = {
         (name, CheckGrammar): Function(accept_grammar),
         **watched,
         **operations.engine_services(name, registration, life),
+        (name, SetRole): Function(partial(set_role, context, name, role, life)),
         # The kind's own come last, since a kind's checker of grammars replaces the one that accepts all.
         **of_kind(name, kind),
     }
@@ -156,7 +170,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
     directory.local.update({worker.name: worker for worker in workers})
     local = LocalEngine(
         name=name,
-        section=section,
+        configured=section,
         registration=registration,
         inbox=inbox,
         on_up=directory.reroute_queued,
@@ -166,7 +180,8 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
         slots=slots,
         life=life,
         on_begun=tuple(worker.computed for worker in workers),
-        shares_prefixes=_shares_prefixes(context, section),
+        shares_prefixes=_shares_prefixes(context, evolve(section, leg="both")),
+        role=role,
     )
     return _EngineParts(
         local=local, tree=worker(context, local, kind.engine(local)), services=services, publisher=publisher
@@ -175,7 +190,7 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
 
 def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
     """Whether prompts with one beginning wait for each other: routers follow the engine's prefix cache."""
-    by_prefix = context.cluster.model[section.model].follows_blocks and section.leg == "both"
+    by_prefix = context.cluster.model[section.model].follows_blocks
     return by_prefix and section.has_prefix_cache and section.publishes(context.cluster)
 
 
@@ -199,7 +214,7 @@ def _encoder(context: NodeContext, name: str, text: TextModel | None, kind: Kind
     directory.local[name] = local_worker
     local = LocalEncoder(
         name=name,
-        section=section,
+        configured=section,
         registration=registration,
         inbox=inbox,
         on_up=directory.reroute_queued,
@@ -219,13 +234,14 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
         SlotMetrics(context.runtime.metrics, f"{section.node}/{name}", on_begun)
         for name, on_begun in zip(names, local.on_begun, strict=True)
     ]
+    life = evolve(engine.child, run=local.role.run_life, args=(partial(engine.child.run, *engine.child.args),))
     return _tree(
         local,
-        engine,
+        evolve(engine, child=life),
         Child(
             name="prefill" if section.leg == "prefill" else "decode",
-            run=run_prefill if section.leg == "prefill" else run_decode,
-            args=(local, observers) if section.leg == "prefill" else (local, observers, engine.reach),
+            run=run_requests,
+            args=(local, observers, engine.reach),
             stop_within_s=RELEASE_S + 1.0,
             about=f"one slot a {'prompt' if section.leg == 'prefill' else 'request'}{_of_ranks(section)}",
             limits=(

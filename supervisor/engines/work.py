@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeAlias, TypeVar
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
@@ -19,6 +19,7 @@ from protocol.messages.media import Encode, Encoded
 from protocol.model_folder import Digest
 from supervisor.cluster.engine_life import EngineLife
 from supervisor.config.schema import EngineSection
+from supervisor.engines.engine_role import EngineRole
 from supervisor.supervision.registration import Registration
 
 RequestInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
@@ -55,13 +56,18 @@ class _Local(Generic[E, InboxT]):
     """The parts that engines and encoders of a node have in common."""
 
     name: str
-    section: EngineSection
+    configured: EngineSection  # its section in the file
     registration: Registration[E]  # where it is published while it can be asked
     inbox: InboxT
     on_up: Callable[[], None]  # lets requests that wait at its siblings move to it
     on_down: Callable[[], None]  # lets requests that wait in its inbox be asked elsewhere
     text: TextModel | None = None  # of an encoder, and of an engine whose section `reads_text`
     digest: Digest = ()  # of the model's folder, as this node has read it
+
+    @property
+    def section(self) -> EngineSection:
+        """Its section, as its present life has it."""
+        return self.configured
 
 
 def _ignore(_: str) -> None:
@@ -70,7 +76,7 @@ def _ignore(_: str) -> None:
 
 @frozen
 class LocalEngine(_Local[Engine, RequestInbox]):
-    """One engine that this node is to run: its section, its inbox, and where it is published.
+    """One engine that this node is to run: its role, its inbox, and where it is published.
 
     `on_begun` has a function for each rank, called with the id of each request with a computed prompt.
     """
@@ -78,7 +84,13 @@ class LocalEngine(_Local[Engine, RequestInbox]):
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
     life: Registration[EngineLife] = field(factory=Registration)  # its present one, for operations
     on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
-    shares_prefixes: bool = False  # a prompt waits while another computes the same beginning
+    shares_prefixes: bool = False  # while it computes both legs, a prompt waits while another computes its beginning
+    role: EngineRole = field(default=Factory(lambda self: EngineRole(self.configured), takes_self=True))
+
+    @property
+    def section(self) -> EngineSection:
+        """Its section, as its present life has it."""
+        return self.role.section
 
 
 @frozen

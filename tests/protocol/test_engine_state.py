@@ -9,8 +9,8 @@ import pytest
 
 from protocol.engine_state import EngineState
 from protocol.errors import BadRequest, Overloaded, RequestError
-from protocol.messages.leaving import MemoryTag, RunningRequests
-from protocol.messages.memory import ALL_TAGS, ReleaseMemory, ResumeMemory
+from protocol.messages.leaving import ALL_TAGS, MemoryTag, RunningRequests
+from protocol.messages.memory import ReleaseMemory, ResumeMemory
 from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache, GetMetrics
 
 RELEASE, RESUME = OPERATION_OF[ReleaseMemory], OPERATION_OF[ResumeMemory]

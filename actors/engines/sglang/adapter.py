@@ -11,6 +11,7 @@ from attrs import define, field
 
 from actors.engines.port import Generation
 from actors.engines.request_check import check_operation, check_request
+from actors.engines.sglang.hand_off import check_place
 from actors.kit.calls import Answer, Askable
 from protocol.errors import EngineLost, RequestError
 from protocol.messages.adapters import AdapterList
@@ -56,6 +57,7 @@ class SglangEngine:
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine or be changed by it."""
         check_request(request, self.info)
+        check_place(request.hand_off, self.info)
         stream, answer = self.link.open(request, request.sampling.tokens_max)
         generation = cast("Generation", answer)  # the host answers a Generate with nothing else
         self._streams[request.id] = stream, generation

@@ -85,4 +85,11 @@ def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
     return Rendezvous(_room(info, rank, number), NO_PARTNER, 1).encode()
 
 
+def check_place(hand_off: bytes, info: EngineInfo) -> None:
+    """Raise `HandOffFailed` for a rendezvous at another prefill, such as one for a decode that has become a prefill."""
+    own = info.hand_off_address
+    if own is not None and hand_off[_ROOM.size :] not in {own, address(NO_PARTNER, 1)}:
+        raise HandOffFailed("the rendezvous is at another prefill")
+
+
 HAND_OFF = KindHandOff(without_partner, rendezvous)

@@ -84,7 +84,7 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
         path = join("engine", segment(name))
         if _is_reserved(name, kinds):
             yield Mistake(path, "is the name of another part of the tree")
-        yield from _engine_mistakes(cluster, engine, path)
+        yield from engine_mistakes(cluster, engine, path)
         yield from _leg_mistakes(cluster, engine, path, legs)
 
 
@@ -159,7 +159,8 @@ def _gateway_mistakes(cluster: Cluster) -> Iterator[Mistake]:
             )
 
 
-def _engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterator[Mistake]:
+def engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield the mistakes in the section of an engine at `path`, but for a leg that can meet no other."""
     if engine.model not in cluster.model:
         yield Mistake(f"{path}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
@@ -182,6 +183,11 @@ def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
         yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
     if engine.encoder != BatchLimits():
         yield Mistake(f"{path}.encoder", f"is for an encoder, and {path}.leg is {engine.leg}")
+    if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
+        yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")
+    if engine.leg == "prefill" and engine.admission == "memory":
+        why = "whose memory is free once a decode takes the cache, which may wait for memory, too"
+        yield Mistake(f"{path}.admission", f"must not be memory for a prefill, {why}")
 
 
 def _encoder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
@@ -303,8 +309,3 @@ def _leg_mistakes(
         if not any((engine.model, other) in legs for other in others):
             why = f"there is no engine of the same model whose leg is {' or '.join(others)}"
             yield Mistake(f"{path}.leg", f"means nothing: {why}")
-    if engine.leg == "decode" and engine.pending_prefill_tokens_max is not None:
-        yield Mistake(f"{path}.pending_prefill_tokens_max", "is for engines that compute prompts")
-    if engine.leg == "prefill" and engine.admission == "memory":
-        why = "whose memory is free once a decode takes the cache, which may wait for memory, too"
-        yield Mistake(f"{path}.admission", f"must not be memory for a prefill, {why}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
@@ -102,15 +102,15 @@ class SglangNode:
         """Return the child that runs rank 0 of an engine, and asks other nodes for the other ranks."""
         section, cluster = local.section, self.context.cluster
         assert isinstance(section, SglangSection)
-        spec = self.spec(local.name)
-        run_host = partial(run_engine, spec, self.starters[local.name], local.registration, self.host_runtime(section))
+        host_runtime, next_port = self.host_runtime(section), self._next_port(local, section)
+        run_host = partial(_run_present, self.context.cluster, local, self.starters[local.name], host_runtime)
         followers = self._follower_ranks(local, section) if section.ranks_on else None
         process = "SGLang" if followers is None else "SGLang's rank 0"
         linked_within_s = 0.0 if followers is None else followers.linked_within_s
         child = Child(
             name="engine",
             run=_alone if followers is None else followers.run_all,
-            args=(run_host, BootstrapPorts(spec, self.context.runtime.now).next_port),
+            args=(run_host, next_port),
             start_within_s=linked_within_s + section.start_within_s,
             stop_within_s=LADDER.total_s + 1.0,
             about=f"{process}, in a process of its own",
@@ -126,7 +126,7 @@ class SglangNode:
             about,
             () if zygote is None else (zygote,),
             0.1 if followers is None else 1.0,
-            BootstrapAddresses().reach if section.leg == "decode" else None,
+            BootstrapAddresses().reach,
         )
 
     def encoder(self, local: LocalEncoder) -> EngineChild:
@@ -193,6 +193,17 @@ class SglangNode:
             reserve=runtime.reserve,
         )
 
+    def _next_port(self, local: LocalEngine, section: SglangSection) -> NextPort:
+        """Return the function that chooses the bootstrap port of a life, None unless that is one of a prefill."""
+        spec = evolve(self.spec(local.name), bootstrap_port=section.bootstrap_port)
+        lives = BootstrapPorts(spec, self.context.runtime.now)
+
+        async def next_port() -> int | None:
+            await trio.lowlevel.checkpoint()
+            return await lives.next_port() if local.section.leg == "prefill" else None
+
+        return next_port
+
     def _follower_ranks(self, local: LocalEngine, section: SglangSection) -> ranks.FollowerRanks:
         cluster, directory = self.context.cluster, self.context.directory
         return ranks.FollowerRanks(
@@ -204,6 +215,20 @@ class SglangNode:
             registration=local.registration,
             gateways=frozenset(cluster.gateway_nodes),
         )
+
+
+async def _run_present(  # noqa: ASYNC128  # run_engine calls started()
+    cluster: Cluster,
+    local: LocalEngine,
+    start_host: spawn.HostStarter,
+    runtime: HostRuntime,
+    port: int | None,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Run one life of an engine with its present role."""
+    spec = spec_of(cluster.with_engine(local.name, local.section), local.name)
+    await run_engine(spec, start_host, local.registration, runtime, port, task_status=task_status)
 
 
 async def _alone(  # noqa: ASYNC128  # run_host calls started()
@@ -250,7 +275,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         prefill_chunk=section.prefill_chunk,
         leg=Leg(section.leg),
         host=ranks.host_address(cluster.node[section.nodes[rank]].host),
-        bootstrap_port=section.bootstrap_port,
+        bootstrap_port=section.bootstrap_port if section.leg == "prefill" else None,
         transfer=section.transfer,
         nodes=len(section.nodes),
         rank=rank,

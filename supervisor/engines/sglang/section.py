@@ -47,7 +47,17 @@ WEIGHTS: Mapping[Setting, tuple[str, ...]] = {
 }
 """The files of weights by `load_format`; other formats, `dummy` among them, need none or look for them elsewhere."""
 
-NOT_OF_ENCODERS = ("adapters", "ranks_on", "dist_port", "transfer", "memory_fraction", "vision", "metrics", "experts")
+NOT_OF_ENCODERS = (
+    "adapters",
+    "bootstrap_port",
+    "ranks_on",
+    "dist_port",
+    "transfer",
+    "memory_fraction",
+    "vision",
+    "metrics",
+    "experts",
+)
 
 PORT_MAX = 65535
 Port = Annotated[int, Within(at_least=1, at_most=PORT_MAX)]
@@ -76,7 +86,8 @@ class SglangSection(EngineSection):
     ranks_on: tuple[NodeName, ...] = ()  # other nodes with ranks of an engine that spans several; rank 0 is on `node`
     dist_port: Port | None = None  # port of rank 0's host at which the ranks of such an engine meet
     device: Literal["cpu", "cuda"] | None = None  # where it computes; needed
-    # first of 32 ports of a prefill's host that are its own, by which decodes find it; each start takes another
+    # first of 32 ports of its host that are its own, by which decodes find a prefill; each start takes another. Engines
+    # that `set-role` may make a prefill need it, too
     bootstrap_port: Annotated[int, Within(at_least=1, at_most=65504)] | None = None
     transfer: str | None = None  # SGLang's way to move KV caches from a prefill to a decode; on a CPU `mooncake_tcp`
     tensor_parallel: Count = 1  # devices, or processes on a CPU, that share each layer; of all of its nodes together
@@ -234,12 +245,10 @@ class SglangSection(EngineSection):
     def _bootstrap_mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield what keeps the decodes of a prefill from finding it."""
         key = f"{path}.bootstrap_port"
-        if self.leg != "prefill":
-            if self.bootstrap_port is not None:
-                yield Mistake(key, f"is for a prefill of SGLang, and {path}.leg is {self.leg}")
-        elif self.bootstrap_port is None:
-            yield Mistake(key, "is missing: decodes find a prefill by it")
-        else:
+        if self.bootstrap_port is None:
+            if self.leg == "prefill":
+                yield Mistake(key, "is missing: decodes find a prefill by it")
+        elif self.leg != "encode":
             first, host = self.bootstrap_port, cluster.host_of(self)
             engines = cluster.engines_of(SglangSection).items()
             ports = {name: engine.bootstrap_port for name, engine in engines if cluster.host_of(engine) == host}

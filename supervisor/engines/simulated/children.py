@@ -40,23 +40,28 @@ def _engine(
     assert model is not None  # the section says that it reads text
     eos_id = min(model.eos_token_ids, default=None)
     form = MediaForm.EMBEDDINGS if context.cluster.encodes(section.model) else MediaForm.PIXELS
-    spec = _spec(section, model.tokenizer.get_vocab_size(), eos_id, _media(section, model, form))
+    vocabulary_size, media = model.tokenizer.get_vocab_size(), _media(section, model, form)
     adapters = {} if section.adapters is None else section.adapters.folders(context.cluster.folder)
     sentences = tuple(tuple(model.encode_text(f" {sentence}", special=False)) for sentence in SENTENCES)
-    simulated = partial(
-        SimulatedEngine,
-        spec,
-        sentences=sentences,
-        digest=model.digest,
-        rendezvous_rooms=rendezvous_rooms,
-        states=states,
-        publishes=section.publishes(context.cluster),
-        first_adapters=adapters,
-    )
+
+    def make(chance: FaultDraws) -> SimulatedEngine:
+        present = local.section
+        assert isinstance(present, SimulatedSection)
+        return SimulatedEngine(
+            _spec(present, vocabulary_size, eos_id, media),
+            chance,
+            sentences=sentences,
+            digest=model.digest,
+            rendezvous_rooms=rendezvous_rooms,
+            states=states,
+            publishes=present.publishes(context.cluster),
+            first_adapters=adapters,
+        )
+
     child = Child(
         name="engine",
         run=_run,
-        args=(simulated, partial(context.runtime.chance, spec.seed), local.registration),
+        args=(make, partial(context.runtime.chance, section.simulated.seed), local.registration),
         about="simulated: sends sentences at a configured pace",
         limits=(
             *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),

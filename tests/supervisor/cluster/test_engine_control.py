@@ -13,7 +13,7 @@ from attrs import define, evolve
 from trio.testing import MockClock
 
 from actors.engines import port
-from protocol.errors import EngineLost, Overloaded, PeerLost
+from protocol.errors import EngineLost, EngineRenewed, Overloaded, PeerLost
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer
 from protocol.messages.engine import Done, EngineLoad, GetLoad
@@ -79,7 +79,9 @@ def registered(engine: Engine | None) -> Registration[Any]:
 
 def life_of(engine: Registration[Any], nursery: trio.Nursery) -> Registration[EngineLife]:
     """Return the registration of a life without slots, if there is an engine."""
-    return Registration(current=None if engine.live is None else EngineLife(engine.live, engine, (), nursery))
+    if engine.live is None:
+        return Registration()
+    return Registration(current=EngineLife(engine.live, engine, (), nursery, lambda _: EngineRenewed("it is renewed")))
 
 
 def services_of(engine: Registration[Any], nursery: trio.Nursery) -> Services:

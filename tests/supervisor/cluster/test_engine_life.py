@@ -20,8 +20,8 @@ from protocol.errors import BadRequest, EngineLost, NotReady, Overloaded, Reques
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Finished, Generate, Sampling, Tokens
 from protocol.messages.kind import Message
-from protocol.messages.leaving import MemoryTag, RunningRequests
-from protocol.messages.memory import ALL_TAGS, MemoryState, ReleaseMemory, ResumeMemory
+from protocol.messages.leaving import ALL_TAGS, MemoryTag, RunningRequests
+from protocol.messages.memory import MemoryState, ReleaseMemory, ResumeMemory
 from protocol.messages.operations import FlushCache
 from supervisor.cluster import operations
 from supervisor.engines.kinds import read_cluster

@@ -28,7 +28,7 @@ from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_identity import ModelIdentities, ModelIdentityStatistics
 from supervisor.control.control import NodeControl
-from supervisor.engines.actor_runs import run_decode
+from supervisor.engines.actor_runs import run_requests
 from supervisor.engines.work import LocalEngine
 from supervisor.node import gauges
 from supervisor.supervision.registration import Registration
@@ -255,7 +255,7 @@ async def test_an_engine_whose_folder_has_changed_since_this_node_read_it_gets_n
         registration.publish(SimpleNamespace(info=SMALL)),
         pytest.raises(StartFailed, match=r"engine e is not asked: its model .* it differs in tokenizer\.json"),
     ):
-        await run_decode(engine, unused, task_status=trio.TASK_STATUS_IGNORED)
+        await run_requests(engine, unused, task_status=trio.TASK_STATUS_IGNORED)
 
 
 async def test_a_simulated_engine_announces_the_digest_of_its_model(tmp_path: Path) -> None:

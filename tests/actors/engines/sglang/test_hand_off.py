@@ -14,6 +14,7 @@ from actors.engines.sglang.hand_off import (
     ROOM_MAX,
     Rendezvous,
     address,
+    check_place,
     rendezvous,
 )
 from protocol.errors import HandOffFailed
@@ -40,6 +41,15 @@ def test_the_remainder_of_a_room_is_the_rank_and_rooms_drawn_together_differ(fir
 def test_a_leg_without_a_partner_meets_nobody_in_a_room_of_its_rank() -> None:
     alone = Rendezvous.decode(HAND_OFF.without_partner(PREFILL, rank=2, number=7))
     assert (alone.has_partner, alone.host, alone.room % 3) == (False, NO_PARTNER, 2)
+
+
+def test_a_prefill_meets_no_decode_elsewhere_and_a_decode_meets_any_prefill() -> None:
+    other = rendezvous(evolve(PREFILL, hand_off_address=address("::1", 8999)), rank=0, number=1)
+    with pytest.raises(HandOffFailed, match="the rendezvous is at another prefill"):
+        check_place(other, PREFILL)
+    check_place(other, INFO)
+    check_place(rendezvous(PREFILL, rank=2, number=1), PREFILL)
+    check_place(HAND_OFF.without_partner(PREFILL, rank=2, number=7), PREFILL)
 
 
 @pytest.mark.parametrize(

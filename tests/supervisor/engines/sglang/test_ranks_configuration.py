@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 import trio
+from attrs import evolve
 
 from actors.engines import leftover_memory
 from actors.engines.sglang import boot_message
 from actors.kit.calls import Address, mailbox
 from bench.rig.node import free_ports
 from protocol.errors import BadRequest, EngineLost, StartFailed
+from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.generation import Generate
 from protocol.messages.operations import RunRank
@@ -24,18 +26,21 @@ from supervisor.cluster import readiness
 from supervisor.cluster.directory import Directory
 from supervisor.config import placement
 from supervisor.config.schema import Cluster
+from supervisor.engines.engine_role import with_leg
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import ranks
 from supervisor.engines.sglang import spawn as hosts_module
 from supervisor.engines.sglang.children import SglangNode, spec_of
 from supervisor.engines.sglang.section import BOOTSTRAP_PORTS
+from supervisor.engines.work import LocalEngine, request_inbox
 from supervisor.launcher import preflight
 from supervisor.node import monitoring, preview
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods, Process
 from supervisor.runtime import Runtime
 from supervisor.sockets.descriptor_reserve import DescriptorReserve
+from supervisor.supervision.registration import Registration
 from supervisor.telemetry.metrics import Metrics
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL
@@ -243,6 +248,23 @@ async def test_a_follower_rank_of_a_prefill_starts_with_the_port_of_the_request(
     ports = [boot.arguments["disaggregation_bootstrap_port"] for boot in hosts.boots]
     assert ports == [first, last]
     assert {boot.arguments["node_rank"] for boot in hosts.boots} == {1}
+
+
+async def test_each_life_of_an_engine_boots_with_the_role_that_it_has_then(hosts: SimpleNamespace) -> None:
+    (port,) = free_ports(1)
+    section = evolve(hosts.cluster.engine["d"], bootstrap_port=port)
+    _, inbox = request_inbox(1)
+    local = LocalEngine("d", section, Registration(), inbox, lambda: None, lambda: None)
+    child = hosts.node("b").engine(local).child
+    for leg in (Leg.DECODE, Leg.PREFILL, Leg.BOTH):
+        local.role.section = with_leg(section, leg)
+        with pytest.raises(StartFailed):
+            await child.run(*child.args, task_status=trio.TASK_STATUS_IGNORED)
+    modes = [boot.arguments.get("disaggregation_mode") for boot in hosts.boots]
+    ports = [boot.arguments.get("disaggregation_bootstrap_port") for boot in hosts.boots]
+    assert modes == ["decode", "prefill", None]
+    assert ports[0] is ports[2] is None
+    assert ports[1] in range(port, port + BOOTSTRAP_PORTS)
 
 
 # In the trees ----------------------------------------------------------------------------
