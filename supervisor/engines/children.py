@@ -26,6 +26,7 @@ from protocol.messages.cluster import Leg, Offer, rank_name
 from protocol.messages.operations import CheckGrammar
 from protocol.messages.role import SetRole
 from supervisor.cluster import operations
+from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
@@ -36,7 +37,7 @@ from supervisor.engines.kind import EngineChild, KindChildren, NodeContext, Retr
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.publishers import engine_publisher, publishers_tree
 from supervisor.engines.set_role import set_role
-from supervisor.engines.work import LocalEncoder, LocalEngine, encode_inbox, request_inbox
+from supervisor.engines.work import LocalEncoder, LocalEngine, RequestInbox, encode_inbox, request_inbox
 from supervisor.links.serving import Services, under_name
 from supervisor.observers import CanaryMetrics, EncoderMetrics, SlotMetrics
 from supervisor.supervision.registration import Registration
@@ -136,15 +137,8 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
                 of_rank.cancel_probe("the engine is out of service")
             workers[0].reroute_queued()  # waiting requests need not wait here
 
-    def on_role_change() -> None:
-        for of_rank, offer in zip(workers, offers_of(name, role.section), strict=True):
-            of_rank.idle_offer = offer
-        registration.failure = None  # the end of the last life was none
-        inbox.turn_away(NotReady(f"engine {name} starts as {role.leg}"))
-        directory.notify()
-
     registration: Registration[Engine] = Registration(on_change)
-    role = EngineRole(section, on_role_change)
+    role = _role(directory, name, section, registration, inbox)
     publisher, watched = engine_publisher(context.runtime, name, registration)
     services: Services = {
         (name, CheckGrammar): Function(accept_grammar),
@@ -186,6 +180,22 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
     return _EngineParts(
         local=local, tree=worker(context, local, kind.engine(local)), services=services, publisher=publisher
     )
+
+
+def _role(
+    directory: Directory, name: str, section: EngineSection, registration: Registration[Engine], inbox: RequestInbox
+) -> EngineRole:
+    """Return the role of an engine; when it changes, workers offer the new one, and what waits is asked elsewhere."""
+
+    def on_change() -> None:
+        for offer in offers_of(name, role.section):
+            directory.local[offer.name].idle_offer = offer
+        registration.failure = None  # the end of the last life was none
+        inbox.turn_away(NotReady(f"engine {name} starts as {role.leg}"))
+        directory.notify()
+
+    role = EngineRole(section, on_change)
+    return role
 
 
 def _shares_prefixes(context: NodeContext, section: EngineSection) -> bool:
