@@ -123,6 +123,8 @@ class Costs:
     leg: Leg = Leg.BOTH
     hand_off: HandOff = HandOff.CONCURRENT
     media: MediaInfo | None = None
+    adapters_max: int = 0
+    experts: int = 0
 
     @property
     def spec(self) -> SimulatedSpec:
@@ -137,6 +139,8 @@ class Costs:
             prefix_cache=self.prefix_cache,
             vocabulary_size=self.vocabulary_size,
             media=self.media,
+            adapters_max=self.adapters_max,
+            experts=self.experts,
             costs=Prices(release_s=self.release_s),
         )
 
@@ -281,6 +285,14 @@ class FakeEngine(SimulatedEngine):
     def make_output(self) -> Predictable:
         """Return what computes its answers."""
         return Predictable(self.spec)
+
+    def check_whole(self) -> None:
+        """Check that the engine has all of its memory, of which nothing is in use, and stands still for nothing."""
+        memory = self.scheduler.memory
+        assert not memory.referenced, "pages of memory are held"
+        assert memory.pages_max == self.spec.pages, "an engine lacks memory"
+        assert not self._memory.stands_still, "an engine stands still"
+        assert not self._memory.updating, "an engine is left in an update"
 
     def start(self, request: Generate) -> None:
         """Start a request as a host does, whose node has checked it, and which takes all updates by `deliver`."""

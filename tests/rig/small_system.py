@@ -22,17 +22,25 @@ from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.engines.slots.slots import Slots
 from actors.kit.groups import first_leaf
-from protocol.errors import EngineDied, EngineLost, PeerLost, StartFailed
+from protocol.engine_state import EngineState
+from protocol.errors import EngineDied, EngineLost, PeerLost, RequestError, StartFailed
 from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, GetInfo
 from protocol.messages.generation import Finished, FinishReason, Generate, Tokens, Usage
+from protocol.messages.kind import Message
+from protocol.messages.memory import ResumeMemory
+from protocol.messages.weights import EndWeightsUpdate
+from supervisor.cluster.engine_life import EngineLife
+from supervisor.cluster.operations import engine_services
 from supervisor.links.link import Link
+from supervisor.links.serving import Services
 from supervisor.supervision.events import ChildEvent
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.calls import AnyAddress, AnyPriorityInbox, priority_inbox
+from tests.rig.engine_lives import carrying_out, check_in_service
 from tests.rig.fake_engine import Costs, generate, whole
 from tests.rig.fake_host import FakeHost
 from tests.system.simulator import SimTransport, sim_pair, tasks
@@ -42,6 +50,7 @@ HANGS = "hangs"
 CANARY = "canary"  # the beginning of the ids of canaries
 NEVER_S = 1e6
 ROOMS_FROM = 2**40  # of canaries, which share none with a request
+PAUSE_S = 0.1  # between two looks at an operation that runs
 LONG_S = 30.0  # longer than every deadline of the system together
 
 
@@ -83,6 +92,7 @@ class SmallSystem:
     front: Registration[Link] = field(factory=Registration)
     engines: list[Registration[Engine]] = Factory(list)
     slots: list[Registration[Slots]] = field(init=False)
+    lives: list[Registration[EngineLife]] = field(init=False)
     hosts: dict[int, Any] = Factory(dict)  # a `FakeHost` or a `LocalEngine`
     lines: dict[int, Link] = Factory(dict)
     transports: dict[str, SimTransport] = Factory(dict)
@@ -92,11 +102,24 @@ class SmallSystem:
     scope: trio.CancelScope = field(factory=trio.CancelScope)  # around the tree
     over: trio.Event = field(factory=trio.Event)
     _canaries: Iterator[int] = field(factory=partial(count, ROOMS_FROM))
+    _versions: Iterator[int] = field(factory=count)
 
     def __attrs_post_init__(self) -> None:
         self.address, self.inbox = priority_inbox(max(1, self.inbox_size), lambda _: 0)
-        self.engines = [Registration() for _ in range(self.workers)]
+        self.engines = [Registration(partial(self._engine_changed, number)) for number in range(self.workers)]
         self.slots = [Registration() for _ in range(self.workers)]
+        self.lives = [Registration() for _ in range(self.workers)]
+
+    def _engine_changed(self, number: int) -> None:
+        """Do what `supervisor.engines.children` does when an engine comes, goes, or changes its service."""
+        self.inbox.recheck()
+        self.cancel_probe(number)
+
+    def cancel_probe(self, number: int) -> None:
+        """Cancel the probe of an engine that is out of service."""
+        slots = self.slots[number].live
+        if slots is not None and not self.engines[number].in_service:
+            slots.cancel_probe("the engine is out of service")
 
     @property
     def tree(self) -> Tree:
@@ -138,7 +161,9 @@ class SmallSystem:
     async def _front(self, *, task_status: trio.TaskStatus[None]) -> None:
         near, far = self.pair("front")
         near_link = Link(near, Peer("clients", serves_max=0))
-        self.server = Link(far, Peer("node", serves_max=self.streams), {("", Generate): self.address})
+        services = {key: each for number in range(self.workers) for key, each in self.services_of(number).items()}
+        serves = {("", Generate): self.address, **services}
+        self.server = Link(far, Peer("node", serves_max=self.streams), serves)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.server.run, name="front.server")
@@ -192,9 +217,39 @@ class SmallSystem:
 
     async def _decode(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         engine = await self.engines[number].wait()
-        slots = Slots(engine, self.costs.slots, self.deadlines, prefixes=shared_prefixes(self.costs))
+        slots = self.new_slots(number, engine, self.costs)
+        own = engine, self.engines[number], slots, self.lives[number]
         with self.slots[number].publish(slots):
-            await decode(self.inbox, [slots], task_status=task_status)
+            async with carrying_out(*own):
+                await decode(self.inbox, [slots], task_status=task_status)
+
+    def new_slots(self, number: int, engine: Engine, costs: Costs) -> Slots:
+        """Return the slots of a life of an engine."""
+        prefixes, in_service = shared_prefixes(costs), lambda: self.engines[number].in_service
+        return Slots(engine, costs.slots, self.deadlines, in_service=in_service, prefixes=prefixes)
+
+    # Operations -------------------------------------------------------------------------
+
+    def services_of(self, number: int) -> Services:
+        """Return the operations of an engine as services, by its number."""
+        return engine_services(str(number), self.engines[number], self.lives[number])
+
+    async def operate(self, number: int, request: Message) -> Message:
+        """Have an engine carry out an operation; raises its error."""
+        async with self.services_of(number)[str(number), type(request)].ask(request, 0) as answer:
+            result = await answer.result()
+        assert result is not None
+        return result
+
+    async def put_right(self) -> None:
+        """Return released memory and end sessions of updates, until every engine that is up is in its first state."""
+        for number, published in enumerate(self.lives):
+            while (life := published.live) is not None and life.state != EngineState():
+                if not life.state.operation:
+                    end = EndWeightsUpdate(f"right {next(self._versions)}")
+                    with suppress(RequestError):
+                        await self.operate(number, end if life.state.updating else ResumeMemory())
+                await trio.sleep(PAUSE_S)
 
     # Requests and checks ----------------------------------------------------------------
 
@@ -256,11 +311,18 @@ class SmallSystem:
         for number, host in self.hosts.items():
             assert not host.scheduler.running, "an engine slot is held"
             assert not host.scheduler.waiting
+            host.engine.check_whole()
             assert not host.streams
             assert len(host.peer.served) == self.line_watches
             engine = self.engines[number].current
             assert isinstance(engine, SglangEngine), "an engine is down"
             assert not engine.unreleased, "the adapter remembers a request"
+        self.check_lives()
+
+    def check_lives(self) -> None:
+        """Check that every engine is in service, and that no operation is left."""
+        for engine, life in zip(self.engines, self.lives, strict=True):
+            check_in_service(engine, life)
 
     async def check_serves(self) -> None:
         """Check that all slots can be taken at once."""

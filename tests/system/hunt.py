@@ -1,4 +1,4 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--planned] [--seeds 2000 | --minutes M] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--operations] [--planned] [--seeds 2000 | --minutes M] [--only SEED]`.
 
 A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
 with `--gateways`, two of these nodes are gateways that share a port.
@@ -19,13 +19,17 @@ from attrs import frozen
 
 from actors.kit.groups import first_leaf
 from tests.rig import certificate
-from tests.system.simulator import pictured, prefix_plan
+from tests.system.simulator import pictured, prefix_plan, programs
 from tests.system.simulator.cluster_seed import run_cluster_seed
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
 
 RUNNERS = {"": run_seed, "cluster": run_cluster_seed, "gateways": run_gateways_seed}  # by the option
-FORCED = {"pictures": (pictured.SHARES, "sighted"), "prefixes": (prefix_plan.SHARES, "prefixes")}
+FORCED = {
+    "pictures": (pictured.SHARES, "sighted"),
+    "prefixes": (prefix_plan.SHARES, "prefixes"),
+    "operations": (programs.SHARES, "operated"),
+}
 ON_ALL_CORES_AT_ONCE = 10  # seeds that a process takes at a time
 BATCH = 200  # new seeds between two looks at the clock
 
@@ -123,6 +127,7 @@ def main() -> int:
     for word, about in (
         ("pictures", "let the model of every seed take images and videos"),
         ("prefixes", "let every seed route by prefix"),
+        ("operations", "let operators have the engines of every seed carry out operations"),
     ):
         parser.add_argument(f"--{word}", dest="forced", action="append_const", const=word, help=about)
     parser.add_argument("--planned", action="store_true", help="deal faults to the seeds in turn, as the tests do")

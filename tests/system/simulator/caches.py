@@ -137,7 +137,7 @@ def _share(one: HeldRequest, other: HeldRequest) -> bool:
 
 def _common(one: HeldRequest, other: HeldRequest) -> int:
     """Return how many first tokens of a prompt another request has computed, its answer included."""
-    computed = [*other.prompt[: other.computed], *other.output]
+    computed = [*other.prompt[: other.computed], *other.answered]
     count = 0
     for mine, others in zip(one.prompt, computed, strict=False):
         if mine != others:

@@ -86,6 +86,10 @@ class Cluster(System):
         return here + [node_slot.life for node_slot in self.node_slots if node_slot.life and node_slot.life.workers]
 
     @property
+    def operated_systems(self) -> list[SmallSystem]:
+        return self.nodes_up
+
+    @property
     def encoding_up(self) -> list[NodeEncoders]:
         """The encoders of every node that is up."""
         here = [] if self.over.is_set() else [self.encoding]
@@ -109,7 +113,7 @@ class Cluster(System):
 
     def all_hosts(self) -> Iterator[FakeHost]:
         for node in self.nodes_up:
-            yield from (host for number, host in node.hosts.items() if node.engines[number].current is not None)
+            yield from (host for number, host in node.hosts.items() if node.engines[number].live is not None)
 
     def holding(self, prompt: list[int]) -> bool:
         return any(

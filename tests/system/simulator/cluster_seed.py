@@ -31,15 +31,17 @@ from tests.system.simulator.lost_encoders import LostEncoder
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.node_network import NodeNetwork
 from tests.system.simulator.nodes import ClusterPlan, NodeSlot
+from tests.system.simulator.operated_legs import OperatedLegs
 from tests.system.simulator.picture_faults import PICTURE_FAULTS, UNDER_A_TENSOR
 from tests.system.simulator.pictured import Sight, draw_sight, encoder_costs
 from tests.system.simulator.prefix_plan import aside, draw_canary, draw_prefixes
 from tests.system.simulator.probes import health
+from tests.system.simulator.programs import STREAMS, allow_all, draw_operators
 from tests.system.simulator.seed import CHAOS_S, DEADLINES, PENDING_PREFILL, Run, traced
 from tests.system.simulator.single_fault import SingleFault
 from tests.system.simulator.system import LIMITS
 
-SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder, FrozenLeg, FullPool)
+SINGLE_FAULTS: tuple[type[SingleFault], ...] = (*CLUSTER_SINGLE_FAULTS, LostEncoder, FrozenLeg, FullPool, OperatedLegs)
 SINGLE_FAULT_SHARE = 0.25  # of the seeds, those with a single fault
 BLIND = Sight(None, 0, {})
 LOOKS_MAX = 3  # at a link that has just been lost, a tenth of a second apart
@@ -73,6 +75,7 @@ class ClusterRun(OfCluster, Run):
 
     def __attrs_post_init__(self) -> None:
         rng, self.aside = self.rng, aside(self.rng)
+        self.operators = draw_operators(self.aside, planned=self.plan.operated)
         self.clients = rng.randint(2, 9)
         self.front_ends = rng.choice((None, None, None, None, None, None, "drain", "crash"))
         self.drains = self.front_ends == "drain"
@@ -86,6 +89,7 @@ class ClusterRun(OfCluster, Run):
         self._follow_plan()
         if self.single_fault is not None:
             self.clients, self.front_ends, self.drains, self.times, self.picture_times = 0, None, False, {}, {}
+            self.operators = None
             self.shape = self.single_fault.shape(rng)
         self.new_front = self._system()
         self.system = self.new_front()
@@ -139,6 +143,9 @@ class ClusterRun(OfCluster, Run):
             "room": rng.choice((4096, 65536)),
         }
         section = evolve(SECTION, streams_max=rng.choice((8, 64)))
+        operated = self.operators is not None or "operated" in self.shape
+        if operated:
+            section = evolve(section, streams_max=STREAMS)
         rooms = Rooms(transfer_s=rng.choice((0.0, 0.3, 1.0)))
         prefixes = draw_prefixes(self.aside, network["delay_s"], tight=self.single_fault is None)
         plan = ClusterPlan(NodeNetwork(rng, network), section, rooms, rng, fronts=self.fronts, prefixes=prefixes)
@@ -175,6 +182,8 @@ class ClusterRun(OfCluster, Run):
             sight.open(each)
             if prefixes is not None:
                 prefixes.apply(each)
+            if operated:
+                allow_all(each)
         drawn: dict[str, Any] = dict(
             rng=rng,
             numbers=count(1),
@@ -184,6 +193,7 @@ class ClusterRun(OfCluster, Run):
             prefixes=prefixes,
             costs=costs,
             encoders=here,
+            operated=operated,
             workers=rng.choice((0, 0, 0, 1)),
             prefill_tokens_min=rng.choice((0, 0, 45)),
             pooled=self.single_fault is None and sum(map(ord, "".join(plan.node_slots))) % 2 == 0,
@@ -288,6 +298,7 @@ class ClusterRun(OfCluster, Run):
                     await self.chaos()
                 system.end_canaries()
                 await trio.sleep(self.settled_s)
+                await system.put_all_right()
                 if self.front_ends is None:
                     await self._liveness(system)
             if self.front_ends is not None:

@@ -20,8 +20,10 @@ from protocol.messages.cluster import Leg, Offer
 from protocol.messages.media import EmbeddingOutcome, Encode, EncodeBatch, MediaItem
 from protocol.tensors import NO_TENSOR
 from supervisor.cluster.directory import Directory
+from supervisor.cluster.operations import encoder_services
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.work import EncodeInbox, encode_inbox
+from supervisor.links.serving import under_name
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.vision import MEDIA_INFO
@@ -118,6 +120,7 @@ class NodeEncoders:
         for offer in self.offers(self.directory.name, self.count, self.costs):
             registration: Registration[Encoder] = Registration(self.directory.notify)
             address, inbox = encode_inbox(INBOX_SIZE)
+            cache = EmbeddingCache(self.costs.limits.cache_bytes_max)
             worker = LocalWorker(
                 node=self.directory.name,
                 idle_offer=offer,
@@ -125,12 +128,13 @@ class NodeEncoders:
                 engine=registration,
                 inbox=inbox,
                 directory=self.directory,
+                services=under_name(offer.name, encoder_services(offer.name, registration, cache)),
             )
             self.directory.local[offer.name] = worker
             self._workers.append(worker)
             self.registrations.append(registration)
             self.inboxes.append(inbox)
-            self._caches.append(EmbeddingCache(self.costs.limits.cache_bytes_max))
+            self._caches.append(cache)
 
     @staticmethod
     def offers(node: str, count: int, costs: EncoderCosts) -> list[Offer]:

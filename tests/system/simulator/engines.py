@@ -8,11 +8,18 @@ from itertools import count
 from attrs import define, frozen
 
 from actors.engines.simulated.output import OutputSequence
+from protocol.errors import BadRequest, EngineRefused, Overloaded
 from protocol.messages.generation import Generate, Logprob
+from protocol.messages.kind import Message
+from protocol.messages.operations import OPERATION_OF
+from protocol.messages.weights import UpdateWeightsFromTensors
 from tests.rig.fake_engine import FakeEngine, Predictable, Scheduler, logprob_at, prompt_of, token_at
 from tests.rig.fake_host import FakeHost
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.pictures import seen
+
+OF_REQUESTS = frozenset({"folder", "version"})
+"""Fields of operations that only an engine can check, as it alone can check a file of tensors."""
 
 
 @frozen
@@ -49,6 +56,16 @@ class SeeingEngine(FakeEngine):
     """An engine whose answers are about what it sees."""
 
     scheduler_of = SeeingScheduler  # type: ignore[mutable-override]
+
+    async def operate(self, request: Message) -> Message:
+        """Carry out an operation, which its node has checked: no wrong order may reach an engine."""
+        try:
+            return await super().operate(request)
+        except (BadRequest, EngineRefused, Overloaded) as error:
+            by_content = error.param in OF_REQUESTS or isinstance(request, UpdateWeightsFromTensors)
+            if OPERATION_OF[type(request)].leaves_service and not (isinstance(error, BadRequest) and by_content):
+                raise AssertionError(f"a wrong order has reached an engine: {request}: {error}") from None
+            raise
 
     def make_output(self) -> Predictable:
         return SeeingOutput(self.spec, seen=self._seen)

@@ -49,6 +49,7 @@ class FaultPlan:
     legs: tuple[Leg, ...] = ()
     front_ends: str | None = None
     restarts: bool = False  # of the second gateway
+    operated: bool | None = None  # operators have the engines carry out operations; None: as the seed draws
 
     @property
     def far(self) -> bool:
@@ -78,6 +79,7 @@ def plan_node(seed: int) -> FaultPlan:
         tls=seed % 4 == 1,
         blind=seed % 4 == 2,
         resumes=deal(NODE_FAULTS, seed) not in UNRESUMED,
+        operated=seed % 3 == 0,
     )
 
 
@@ -88,11 +90,16 @@ def plan_cluster(seed: int) -> FaultPlan:
         picture_faults=(deal(PICTURE_FAULTS, seed // 2), deal([*UNDER_A_TENSOR], seed // 2)) if seed % 2 else (),
         legs=deal(SHAPES, seed + 1),  # so that only pairs can answer where one of their legs dies
         front_ends=deal(FRONT_ENDS, seed // 4) if seed % 4 == 0 else None,
+        operated=seed % 3 == 1,
     )
 
 
 def plan_gateways(seed: int) -> FaultPlan:
     """Return what happens in a seed of a cluster with two gateways."""
     return FaultPlan(
-        (deal(CLUSTER_FAULTS, seed),), clients=9, legs=ALL_LEGS if seed % 2 else (), restarts=seed % 2 == 0
+        (deal(CLUSTER_FAULTS, seed),),
+        clients=9,
+        legs=ALL_LEGS if seed % 2 else (),
+        restarts=seed % 2 == 0,
+        operated=seed % 2 == 1,
     )

@@ -46,6 +46,8 @@ ALLOWED_ERRORS: dict[str, frozenset[str]] = {
     # Single faults.
     "black hole": frozenset({"internal"}),
     "failed hand-offs": frozenset({"hand_off_failed"}),
+    # No fault, but engines that are out of service for a while.
+    "operation": frozenset({"not_ready"}),
     # No faults, but the results of small limits.
     "impatient": LATE,
     "trickles": LOST | LATE,  # a `Cancel` that waits long looks like an engine that keeps its slot
@@ -65,6 +67,7 @@ FAULTS = tuple(
         "impatient",
         "trickles",
         "too many bugs",
+        "operation",
     }
 )
 CLUSTER_FAULTS = (
@@ -84,7 +87,7 @@ RESUMABLE = frozenset(
 )  # not reported while another worker can continue
 DEATHS = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if "engine_lost" in codes)  # of engines
 LOSSES = frozenset(kind for kind, codes in ALLOWED_ERRORS.items() if codes & {"engine_lost", "link_lost"})
-AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", *OF_NODES[1:]})
+AWAY = frozenset({"half-open line", "stuck", "start fails", "jump", "slow", "trickles", "operation", *OF_NODES[1:]})
 """Faults that may make every worker or slot unavailable for longer than a request that lost its worker waits."""
 PROMPT = frozenset(
     {
@@ -98,6 +101,7 @@ PROMPT = frozenset(
         "too many bugs",
         "drain",
         "impatient",
+        "operation",
     }
 )
 """Faults that delay nothing of what workers tell of their prefix caches."""

@@ -203,6 +203,7 @@ class NodeLife(SmallSystem):
             for number, host in self.hosts.items():
                 host.check_free()
                 assert self.engines[number].current is host, "an engine is down"
+            self.check_lives()
         else:
             self.check_engines()
         self.encoding.check_idle()

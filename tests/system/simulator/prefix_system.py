@@ -21,7 +21,7 @@ from protocol.errors import EngineLost, Overloaded
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
-from protocol.messages.operations import FlushCache
+from protocol.messages.operations import OPERATION_OF, FlushCache
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.publishers import engine_publisher, publishers_tree
@@ -62,7 +62,7 @@ class NodePublishers:
             for key, service in services.items()
         }
         for worker in self.directory.local.values():
-            worker.services = under_name(worker.engine_name, self.services)
+            worker.services = {**worker.services, **under_name(worker.engine_name, self.services)}
 
     @property
     def line_watches(self) -> int:
@@ -70,9 +70,15 @@ class NodePublishers:
         return WATCHES if self.plan is not None else 0
 
     def serving(self, wanted: Services) -> Services:
-        """Return what other nodes may ask of this one, besides requests."""
+        """Return what other nodes may ask of this one: what is `wanted`, its blocks, and operations of its engines."""
         watches = {key: service for key, service in self.services.items() if key[1] is WatchBlocks}
-        return cast("dict[tuple[str, type[Message]], Service]", {**wanted, **watches})
+        operations = {
+            (worker.engine_name, message): service
+            for worker in self.directory.local.values()
+            for message, service in worker.services.items()
+            if message in OPERATION_OF
+        }
+        return cast("dict[tuple[str, type[Message]], Service]", {**wanted, **watches, **operations})
 
     def lives(self) -> Iterable[tuple[str, CacheLife]]:
         """Yield the caches of its engines that are up, by the names of the workers, but those that nobody watches."""
@@ -168,7 +174,7 @@ class PrefixSystem(PictureSystem):
 
     def all_hosts(self) -> Iterator[Any]:  # of a `FakeHost` or a `LocalEngine`
         """Yield the hosts of all engines that are up."""
-        yield from (host for number, host in self.hosts.items() if self.engines[number].current is not None)
+        yield from (host for number, host in self.hosts.items() if self.engines[number].live is not None)
 
     async def flush(self, after_s: float) -> None:
         """Flush the cache of one engine after a while, if it is idle then."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,11 +28,14 @@ from tests.system.simulator.lanes import DeafLaneClient, LaneClient
 from tests.system.simulator.media import LIMITS as MEDIA_LIMITS
 from tests.system.simulator.model import VOCABULARY
 from tests.system.simulator.neighbours import CrashingNeighbour, NeverUp
+from tests.system.simulator.operated_engines import OperatedEngines
+from tests.system.simulator.operators import Operator
 from tests.system.simulator.picture_faults import PICTURE_FALLS, PICTURE_FAULTS
 from tests.system.simulator.pictured import draw_sight
 from tests.system.simulator.post_clients import PostClient, TextClient
 from tests.system.simulator.prefix_plan import aside, draw_canary, draw_prefixes
 from tests.system.simulator.probes import health
+from tests.system.simulator.programs import STREAMS, Operators, allow_all, draw_operators
 from tests.system.simulator.single_fault import FailingEngine, SingleFault, StuckSlot, UnfairKeys, ejection
 from tests.system.simulator.slow_readers import SlowReaders
 from tests.system.simulator.system import LIMITS, System
@@ -49,6 +52,7 @@ SINGLE_FAULTS: tuple[type[SingleFault], ...] = (
     BrokenEncoder,
     KillingPicture,
     FrozenEngine,
+    OperatedEngines,
 )
 PENDING_PREFILL = {0.02: 0, 0.05: 30, 0.1: 200}  # by the length of a step, since another draw would change every seed
 TRICKLES_BYTES = 50  # of a connection's buffer
@@ -72,11 +76,13 @@ class Run:
     times: dict[str, int] = field(init=False)  # of each fault, within three seconds
     aside: random.Random = field(init=False)  # for what was added later: another draw would change every seed
     picture_times: dict[str, int] = field(init=False)  # the same of faults that concern pictures alone
+    operators: Operators | None = field(init=False)
     single_fault: type[SingleFault] | None = field(init=False, default=None)  # instead of them
     trace: list[tuple[object, ...]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         rng, self.aside = self.rng, aside(self.rng)
+        self.operators = draw_operators(self.aside, planned=self.plan.operated)
         self.clients = rng.randint(2, 7)
         self.drains = rng.random() < 0.15
         # Most seeds have few faults, so that each is seen alone.
@@ -88,7 +94,7 @@ class Run:
         self._follow_plan()
         if self.single_fault is not None:
             self.clients, self.drains, self.times = 0, self.single_fault.drains, {}
-            self.picture_times = {}
+            self.picture_times, self.operators = {}, None
         self.system = self._system()
         self.faults = Faults(self.system, rng, self.note)
         self._small_limits()
@@ -174,6 +180,9 @@ class Run:
         tight = self.single_fault is None
         drawn["prefixes"] = draw_prefixes(self.aside, network["delay_s"], tight=tight, planned=self.plan.spoils)
         drawn["canary"] = draw_canary(self.aside) if self.single_fault is None else None
+        if self.operators is not None:
+            drawn |= {"operated": True, "streams": STREAMS}
+            allow_all(costs)
         return System(**drawn | ({} if self.single_fault is None else self.single_fault.shape(rng)))
 
     def _small_limits(self) -> None:
@@ -209,6 +218,8 @@ class Run:
                 client = self.rng.choice(KINDS)(self.port, self.rng, f"c{number}", self.faults, self.note)
                 nursery.start_soon(client.live)
             self._use_caches(nursery)
+            for operator in self._operators():
+                nursery.start_soon(operator.live)
             if self.single_fault is not None:
                 nursery.start_soon(self.single_fault(self.system, self.rng, self.faults, self.note).live)
             for kind, times in self.times.items():
@@ -229,6 +240,14 @@ class Run:
             ):
                 break
             await inject(kind)
+
+    def _operators(self) -> Iterator[Operator]:
+        if (drawn := self.operators) is None:
+            return
+        for number in range(drawn.number):
+            chance = drawn.chance(number)
+            own = self.port, chance, f"o{number}", self.faults, self.note, drawn.programs(chance)
+            yield Operator(*own)
 
     def _use_caches(self, nursery: trio.Nursery) -> None:
         """Fill prefix caches and flush them, in seeds that have some."""
@@ -274,6 +293,7 @@ class Run:
                 system.check_nothing_is_left()
             else:
                 await trio.sleep(LONG_S)
+                await system.put_all_right()
                 system.heal()
                 await system.wait_trusted()
                 await health(system)

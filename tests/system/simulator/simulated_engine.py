@@ -25,5 +25,5 @@ class LocalEngine(SeeingEngine):
         """Check that nothing is held for any request, no page of memory either."""
         assert not self.scheduler.running, "an engine slot is held"
         assert not self.scheduler.waiting
-        assert not self.scheduler.memory.referenced, "pages of memory are held"
+        self.check_whole()
         assert not self._answers, "the engine remembers a request"

@@ -28,7 +28,7 @@ from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, LoadUpdate, NodeState, check_loads, check_state
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode
-from supervisor.cluster import models, readiness
+from supervisor.cluster import models, operations, readiness
 from supervisor.cluster.announcements import Announcer
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_service import EngineService
@@ -36,7 +36,7 @@ from supervisor.cluster.model_pool import ModelPool
 from supervisor.engines.work import RequestInbox
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES
-from supervisor.gateway.keys.key_sources import KEYS, KeySources
+from supervisor.gateway.keys.key_sources import ADMIN, KEYS, KeySources
 from supervisor.gateway.keys.keys import Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
@@ -65,6 +65,7 @@ from tests.system.simulator.nodes import bare_node
 from tests.system.simulator.offers import owner, register_workers, urgency, work
 from tests.system.simulator.pictures import SIGHTED
 from tests.system.simulator.prefix_system import NodePublishers, PrefixRouting, PrefixSystem
+from tests.system.simulator.programs import ADMIN_SECRET
 
 LIMITS = GatewayLimits(head_s=5.0, body_s=5.0, idle_s=60.0, stall_s=3.0, close_s=1.0, send_buffer_bytes=4096)
 EVENT_BYTES_MAX = 4096  # about what the longest of these answers ends with
@@ -91,6 +92,7 @@ class System(PrefixSystem):
     total_s: float = 120.0
     drain_s: float = 5.0
     secrets: Mapping[str, str] = Factory(dict)  # of client keys, by name; without any, clients need no key
+    operated: bool = False  # operators have its engines carry out operations
     gateway: Gateway = field(init=False)
     decode: FaultyDecode = field(init=False)
     gate: RecordingGate = field(init=False)
@@ -156,14 +158,14 @@ class System(PrefixSystem):
             gate=self.gate,
             limits=self.limits,
             origins=Origins(frozenset({"127.0.0.1"})),
-            keys=_keys(self.secrets),
+            keys=_keys(self.secrets, ADMIN_SECRET if self.operated else None),
             port=GatewayPort(tls=tls.server() if self.tls else None),
             runtime=GatewayRuntime(new_id=new_id, now=lambda: NOON + trio.current_time()),
             probes=Probes(
                 unready=partial(readiness.unready, self.directory, ("tiny",)),
                 metrics_text=partial(monitoring.local_metrics_text, engines, metrics),
             ),
-            administration=NO_ADMINISTRATION,
+            administration=evolve(NO_ADMINISTRATION, operate=partial(operations.operate, self.directory)),
         )
         self.node = bare_node(self.directory, self.gateway, None, self.drain_s, self.scope)
 
@@ -357,11 +359,21 @@ class System(PrefixSystem):
         room, delay_s = self.network["room"], self.network["delay_s"]
         return float(behind_bytes / room * 10 * delay_s)
 
+    @property
+    def operated_systems(self) -> list[SmallSystem]:
+        """Every node that is up and has engines."""
+        return [self]
+
+    async def put_all_right(self) -> None:
+        """Put right what operators have left at any engine."""
+        for system in self.operated_systems:
+            await system.put_right()
+
     # Checks ------------------------------------------------------------------------------
 
     def holding(self, prompt: list[int]) -> bool:
         """Whether any engine that is up holds a request with this prompt."""
-        up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].current is not None)
+        up = (host.scheduler for number, host in self.hosts.items() if self.engines[number].live is not None)
         return any(list(prompt_of(request)) == prompt for scheduler in up for request in scheduler.requests)
 
     def check_backlogs(self) -> None:
@@ -411,8 +423,9 @@ class System(PrefixSystem):
         assert all(stream.socket.fileno() == -1 for stream in self.sockets), "a file descriptor is open"
 
 
-def _keys(secrets: Mapping[str, str]) -> Keys:
+def _keys(secrets: Mapping[str, str], admin: str | None) -> Keys:
     listed = ",".join("=".join(each) for each in secrets.items())
-    keys = Keys(KeySources(environment={KEYS: listed} if secrets else {}))
+    environment = ({KEYS: listed} if secrets else {}) | ({} if admin is None else {ADMIN: admin})
+    keys = Keys(KeySources(environment=environment))
     keys.load()
     return keys

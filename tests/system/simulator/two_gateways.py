@@ -130,6 +130,7 @@ class TwoGatewaysRun(ClusterRun):
                             await self.chaos()
                     self.system.end_canaries()
                     await trio.sleep(self.settled_s)
+                    await self.cluster.put_all_right()
                     for front in self.gateways:
                         front.heal()
                     await self.system.wait_trusted()
