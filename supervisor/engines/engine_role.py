@@ -16,7 +16,7 @@ from typing import Protocol
 import trio
 from attrs import define, evolve, field
 
-from protocol.errors import ActorError, EngineRenewed
+from protocol.errors import EngineRenewed
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.role import SetRole
@@ -84,7 +84,7 @@ class EngineRole:
         why = "it was not ready in time"
         try:
             yield
-        except ActorError as error:
+        except Exception as error:
             why = error_text(error)
             raise
         finally:

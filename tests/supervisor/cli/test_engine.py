@@ -20,6 +20,7 @@ from protocol.messages.engine import Done, encoder_info
 from protocol.messages.kind import Kind, Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS, FlushCache, GetMetrics
+from protocol.messages.role import SetRole
 from supervisor.cli import client, engine
 from supervisor.cli.status_view import StatusOrError
 from supervisor.cluster.mesh import OPERATORS_MAX
@@ -139,6 +140,19 @@ async def test_an_operation_for_one_engine_is_not_asked_of_all(monkeypatch: pyte
     nodes = Nodes(a=(ENGINE,))
     assert await operate(nodes, "all", FlushCache()) == (1, ["flush-cache is for one engine: name it."])
     assert await operate(nodes, "tiny-0", FlushCache()) == (0, ["a/tiny-0 was flushed"])
+
+
+async def test_a_role_that_leaves_a_model_without_answers_is_refused_where_every_engine_is_known() -> None:
+    one = evolve(ENGINE, engine=evolve(INFO, operations=("set-role",)))
+    two, away = evolve(one, name="tiny-1"), evolve(one, name="tiny-1", up=False)
+    prefill = SetRole(role=Leg.PREFILL)
+    why = "a/tiny-0 was not given the role: no engine in service would be left for answers of its model"
+    for nodes in (Nodes(a=(one,)), Nodes(a=(one,), b=(away,)), Nodes(a=(one,), b=(evolve(two, model="other"),))):
+        assert await operate(nodes, "tiny-0", prefill) == (1, [why])
+        assert nodes.asked == []
+    assert await operate(Nodes(a=(one,), b=(two,)), "tiny-0", prefill) == (0, ["a/tiny-0 was given the role"])
+    code, lines = await operate(Nodes(a=(one,), b="it is silent"), "tiny-0", prefill)
+    assert (code, lines[0]) == (0, "a/tiny-0 was given the role")
 
 
 async def test_an_operation_of_a_model_is_asked_of_its_engines_alone() -> None:

@@ -155,25 +155,44 @@ async def test_requests_that_do_not_end_keep_the_engine_in_its_role(
         clients.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("reason", ["its device is full", "it was not ready in time"])
 async def test_an_engine_that_does_not_start_with_its_new_role_goes_back_to_the_old_one(
-    written: Written, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    written: Written, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     run = SimulatedEngine.run
 
     async def fail(self: SimulatedEngine, **more: Any) -> None:
-        if self.spec.leg is Leg.PREFILL:
-            raise StartFailed("its device is full")
-        await run(self, **more)
+        if self.spec.leg is not Leg.PREFILL:
+            await run(self, **more)
+        elif "time" in reason:
+            await trio.sleep_forever()
+        raise StartFailed(reason)
 
     async with running(written) as assembly:
         monkeypatch.setattr(SimulatedEngine, "run", fail)
-        why = "it did not start as prefill: its device is full; it starts again as decode"
+        why = f"it did not start as prefill: {reason}; it starts again as decode"
         with pytest.raises(NotReady, match=why):
             await operate(assembly, "x", SetRole(role=Leg.PREFILL))
         await assembly.engines["x"].wait()
         assert leg(assembly, "x") == (Leg.DECODE, True)
         assert await answer(assembly, 1)
         assert await operate(assembly, "x", SetRole(role=Leg.BOTH)) == Done()
+
+
+async def test_the_asker_may_leave_and_the_role_changes_all_the_same(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    async with running(written) as assembly, trio.open_nursery() as clients:
+        for number in range(1, 5):
+            clients.start_soon(answer, assembly, number, 100)
+        await trio.sleep(1)
+        with trio.move_on_after(0.1) as left:
+            await operate(assembly, "x", SetRole(role=Leg.BOTH))
+        assert left.cancelled_caught
+        assert leg(assembly, "x") == (Leg.DECODE, False)
+        with pytest.raises(Overloaded, match="set-role runs"):
+            await operate(assembly, "x", SetRole(role=Leg.PREFILL))
+        await until(lambda: leg(assembly, "x") == (Leg.BOTH, True))
 
 
 PREFILL, DECODE, BOTH = (SetRole(role=role) for role in (Leg.PREFILL, Leg.DECODE, Leg.BOTH))
@@ -211,3 +230,28 @@ async def test_an_engine_without_its_memory_keeps_its_role(written: Written, aut
         with pytest.raises(BadRequest, match="set-role needs memory that is released"):
             await operate(assembly, "x", PREFILL)
         assert leg(assembly, "x") == (Leg.DECODE, False)
+
+
+KV = f'[gateway]\nport = 0\n{MODEL}policy = "kv"\n' + "".join(
+    ENGINE.format(name=name, leg="both") + "data_parallel = 2\n" for name in ("x", "y")
+)
+
+
+async def test_ranks_and_prefix_caches_follow_a_role_there_and_back(
+    written: Written, autojump_clock: MockClock
+) -> None:
+    async with running(written, KV) as assembly:
+        wanted = {number: await answer(assembly, number) for number in range(7)}
+        for role in (Leg.DECODE, Leg.PREFILL, Leg.BOTH):
+            assert await operate(assembly, "x", SetRole(role=role)) == Done()
+            offers = [assembly.directory.local[f"x#{rank}"].offer for rank in range(2)]
+            assert [(offer.leg, offer.up, offer.pending_prefill_tokens_max > 0) for offer in offers] == [
+                (role, True, role is not Leg.DECODE)
+            ] * 2
+            await trio.sleep(1)
+            assert {number: await answer(assembly, number) for number in range(7)} == wanted
+        async with trio.open_nursery() as clients:
+            for number in range(40):
+                clients.start_soon(answer, assembly, 100 + number)
+            await trio.sleep(0.2)
+            assert all(assembly.directory.local[f"x#{rank}"].in_flight.requests for rank in range(2))
