@@ -328,6 +328,8 @@ class AskerLeft(RequestError):
 class ActorError(EspalierError):
     """An actor failed; it ends in a supervisor and never crosses a link."""
 
+    is_planned: ClassVar[bool] = False  # whether the actor ends on purpose, to be started again
+
 
 class EngineStuck(ActorError):
     """The engine did not release a slot within its deadline, or did not answer its canary."""
@@ -335,6 +337,8 @@ class EngineStuck(ActorError):
 
 class EngineRenewed(ActorError):
     """An operation ends this life of the engine: the next one differs from it on purpose."""
+
+    is_planned = True
 
 
 class EngineDied(ActorError):

@@ -7,7 +7,7 @@ from enum import Enum
 
 from attrs import frozen
 
-from protocol.errors import EspalierError
+from protocol.errors import ActorError, EspalierError
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def error_text(error: BaseException | None) -> str:
 def log_event(event: ChildEvent) -> None:
     """Log an event; any error but an `EspalierError` is a bug, and is logged with its traceback."""
     error = event.error
-    level = logging.INFO if error is None else logging.WARNING
+    level = logging.INFO if error is None or is_planned(error) else logging.WARNING
     if event.kind is ChildEventKind.IGNORES_CANCEL:
         level = logging.CRITICAL
     elif event.kind is ChildEventKind.GAVE_UP:
@@ -68,6 +68,13 @@ def log_event(event: ChildEvent) -> None:
     expected = error is None or _is_expected(error)
     fields = {"child": event.path, "child_event": event.kind.name.lower()}
     log.log(level, "%s", event, exc_info=None if expected else error, extra=fields)
+
+
+def is_planned(error: BaseException) -> bool:
+    """Whether a child has ended on purpose."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_planned, error.exceptions))
+    return isinstance(error, ActorError) and error.is_planned
 
 
 def _is_expected(error: BaseException) -> bool:

@@ -29,7 +29,7 @@ from attrs import frozen
 
 from protocol.errors import ActorError, StartFailed
 
-from .events import ChildEvent, ChildEventKind, error_text, log_event
+from .events import ChildEvent, ChildEventKind, error_text, is_planned, log_event
 from .life import Life
 from .tree import Child, Restart, Strategy, Tree
 
@@ -255,7 +255,8 @@ class _Loop:
         elif life.ready_at is None and life.error is None:
             kind, life.error = ChildEventKind.FAILED, StartFailed(f"{life.path} ended before it was ready.")
         else:
-            kind = ChildEventKind.ENDED if life.error is None else ChildEventKind.FAILED
+            ended = life.error is None or is_planned(life.error)
+            kind = ChildEventKind.ENDED if ended else ChildEventKind.FAILED
         if life.ready_at is not None and trio.current_time() - life.ready_at >= self._tree.backoff.reset_after_s:
             self._failures_in_a_row.pop(life.child.name, None)
         self._report(life.path, kind, life.error, since=life.stopping_at)

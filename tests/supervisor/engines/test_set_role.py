@@ -92,7 +92,7 @@ def leg(assembly: Assembly, name: str) -> tuple[Leg, bool]:
 
 
 async def test_an_engine_takes_another_role_and_comes_back_and_no_request_is_lost(
-    written: Written, autojump_clock: MockClock
+    written: Written, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(written) as assembly:
         wanted = {number: await answer(assembly, number) for number in range(7)}
@@ -118,6 +118,8 @@ async def test_an_engine_takes_another_role_and_comes_back_and_no_request_is_los
             ends = True
         assert len(answered) > 100
         assert answered == {number: wanted[number % 7] for number in answered}
+        assert assembly.status.last_error("main/x/decode") == "its role becomes decode"
+    assert not caplog.records, "what an operator wants is no warning"
 
 
 @pytest.mark.parametrize("running_requests", [RunningRequests.DRAIN, RunningRequests.END])
