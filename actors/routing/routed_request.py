@@ -47,6 +47,7 @@ class RoutedRequest:
     _asking: trio.CancelScope = field(factory=trio.CancelScope)
     _asked_before: bool = False  # an earlier worker may still hold something under its id
     _sent: list[int] = field(factory=list)
+    _version: str = ""  # of the weights that compute the answer, as passed on
     _first_route: Route | None = None  # the route of the first attempt that began to answer
     _cached: int | None = None  # prompt tokens found in the cache; a pair's, by its prefill
     _failover: Failover = field(init=False)
@@ -114,7 +115,7 @@ class RoutedRequest:
             with trio.CancelScope() as self._asking:
                 finished = await self._ask(route)
                 if not self._moving:
-                    return self._finished(finished.reason, finished.matched, finished.weight_versions)
+                    return self._finished(finished.reason, finished.matched)
         except RequestError as error:
             lost = error
         finally:
@@ -181,24 +182,16 @@ class RoutedRequest:
             if self._moving:
                 return
             if isinstance(reply, Tokens):
+                if not reply.ids:
+                    if reply.version:
+                        self._announce(reply.version)
+                    return
                 self._sent += reply.ids
                 self.answer.put(reply, len(reply.ids))
                 self.answer.extend_fast_path(replies, record)
                 return
-            self.unstarted.discard(self)
-            self._failover.handed_over(route)
-            if hand_off is not None:
-                hand_off.taken()
-            route.begun()
             route.decode.begun(request.id)
-            if self._first_route is None:
-                self._first_route = route
-                self._failover.blame_refusing()
-                if self._cached is None:
-                    self._cached = self._cached_tokens(reply)
-                self.routing.observer.answer_begun(route.predicted, self._cached, route.blind)
-                scores = reply.scores if hand_off is None else hand_off.scores
-                self.answer.put(Started(self._cached, route.taken, scores=scores), 0)
+            self._begun(reply, route, hand_off)
 
         def record(ids: Sequence[int], _: float) -> None:
             self._sent += ids
@@ -213,6 +206,25 @@ class RoutedRequest:
         if is_whole and not self._moving:
             route.answered(self._sent, finished.reason)
         return finished
+
+    def _begun(self, started: Started, route: Route, hand_off: PairHandOff | None) -> None:
+        """Note the beginning of an attempt, and pass on the first one."""
+        self.unstarted.discard(self)
+        self._failover.handed_over(route)
+        if hand_off is not None:
+            hand_off.taken()
+        route.begun()
+        if self._first_route is not None:
+            self._announce(started.version)
+            return
+        self._first_route = route
+        self._failover.blame_refusing()
+        if self._cached is None:
+            self._cached = self._cached_tokens(started)
+        self.routing.observer.answer_begun(route.predicted, self._cached, route.blind)
+        self._version = started.version
+        scores = started.scores if hand_off is None else hand_off.scores
+        self.answer.put(Started(self._cached, route.taken, scores=scores, version=started.version), 0)
 
     async def _prefill(self, route: Route, request: Generate, hand_off: PairHandOff) -> None:
         prefill = hand_off.prefill
@@ -271,6 +283,12 @@ class RoutedRequest:
         finally:
             self.routing.observer.call_ended(name, outcome)
 
+    def _announce(self, version: str) -> None:
+        """Pass on the version of the weights that compute the next tokens, if it is another; empty: it is not known."""
+        if version != self._version:
+            self._version = version
+            self.answer.put(Tokens((), version=version), 0)
+
     # The next attempt -------------------------------------------------------------------------
 
     def _next_request(self) -> Generate:
@@ -296,13 +314,7 @@ class RoutedRequest:
         """Return the cached tokens that a worker counts, at most as many as the prompt has."""
         return min(started.cached_tokens, len(self.request.tokens))
 
-    def _finished(
-        self, reason: FinishReason, matched: str | int | None, versions: tuple[tuple[str, int], ...] = ()
-    ) -> Finished:
-        """Return the result, with the tokens of all attempts as they came through here: no worker's count is used.
-
-        `versions` are those of the last worker.
-        """
+    def _finished(self, reason: FinishReason, matched: str | int | None) -> Finished:
+        """Return the result, with the tokens of all attempts as they came through here: no worker's count is used."""
         usage = Usage(len(self.request.tokens), len(self._sent), self._cached or 0)
-        before = len(self._sent) - sum(count for _, count in versions)
-        return Finished(reason, usage, matched, ((("", before),) if versions and before > 0 else ()) + versions)
+        return Finished(reason, usage, matched)

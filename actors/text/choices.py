@@ -27,6 +27,7 @@ from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
 from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Respond, Text
+from protocol.weight_versions import VersionRecord
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 
@@ -128,6 +129,7 @@ class Choices:
         candidate = emit if isinstance(emit, CandidateChoice) else None
         text = self._staged(detokenizer) if candidate is None else StagedText(detokenizer)
         kept, give = self._keeping(emit)
+        versions = VersionRecord()
 
         def pass_on(reply: Started | Tokens) -> None:
             # Nearly every step has one token.
@@ -137,10 +139,12 @@ class Choices:
                     _open_fast_path(self.answer if alone else None, generation, detokenizer, kept)
                     return
             elif isinstance(reply, Started):
-                self._begun(reply, emit, leads=leads)
+                versions.announce(reply.version, 0)
+                self._begun(reply, emit, generation, leads=leads)
                 task_status.started()
-                if self.request.warm_up:
-                    generation.abandon()
+                return
+            if not reply.ids:
+                versions.announce(reply.version, detokenizer.tokens)
                 return
             if candidate is not None:
                 candidate.note(reply, scored=self.request.logprobs is not None)
@@ -159,14 +163,18 @@ class Choices:
                 await self._echo(generate, prompt, choice, emit)
             finished = await generation.relay(pass_on)
         await self._rest(text, give)
-        emit(await self._end(detokenizer, finished, kept))
+        emit(await self._end(detokenizer, finished, versions, kept))
 
-    def _begun(self, started: Started, emit: Emit, *, leads: bool) -> None:
-        """Note that the prompt of a choice is computed, and pass on the first beginning."""
+    def _begun(
+        self, started: Started, emit: Emit, generation: Answer[Started | Tokens, Finished], *, leads: bool
+    ) -> None:
+        """Note that the prompt of a choice is computed, which ends a warm-up, and pass on the first beginning."""
         self._cached += started.cached_tokens if leads else 0
         if not self._started:
             self._started = True
             emit(started if started.scores is None else evolve(started, scores=None))
+        if self.request.warm_up:
+            generation.abandon()
 
     async def _take_scores(self, generation: Answer[Started | Tokens, Finished], prompt: int) -> Started:
         """Wait for the first reply, and keep the scores of a prompt in it; the replies behind it wait meanwhile."""
@@ -190,26 +198,33 @@ class Choices:
             await trio.lowlevel.checkpoint()
 
     async def _end(
-        self, detokenizer: IncrementalDetokenizer, finished: Finished | None, kept: Sequence[str] | None
+        self,
+        detokenizer: IncrementalDetokenizer,
+        finished: Finished | None,
+        versions: VersionRecord,
+        kept: Sequence[str] | None,
     ) -> ChoiceEnded:
         """Return how a choice ended, once it is judged, and count its tokens."""
-        ended = self._ended(detokenizer, finished)
+        ended = self._ended(detokenizer, finished, versions)
         if kept is not None:
             await self._judge_whole(kept, ended)
         return ended  # noqa: ASYNC910  # most choices wait for nothing
 
-    def _ended(self, detokenizer: IncrementalDetokenizer, finished: Finished | None) -> ChoiceEnded:
+    def _ended(
+        self, detokenizer: IncrementalDetokenizer, finished: Finished | None, versions: VersionRecord
+    ) -> ChoiceEnded:
         """Return how a choice ended, and count its tokens."""
         choice = detokenizer.choice
         if self.request.warm_up:
             return ChoiceEnded(FinishReason.LENGTH, choice)
         if detokenizer.matched is not None:
             self._completion += detokenizer.tokens
-            return ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched)
+            return ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched, versions.spans(detokenizer.tokens))
         if finished is None:
             raise EngineLost("the answer ended without a result")
-        self._completion += finished.usage.completion_tokens
-        return ChoiceEnded(finished.reason, choice, finished.matched)
+        tokens = finished.usage.completion_tokens
+        self._completion += tokens
+        return ChoiceEnded(finished.reason, choice, finished.matched, versions.spans(tokens))
 
     def _keeping(self, emit: Emit) -> tuple[list[str] | None, Emit]:
         """Return the list of a choice's texts for its judge, and the `emit` that fills it; None without a judge.

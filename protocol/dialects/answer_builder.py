@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from attrs import define, field
 
+from protocol.dialects.weight_versions import version_members
 from protocol.messages.generation import Started
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
 
@@ -64,6 +65,12 @@ class ChoiceParts:
         """The JSON of its finish reason; it must have ended."""
         assert self.ended is not None
         return _encode(self.ended.reason)
+
+    @property
+    def versions(self) -> bytes:
+        """The JSON of the versions of its weights, behind other members; it must have ended."""
+        assert self.ended is not None
+        return version_members(self.ended.weight_versions)
 
 
 class AnswerBuilder(ABC):

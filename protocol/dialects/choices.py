@@ -16,6 +16,7 @@ import msgspec
 from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, ChoiceParts
 from protocol.dialects.http import error_body
 from protocol.dialects.options import ChoiceOptions
+from protocol.dialects.weight_versions import version_members
 from protocol.errors import RequestError
 from protocol.messages.generation import Usage
 from protocol.messages.text import Answered, ChoiceEnded, Text
@@ -73,8 +74,9 @@ class ChoiceChunks(ABC):
     def choice_ended(self, ended: ChoiceEnded) -> bytes:
         """Return the chunk that ends a choice."""
         self._running -= 1
-        head = self._last_head(ended.choice)
-        return b'%b%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (head, self._closing, _encode(ended.reason))
+        head, reason = self._last_head(ended.choice), _encode(ended.reason)
+        versions = version_members(ended.weight_versions)
+        return b'%b%b,"logprobs":null,"finish_reason":%b%b}]}\n\n' % (head, self._closing, reason, versions)
 
     def finish(self, answered: Answered) -> bytes:
         """Return the end of a whole answer, with its usage if the client asked for it."""
@@ -128,6 +130,7 @@ class ChoicesBody(AnswerBuilder):
         yield b',"finish_reason":' + choice.reason
         if self._ids:
             yield from (b',"token_ids":[', choice.ids, b"]")
+        yield choice.versions
 
     @abstractmethod
     def _logprobs_parts(self, index: int, choice: ChoiceParts) -> Iterable[bytes | bytearray]:

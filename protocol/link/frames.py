@@ -119,10 +119,15 @@ class Announce:
 
 @frozen
 class Begun:
-    """Inside a `Step`: the stream's first token is in this step."""
+    """Inside a `Step`: the stream's first token is in this step, computed by weights of this version.
+
+    With `continues`, it is the first token of a new version, and others came before it.
+    """
 
     stream: int
     cached_tokens: int
+    version: str = ""
+    continues: bool = False
 
 
 @frozen
@@ -135,7 +140,6 @@ class Ended:
     completion_tokens: int
     cached_tokens: int
     matched: str | int | None = None
-    weight_versions: tuple[tuple[str, int], ...] = ()
 
 
 @frozen

@@ -209,13 +209,15 @@ class Started(Message):
     """The first token has been computed; `cached_tokens` of the prompt came from the prefix cache.
 
     `scores` are those of the prompt, if they were requested. From a sequential prefill no token follows: `hand_off` is
-    the state with which its decode is to be asked, and the engine holds it until this request is left.
+    the state with which its decode is to be asked, and the engine holds it until this request is left. `version` is
+    that of the weights that compute the answer.
     """
 
     cached_tokens: int = 0
     route: RouteTaken | None = field(default=None, eq=False)  # not a part of the answer
     hand_off: bytes = b""
     scores: PromptScores | None = None
+    version: str = ""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -247,10 +249,15 @@ class Logprob:
 
 @frozen
 class Tokens(Message):
-    """The next token ids of one answer, from one engine step; with one `Logprob` each if requested."""
+    """The next token ids of one answer, from one engine step; with one `Logprob` each if requested.
+
+    Where the weights have been replaced, a reply without ids has the `version` of the tokens behind it. Only such a
+    reply has one, so that no token is looked at for it.
+    """
 
     ids: tuple[int, ...]
     logprobs: tuple[Logprob, ...] = ()
+    version: str = ""
 
 
 @lru_cache(maxsize=16_384)
@@ -261,16 +268,11 @@ def one_token(token: int) -> Tokens:
 
 @frozen
 class Finished(Message):
-    """The answer is whole; `matched` is the stop string or token id that ended it, if one did.
-
-    `weight_versions` are the versions of the weights that computed it, in order, each with its number of tokens. The
-    version of tokens that another worker has computed is empty: it is not known.
-    """
+    """The answer is whole; `matched` is the stop string or token id that ended it, if one did."""
 
     reason: FinishReason
     usage: Usage
     matched: str | int | None = None
-    weight_versions: tuple[tuple[str, int], ...] = ()
 
 
 @frozen

@@ -15,6 +15,7 @@ from protocol.messages.generation import FinishReason, Grammar, Usage
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import Media
 from protocol.trace import Trace
+from protocol.weight_versions import WeightVersions
 
 
 class Role(StrEnum):
@@ -202,11 +203,15 @@ AnswerPiece: TypeAlias = Text | Reasoning | CallPart
 
 @frozen
 class ChoiceEnded(Message):
-    """One choice is whole; `matched` is the stop string or token id that ended it, if one did."""
+    """One choice is whole; `matched` is the stop string or token id that ended it, if one did.
+
+    `weight_versions` are the versions of the weights that computed it, in order, each with its number of tokens.
+    """
 
     reason: FinishReason
     choice: int = 0
     matched: str | int | None = None
+    weight_versions: WeightVersions = ()
 
 
 @frozen

@@ -24,6 +24,12 @@ def _nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
+def _object_by_weights(**properties: Schema) -> Schema:
+    """Return an object that may have the versions of its weights, too."""
+    versions: Schema = {"weight_version": _TEXT, "weight_versions": _list(_object(version=_TEXT, tokens=_COUNT))}
+    return _object(**properties) | {"properties": properties | versions}
+
+
 _USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
 _SHARED: dict[str, Schema] = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "usage": _USAGE}
 _CHOICE: dict[str, Schema] = {"index": _COUNT, "logprobs": _nullable({"type": "object"}), "finish_reason": _REASON}
@@ -41,12 +47,14 @@ SCHEMAS: dict[str, Schema] = {
         )
     ),
     "ChatCompletion": _object(
-        object={"const": "chat.completion"}, choices=_list(_object(message=_MESSAGE, **_CHOICE)), **_SHARED
+        object={"const": "chat.completion"},
+        choices=_list(_object_by_weights(message=_MESSAGE, **_CHOICE)),
+        **_SHARED,
     ),
     "Completion": _object(
-        object={"const": "text_completion"}, choices=_list(_object(text=_TEXT, **_CHOICE)), **_SHARED
+        object={"const": "text_completion"}, choices=_list(_object_by_weights(text=_TEXT, **_CHOICE)), **_SHARED
     ),
-    "Response": _object(
+    "Response": _object_by_weights(
         id=_TEXT,
         object={"const": "response"},
         status={"enum": ["completed", "incomplete"]},

@@ -29,7 +29,7 @@ from protocol.byte_budget import ByteShare
 from protocol.errors import AskerLeft, InternalError, Overloaded, RequestError
 from protocol.link import codec
 from protocol.link.attachments import Views
-from protocol.link.frames import Cancel, End, Fail, Item, Open, Step
+from protocol.link.frames import Begun, Cancel, End, Fail, Item, Open, Step
 from protocol.link.peer import Peer
 from protocol.messages.generation import Finished, Started, Tokens, Usage, one_token
 from protocol.messages.kind import Message
@@ -284,7 +284,7 @@ class AskingHalf:
         """Deliver the tokens of one step of an engine, for many answers at once; hosts of this node are trusted."""
         answers, logprobs = self._answers, step.logprobs
         for begun in step.begun:
-            answers[begun.stream].put(Started(begun.cached_tokens), 0)
+            answers[begun.stream].put(_beginning(begun), 0)
         # Nearly every step has one token a stream, which needs no list of its own.
         if not logprobs and step.counts.count(1) == len(step.counts):
             now = trio.current_time()
@@ -295,7 +295,7 @@ class AskingHalf:
                 answers[stream].put(Tokens(tuple(ids), logprobs.get(stream, ())), len(ids))
         for ended in step.ended:
             usage = Usage(ended.prompt_tokens, ended.completion_tokens, ended.cached_tokens)
-            self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched, ended.weight_versions))
+            self._close(ended.stream).end(Finished(ended.reason, usage, ended.matched))
 
     def _take(self, message: Message, rules: ReplyRules) -> Message:
         """Return a message with the bytes of its tensors, also from shared memory; raises `RequestError`."""
@@ -313,3 +313,10 @@ class AskingHalf:
         if rules.failure is not None:
             answer.fail(rules.failure)
         return answer
+
+
+def _beginning(begun: Begun) -> Started | Tokens:
+    """Return the reply before the first token of an answer, or before its first one of new weights."""
+    if begun.continues:
+        return Tokens((), version=begun.version)
+    return Started(begun.cached_tokens, version=begun.version)

@@ -31,6 +31,7 @@ from protocol.messages.kind import Message
 from protocol.messages.kv_events import REPLY_BYTES_MAX, WatchBlocks
 from protocol.messages.media import Encode, Encoded, MediaItem
 from protocol.messages.operations import GrammarChecked
+from protocol.weight_versions import VERSION_CHARACTERS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ FREE_REPLIES_MAX = 4096  # replies without credit to one request
 # Texts of other nodes that clients get.
 DETAIL_CHARACTERS_MAX, PARAM_CHARACTERS_MAX = 4096, 256
 MATCHED_CHARACTERS_MAX = 256
-VERSIONS_MAX, VERSION_CHARACTERS_MAX = 64, 128
 
 
 @define(eq=False)
@@ -78,12 +78,8 @@ class ReplyRules:
         self.begun = True
         if isinstance(reply, Tokens) and not self._is_possible(reply):
             raise PeerViolation("token ids or log probabilities that cannot be")
-        if isinstance(reply, Started) and not 0 <= reply.cached_tokens <= COUNT_MAX:
-            raise PeerViolation("a number of cached tokens that cannot be")
-        if isinstance(reply, Started) and len(reply.hand_off) > HAND_OFF_BYTES_MAX:
-            raise PeerViolation(f"a hand-off of {len(reply.hand_off)} bytes; the limit is {HAND_OFF_BYTES_MAX}")
-        if isinstance(reply, Started) and reply.scores is not None and not self._are_possible(reply.scores):
-            raise PeerViolation("log probabilities of a prompt that were not asked for")
+        if isinstance(reply, Started):
+            self._check_start(reply)
         self.free_left -= not units
         if self.free_left < 0:
             raise PeerViolation(f"more than {FREE_REPLIES_MAX} replies without units")
@@ -131,6 +127,16 @@ class ReplyRules:
             why = "without their log probabilities" if begun else "before its answer has begun"
             raise PeerViolation(f"tokens on stream {stream} {why}")
 
+    def _check_start(self, started: Started) -> None:
+        if not 0 <= started.cached_tokens <= COUNT_MAX:
+            raise PeerViolation("a number of cached tokens that cannot be")
+        if len(started.hand_off) > HAND_OFF_BYTES_MAX:
+            raise PeerViolation(f"a hand-off of {len(started.hand_off)} bytes; the limit is {HAND_OFF_BYTES_MAX}")
+        if started.scores is not None and not self._are_possible(started.scores):
+            raise PeerViolation("log probabilities of a prompt that were not asked for")
+        if len(started.version) > VERSION_CHARACTERS_MAX:
+            raise PeerViolation(f"weights of a version of {len(started.version)} characters")
+
     def _check_end(self, finished: Finished) -> None:
         usage, matched = finished.usage, finished.matched
         counts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
@@ -140,14 +146,11 @@ class ReplyRules:
             raise PeerViolation(f"an answer was ended by a text of {len(matched)} characters")
         if isinstance(matched, int) and not 0 <= matched < TOKEN_IDS:
             raise PeerViolation("an answer was ended by a token id that cannot be")
-        versions = finished.weight_versions
-        if len(versions) > VERSIONS_MAX or any(
-            len(version) > VERSION_CHARACTERS_MAX or not 0 <= count <= COUNT_MAX for version, count in versions
-        ):
-            raise PeerViolation("an answer by versions of weights that cannot be")
 
     def _is_possible(self, tokens: Tokens) -> bool:
         ids = tokens.ids
+        if tokens.version and (ids or len(tokens.version) > VERSION_CHARACTERS_MAX):
+            return False
         if self.likeliest_max is not None:
             if len(tokens.logprobs) != len(ids) or any(len(each.top) > self.likeliest_max for each in tokens.logprobs):
                 return False

@@ -278,6 +278,7 @@ class FakeEngine(SimulatedEngine):
             rendezvous_rooms=self.rendezvous_rooms,
             states=self.states,
             wake=self._wake.unpark_all,
+            version=lambda: self.weights.version,
             live=self.costs,
         )
         self._batches = (self.scheduler,)

@@ -167,9 +167,11 @@ class FakeHost:
     def _told(self, update: BatchUpdate) -> None:
         self._send_alone(update)
         begun = [
-            Begun(self.numbers[request_id], started.cached_tokens)
-            for request_id, started in update.begun
-            if not (started.hand_off or request_id in self.alone)
+            Begun(self.numbers[request_id], beginning.cached_tokens, beginning.version)
+            if isinstance(beginning, Started)
+            else Begun(self.numbers[request_id], 0, beginning.version, continues=True)
+            for request_id, beginning in update.begun
+            if not (isinstance(beginning, Started) and beginning.hand_off) and request_id not in self.alone
         ]
         emitted = zip(update.emitted, update.tokens, update.logprobs, strict=True)
         steps = [(self.numbers[name], token, logprob) for name, token, logprob in emitted if name not in self.alone]
@@ -197,11 +199,11 @@ class FakeHost:
 
     def _send_alone(self, update: BatchUpdate) -> None:
         """Send what is in no `Step`: states, and the answers with log probabilities of their prompts."""
-        for request_id, started in update.begun:
-            if started.scores is not None:
+        for request_id, beginning in update.begun:
+            if isinstance(beginning, Started) and beginning.scores is not None:
                 self.alone.add(request_id)
-            if started.hand_off or started.scores is not None:
-                self._reply(self.numbers[request_id], started)
+            if request_id in self.alone or (isinstance(beginning, Started) and beginning.hand_off):
+                self._reply(self.numbers[request_id], beginning)
         for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
             if request_id in self.alone:
                 assert logprob is not None

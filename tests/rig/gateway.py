@@ -84,6 +84,8 @@ class Worker:
     line: str = LINE
     mute: bool = False  # nothing comes at all
     matched: int | None = None  # the stop token of every whole answer
+    version: str = "default"  # of its weights
+    renewed: dict[int, str] = Factory(dict)  # other versions, by the number of tokens before them
     began: trio.Event = Factory(trio.Event)
 
     async def wait_left(self, count: int = 1) -> None:
@@ -121,8 +123,11 @@ class Worker:
                 answer.fail(EngineLost("the engine that was answering died"))
                 return
             if place == 0:
-                answer.put(Started(self.cached, self.route, scores=scores_of(request)), 0)
+                start = Started(self.cached, self.route, scores=scores_of(request), version=self.version)
+                answer.put(start, 0)
                 self.began.set()
+            elif place in self.renewed:
+                answer.put(Tokens((), version=self.renewed[place]), 0)
             token = line[place % len(line)]
             if request.logprobs is None:
                 put_token(answer, token, trio.current_time(), one_token)

@@ -78,6 +78,8 @@ class Play:
     at_once: bool = False  # the error comes with the last of the tokens, in the same turn
     usage: Usage | None = None  # that it claims in the end; None: the truth
     state: bytes = b""  # of a prompt, behind which no token comes
+    version: str = ""  # of its weights
+    renewed: tuple[str, int] | None = None  # another version, and the number of tokens before it
 
 
 @define(eq=False)
@@ -150,7 +152,9 @@ class Fake:
             for number, token in enumerate(whole[: play.tokens], start=1):
                 await trio.sleep(1)
                 if number == 1 and play.started:
-                    answer.put(Started(play.cached, scores=scores_of(request)), 0)
+                    answer.put(Started(play.cached, scores=scores_of(request), version=play.version), 0)
+                if play.renewed is not None and number == play.renewed[1] + 1:
+                    answer.put(Tokens((), version=play.renewed[0]), 0)
                 if request.logprobs is None:
                     put_token(answer, token, trio.current_time(), one_token)
                 else:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.rig.gateway import at_rest, chat, create, gateway_rig
+from tests.rig.gateway import Worker, at_rest, chat, create, gateway_rig
 from tests.rig.sockets import output_text
 
 
@@ -77,6 +77,31 @@ def openai_waits(url: str) -> None:
     client.close()
 
 
+def openai_sees_versions(url: str) -> None:
+    """Read which weights have computed each answer, of engines that got new ones at its second token."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    split = [{"version": "default", "tokens": 2}, {"version": "step-1", "tokens": 2}]
+    asked: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "n=4"}], "n": 2}
+    for choice in client.chat.completions.create(**asked).choices:
+        assert choice.model_extra == {"weight_version": "step-1", "weight_versions": split}
+    with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
+        ends = [chunk.choices[0] for chunk in stream if chunk.choices and chunk.choices[0].finish_reason]
+    assert [end.model_extra for end in ends] == [{"weight_version": "step-1", "weight_versions": split}] * 2
+    with client.chat.completions.stream(model="tiny", messages=asked["messages"]) as events:
+        assert events.get_final_completion().choices[0].message.content == "The oak is o"
+    with client.completions.create(model="tiny", prompt="n=4", stop="is", stream=True) as stream:
+        *_, last = (chunk.choices[0] for chunk in stream)
+    assert last.model_extra == {"weight_version": "step-1", "weight_versions": [split[0], split[1] | {"tokens": 1}]}
+    assert client.responses.create(model="tiny", input="n=4").to_dict()["weight_versions"] == split
+    with client.responses.stream(model="tiny", input="n=4") as stream:
+        assert stream.get_final_response().to_dict()["weight_version"] == "step-1"
+    with client.responses.connect() as connection:
+        connection.response.create(model="tiny", input="n=4")
+        done = next(event for event in connection if event.type == "response.completed")
+        assert done.response.to_dict()["weight_versions"] == split
+    client.close()
+
+
 def websockets_says(url: str) -> None:
     address = url.replace("http", "ws") + "/v1/responses"
     with connect(address, ping_interval=0.05, open_timeout=5) as lane:
@@ -122,4 +147,12 @@ async def test_openai_reads_streams_with_comments() -> None:
         rig.gateway.keepalive_s = 0.05
         with trio.fail_after(20):
             await trio.to_thread.run_sync(openai_waits, rig.url)
+        await at_rest(rig)
+
+
+@OLDER
+async def test_openai_reads_the_versions_of_weights() -> None:
+    async with gateway_rig(worker=Worker(renewed={2: "step-1"})) as rig:
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(openai_sees_versions, rig.url)
         await at_rest(rig)

@@ -42,7 +42,8 @@ from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, NotReady, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import RankLoad
-from protocol.messages.generation import Finished, FinishReason, Generate, Usage
+from protocol.messages.generation import Finished, FinishReason, Generate, Tokens, Usage
+from protocol.weight_versions import FIRST_VERSION
 
 
 @define(eq=False)
@@ -57,6 +58,7 @@ class Batch:
     states: HeldStates = field(factory=HeldStates)
     wake: Callable[[], object] = field(default=lambda: None)  # called when a decode has accepted a prompt
     rank: int = 0
+    version: Callable[[], str] = field(default=lambda: FIRST_VERSION)  # of the weights
     transfers: Transfers = field(init=False)
     memory: KvMemory = field(init=False)
     # Ordered, since a dict is slow to find its first entry after many removals.
@@ -350,9 +352,9 @@ class Batch:
             self._fail(held, EngineRefused("the engine does not like it"), update)
         elif self.transfers.returns_states:
             self._transferring[held.request.id] = held
-            update.begun.append((held.request.id, self.transfers.hold(held)))
+            update.begun.append((held.request.id, self.transfers.hold(held, self.version())))
         else:
-            update.begun.append((held.request.id, held.started()))
+            update.begun.append((held.request.id, held.started(self.version())))
             self._emit(held, update)
 
     def _fail(self, held: HeldRequest, error: RequestError, update: BatchUpdate) -> None:
@@ -366,6 +368,9 @@ class Batch:
         token = next(sequence.ids)
         held.output.append(token)
         number = len(held.output)
+        if held.version != (version := self.version()):
+            held.version = version
+            update.begun.append((request.id, Tokens((), version=version)))
         update.emitted.append(request.id)
         update.tokens.append(token)
         top, index = request.logprobs, request.resumed_tokens + number

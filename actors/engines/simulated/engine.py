@@ -88,7 +88,9 @@ class SimulatedEngine:
         self._adapters = SimulatedAdapters.of(self.spec.adapters_max, self.first_adapters)
         speech = OutputGenerator.from_sentences(self.spec, self.sentences)
         own = self.spec, speech, self.chance, self.spec.faults, self.rendezvous_rooms, self.states
-        self._batches = tuple(Batch(*own, self._wake.unpark_all, rank) for rank in range(self.spec.ranks))
+        self._batches = tuple(
+            Batch(*own, self._wake.unpark_all, rank, lambda: self.weights.version) for rank in range(self.spec.ranks)
+        )
         self._memory = MemoryOperations(lambda: self._batches, self._pass_on_changes, self._wake.unpark_all)
         self.weights = SimulatedWeights(self._memory, self._drop_cache)
         self._handlers = {
@@ -275,9 +277,9 @@ class SimulatedEngine:
     def _deliver(self, update: BatchUpdate) -> None:
         """Put a rank's events into the answers; their readers may abort, submit or crash meanwhile."""
         answers, now = self._answers, trio.current_time()
-        for request_id, started in update.begun:
+        for request_id, beginning in update.begun:
             if (answer := answers.get(request_id)) is not None:
-                answer.put(started, 0)
+                answer.put(beginning, 0)
         for request_id, token, logprob in zip(update.emitted, update.tokens, update.logprobs, strict=True):
             if (answer := answers.get(request_id)) is not None:
                 if logprob is None:

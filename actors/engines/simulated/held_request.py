@@ -33,6 +33,7 @@ class HeldRequest:
     free_at: float = inf  # set by an abort
     stuck: bool = False
     scorer: PromptScorer | None = None  # of a prompt whose log probabilities are wanted
+    version: str = ""  # of the weights that compute its tokens, as last announced
     state: State | None = None  # of a sequential hand-off: that a prefill holds, or that a decode takes
 
     @property
@@ -76,9 +77,11 @@ class HeldRequest:
         end = min(self.computed, len(self.request.tokens) - self.request.resumed_tokens)
         self.scorer.add(self.request.tokens[self.scorer.tokens : end])
 
-    def started(self) -> Started:
-        """Return the beginning of its answer."""
-        return Started(self.cached, scores=None if self.scorer is None else self.scorer.scores())
+    def started(self, version: str) -> Started:
+        """Return the beginning of its answer, which weights of this version compute."""
+        self.version = version
+        scores = None if self.scorer is None else self.scorer.scores()
+        return Started(self.cached, scores=scores, version=version)
 
     def _pages_reusable(self, page_size: int) -> int:
         assert self.digests is not None

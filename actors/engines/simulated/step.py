@@ -6,14 +6,17 @@ from attrs import Factory, frozen
 
 from actors.engines.simulated.held_request import HeldRequest
 from protocol.errors import RequestError
-from protocol.messages.generation import Finished, Logprob, Started
+from protocol.messages.generation import Finished, Logprob, Started, Tokens
 
 
 @frozen
 class BatchUpdate:
-    """The events since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel."""
+    """The events since the last update, by request id; `emitted`, `tokens` and `logprobs` are parallel.
 
-    begun: list[tuple[str, Started]] = Factory(list)
+    `begun` has the replies before the tokens: the beginning of an answer, or of another version of the weights.
+    """
+
+    begun: list[tuple[str, Started | Tokens]] = Factory(list)
     emitted: list[str] = Factory(list)
     tokens: list[int] = Factory(list)
     logprobs: list[Logprob | None] = Factory(list)

@@ -52,10 +52,10 @@ class Transfers:
         """Return whether a computed prompt must wait until a decode has accepted it; then `notify` is called."""
         return self.spec.leg is Leg.PREFILL and not self.spec.is_sequential and self.rooms.wait(held.room, notify)
 
-    def hold(self, held: HeldRequest) -> Started:
+    def hold(self, held: HeldRequest, version: str) -> Started:
         """Hold the state of a computed prompt, and return the reply that has it."""
         held.state = self.states.hold(self.life, held.request, self.spec.layout)
-        return evolve(held.started(), hand_off=held.state.encode())
+        return evolve(held.started(version), hand_off=held.state.encode())
 
     def can_arrive(self, held: HeldRequest) -> bool:
         """Whether a prompt that a decode has accepted is still held."""

@@ -36,7 +36,8 @@ class Completion(AnswerBuilder):
         incomplete = choice.ended.reason is FinishReason.LENGTH
         status = "incomplete" if incomplete else "completed"
         name = response_id(self._request_id)
-        response = response_object(self._create, name, self._created_at, status, (), answered.usage)
+        versions = choice.ended.weight_versions
+        response = response_object(self._create, name, self._created_at, status, (), answered.usage, versions)
         if incomplete:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         before, after = _around(response, "output")

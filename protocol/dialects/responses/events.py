@@ -17,6 +17,7 @@ from protocol.dialects.responses.objects import item_id, item_object, part_objec
 from protocol.errors import RequestError
 from protocol.messages.generation import FinishReason, Usage
 from protocol.messages.text import ChoiceEnded, Text
+from protocol.weight_versions import WeightVersions
 
 if TYPE_CHECKING:
     from protocol.dialects.responses.objects import AnyCreate
@@ -121,9 +122,10 @@ class Events:
         if self._create.warm_up:
             return (self._event("response.completed", response=self._response("completed", usage=usage)),)
         opening = () if self.opened else self.open()
+        versions = ended.weight_versions
         if ended.reason is FinishReason.LENGTH:
-            return (*opening, *self._incomplete("max_output_tokens", usage))
-        response = self._response("completed", usage=usage, item="completed")
+            return (*opening, *self._incomplete("max_output_tokens", usage, versions))
+        response = self._response("completed", usage=usage, item="completed", versions=versions)
         return (*opening, *self._close("completed"), self._event("response.completed", response=response))
 
     def cancelled(self, usage: Usage | None = None) -> tuple[bytes, ...]:
@@ -144,9 +146,10 @@ class Events:
         response = self._response("failed", usage=usage, item="incomplete" if self.opened else None)
         return self._event("response.failed", response=response | {"error": details})
 
-    def _incomplete(self, reason: str, usage: Usage | None) -> tuple[bytes, ...]:
+    def _incomplete(self, reason: str, usage: Usage | None, versions: WeightVersions = ()) -> tuple[bytes, ...]:
         closing = self._close("incomplete") if self.opened else ()
-        response = self._response("incomplete", usage=usage, item="incomplete" if self.opened else None)
+        item = "incomplete" if self.opened else None
+        response = self._response("incomplete", usage=usage, item=item, versions=versions)
         response["incomplete_details"] = {"reason": reason}
         return (*closing, self._event("response.incomplete", response=response))
 
@@ -181,6 +184,8 @@ class Events:
     def _item(self, status: str, *, whole: bool = True) -> dict[str, object]:
         return item_object(self._item_id, status, [part_object(self._whole_text())] if whole else [])
 
-    def _response(self, status: str, *, usage: Usage | None = None, item: str | None = None) -> dict[str, object]:
+    def _response(
+        self, status: str, *, usage: Usage | None = None, item: str | None = None, versions: WeightVersions = ()
+    ) -> dict[str, object]:
         output = [] if item is None else [self._item(item)]
-        return response_object(self._create, self.id, self._created_at, status, output, usage)
+        return response_object(self._create, self.id, self._created_at, status, output, usage, versions)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from protocol.dialects.weight_versions import version_fields
 from protocol.messages.generation import Usage
+from protocol.weight_versions import WeightVersions
 
 if TYPE_CHECKING:
     from protocol.dialects.formats import TextFormat
@@ -29,9 +31,15 @@ def response_id(request_id: str) -> str:
 
 
 def response_object(
-    create: AnyCreate, name: str, created_at: int, status: str, output: Sequence[object], usage: Usage | None
+    create: AnyCreate,
+    name: str,
+    created_at: int,
+    status: str,
+    output: Sequence[object],
+    usage: Usage | None,
+    versions: WeightVersions = (),
 ) -> dict[str, object]:
-    """Return a response with this id."""
+    """Return a response with this id, computed by these versions of the weights."""
     short = create.instructions is not None and len(create.instructions) <= INSTRUCTIONS_ECHOED_MAX
     return {
         "id": name,
@@ -61,6 +69,7 @@ def response_object(
         "truncation": create.truncation or "disabled",
         "usage": None if usage is None else usage_object(usage),
         "user": create.user,
+        **version_fields(versions),
     }
 
 

@@ -18,6 +18,7 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import EngineLost, LinkLost
 from protocol.messages.generation import Generate, RouteTaken, Started, Tokens, Usage
 from protocol.messages.text import Text
+from protocol.weight_versions import VersionRecord
 from tests.rig.gateway import INFO
 from tests.rig.router import PROMPT, Fake, Play, ask, check_whole, generate, pair, routed, text
 from tests.rig.vision import embedded, image, pixels_of, video
@@ -216,3 +217,29 @@ async def test_a_policy_hears_of_a_prompt_that_never_began(autojump_clock: MockC
         with trio.move_on_after(0.5):
             await ask(rig, generate())
     assert policy.heard == {"a": ["taken", "ended"]}
+
+
+@pytest.mark.parametrize("fast", [False, True])
+async def test_the_versions_of_all_workers_are_announced_in_their_order(fast: bool, autojump_clock: MockClock) -> None:
+    """An answer has tokens of a worker that was lost, whose version was announced before them."""
+    first = Play(LinkLost("gone"), 4, version="one", renewed=("two", 3))
+    again = Play(LinkLost("gone"), 1, version="two")
+    silent = Play(LinkLost("gone"), 1)  # of an earlier version of this program
+    rest = Play(version="three")
+    fakes = (Fake("a", [first]), Fake("b", [again]), Fake("c", [silent]), Fake("d", [rest]))
+    async with routed(*fakes) as rig:
+        record, counted = VersionRecord(), list[int]()
+        path = FastPath[Text](lambda text, _: counted.append(int(text.text)))
+        if fast:
+            path.open({token: Text(str(token), 1) for token in range(100)})
+
+        def note(reply: Started | Tokens) -> None:
+            if isinstance(reply, Started) or not reply.ids:
+                record.announce(reply.version, len(counted))
+            else:
+                counted.extend(reply.ids)
+
+        async with rig.address.ask(generate(tokens_max=9), 9) as answer:
+            await answer.relay(note, fast_path=path)
+    assert counted == text(PROMPT)[:9]
+    assert record.spans(9) == (("one", 3), ("two", 2), ("", 1), ("three", 3))

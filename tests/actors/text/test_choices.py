@@ -317,3 +317,34 @@ async def test_a_choice_is_the_text_behind_its_prompt(best_of: int) -> None:
     generations = [Generate(f"g{choice}", prompt, Sampling(5), 0) for choice in range(best_of)]
     await Choices(texts("a", best_of=best_of), model, Says(), replies.append).read([generations])
     assert text_of(replies) == " the"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (("one", 2), ("two", 4))),
+        ({"stop": ("is",)}, (("one", 2), ("two", 1))),  # the answer is left there
+        ({"stop": ("oak",)}, (("one", 2),)),
+        ({"logprobs": 1}, (("one", 2), ("two", 4))),
+        ({"token_ids": True}, (("one", 2), ("two", 4))),
+        ({"warm_up": True}, ()),
+    ],
+)
+async def test_a_choice_has_the_versions_of_its_tokens(
+    fields: dict[str, Any], expected: object, autojump_clock: MockClock
+) -> None:
+    worker = Worker(line="The oak is old and", version="one", renewed={2: "two"})
+    async with running(worker, limits=ROOMY) as address:
+        replies, answered = await ask(address, texts("n=6", **fields))
+    assert replies[-1].weight_versions == expected
+    assert answered.usage.completion_tokens == sum(count for _, count in replies[-1].weight_versions)
+
+
+async def test_each_of_several_choices_has_its_own_versions(autojump_clock: MockClock) -> None:
+    worker = Worker(version="one", renewed={2: "two"})
+    async with running(worker, limits=ROOMY) as address:
+        replies, _ = await ask(address, texts("n=4", "n=1", n=2))
+        best, _ = await ask(address, texts("n=4", n=1, best_of=2))
+    versions = {each.choice: each.weight_versions for each in replies if isinstance(each, ChoiceEnded)}
+    assert versions == dict.fromkeys((0, 1), (("one", 2), ("two", 2))) | dict.fromkeys((2, 3), (("one", 1),))
+    assert best[-1].weight_versions == (("one", 2), ("two", 2))

@@ -9,9 +9,10 @@ import pytest
 from protocol.errors import ERRORS_BY_CODE, ActorLost, AskerLeft, BadRequest, PeerViolation, RequestError
 from protocol.link import codec
 from protocol.link.frames import Fail
-from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate, Started
+from protocol.messages.generation import HAND_OFF_BYTES_MAX, Generate, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode
+from protocol.weight_versions import VERSION_CHARACTERS_MAX
 from supervisor.engines.kinds import read_cluster
 from supervisor.links.encoding import (
     DETAIL_CHARACTERS_MAX,
@@ -96,6 +97,23 @@ def test_a_hand_off_longer_than_its_limit_is_refused() -> None:
     reply_rules(generate()).reply(Started(hand_off=bytes(HAND_OFF_BYTES_MAX)), 0)
     with pytest.raises(PeerViolation, match=f"a hand-off of {HAND_OFF_BYTES_MAX + 1} bytes"):
         reply_rules(generate()).reply(Started(hand_off=bytes(HAND_OFF_BYTES_MAX + 1)), 0)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Started(version="x" * (VERSION_CHARACTERS_MAX + 1)),
+        Tokens((), version="x" * (VERSION_CHARACTERS_MAX + 1)),
+        Tokens((7,), version="step-1"),
+    ],
+)
+def test_a_version_that_is_too_long_or_comes_with_tokens_is_refused(reply: Started | Tokens) -> None:
+    rules = reply_rules(generate())
+    if isinstance(reply, Tokens):
+        rules.reply(Started(version="x" * VERSION_CHARACTERS_MAX), 0)
+        rules.reply(Tokens((), version="x" * VERSION_CHARACTERS_MAX), 0)
+    with pytest.raises(PeerViolation, match=r"cannot be|a version of 129 characters"):
+        rules.reply(reply, codec.units_of(reply))
 
 
 def test_an_answer_that_ends_as_left_though_its_asker_has_not_is_retryable() -> None:

@@ -12,7 +12,6 @@ import trio
 from actors.engines.port import Engine
 from bench.rig.node import MODEL, ROOT
 from protocol.errors import BadRequest, NotReady
-from protocol.messages.generation import Finished
 from protocol.messages.leaving import RunningRequests
 from protocol.messages.weights import (
     BeginWeightsUpdate,
@@ -25,7 +24,9 @@ from protocol.messages.weights import (
     WeightsUpdated,
 )
 from protocol.safetensors import header_of
-from tests.contracts.engine import at_rest, read, request, slot
+from protocol.weight_versions import WeightVersions
+from tests.contracts.engine import at_rest, request, slot
+from tests.contracts.versions import versions_of
 from tests.contracts.weights import file_of, update_of
 from tests.system.sglang.conftest import MakeEngine
 
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.engine
 FOLDER = ROOT / "examples" / MODEL
 UPDATES = 20
 STREAMS = 4
+TOKENS = 200
 NORM = "model.norm.weight"
 
 
@@ -70,17 +72,16 @@ async def test_weights_are_replaced_under_streams_and_killers_are_refused(
         assert await checksum(engine) == first, "the last of the updates came from the first folder"
         await at_rest(engine)
     assert len(answers) >= STREAMS
-    for finished in answers:
-        spans = finished.weight_versions
-        assert sum(count for _, count in spans) == finished.usage.completion_tokens, "each token has its version"
+    for spans in answers:
+        assert sum(count for _, count in spans) == TOKENS, "each token has its version"
         steps = [int(version.removeprefix("step-")) if version != "tried" else -1 for version, _ in spans]
         assert steps == sorted(set(steps))
-    assert any(len(finished.weight_versions) > 1 for finished in answers), "no answer was held over an update"
+    assert any(len(spans) > 1 for spans in answers), "no answer was held over an update"
 
 
-async def updated_under_streams(engine: Engine, folders: tuple[Path, Path]) -> list[Finished]:
-    """Update an engine from disk and from tensors in turns, while it answers; return how the answers ended."""
-    answers: list[Finished] = []
+async def updated_under_streams(engine: Engine, folders: tuple[Path, Path]) -> list[WeightVersions]:
+    """Update an engine from disk and from tensors in turns, while it answers; return the versions of each answer."""
+    answers: list[WeightVersions] = []
     checksums: dict[Path, set[str]] = {folder: set() for folder in folders}
     files = {folder: (folder / "model.safetensors").read_bytes() for folder in folders}
     done = trio.Event()
@@ -89,8 +90,8 @@ async def updated_under_streams(engine: Engine, folders: tuple[Path, Path]) -> l
         await trio.lowlevel.checkpoint()
         while not done.is_set():
             with suppress(NotReady):  # it came while the engine stood still
-                async with slot(engine, request(engine, 200)) as generation:
-                    answers.append((await read(generation))[1])
+                async with slot(engine, request(engine, TOKENS)) as generation:
+                    answers.append(await versions_of(generation))
             await trio.sleep(0.005)
 
     async with trio.open_nursery() as nursery:

@@ -26,10 +26,12 @@ from typing import NamedTuple, Required, TypedDict
 from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.runtime_context import get_serving
+
+from protocol.weight_versions import VERSION_CHARACTERS_MAX
 
 SOCKET_NAME = "steps"
 READ_BYTES = 256 * 1024
-VERSIONS_MAX, VERSION_CHARACTERS_MAX = 64, 128
 _HEAD = struct.Struct("<I")  # the length of a step's pickle, before it
 
 
@@ -67,13 +69,12 @@ class Finish(NamedTuple):
 
     reason: EngineFinishReason
     prompt_tokens: int
-    weight_versions: tuple[tuple[str, int], ...] = ()  # each with its number of tokens
 
 
 class StepOutput(NamedTuple):
     """The tokens of one step: request `ids[i]` gets the next `counts[i]` of `tokens`.
 
-    `finished`, `logprobs` and `scored` are by the request's index in `ids`.
+    `finished`, `logprobs` and `scored` are by the request's index in `ids`. `version` is that of the weights.
     """
 
     ids: list[str]
@@ -83,6 +84,7 @@ class StepOutput(NamedTuple):
     finished: dict[int, Finish]
     logprobs: dict[int, Likeliest]
     scored: dict[int, Scored]
+    version: str = ""
 
 
 def send_steps() -> None:
@@ -91,7 +93,7 @@ def send_steps() -> None:
 
     def initialized(self: SchedulerOutputStreamer) -> None:
         initialize(self)
-        self.rust_server = StepSender(self.send_to_detokenizer)
+        self.rust_server = StepSender(self.send_to_detokenizer, lambda: get_serving().weight_version)
 
     SchedulerOutputStreamer.__post_init__ = initialized
 
@@ -99,10 +101,11 @@ def send_steps() -> None:
 class StepSender:
     """The receiver of each step's tokens in the scheduler, instead of SGLang's server in Rust.
 
-    Only the rank that has SGLang's own socket sends.
+    Only the rank that has SGLang's own socket sends. `version` returns that of the weights.
     """
 
-    def __init__(self, sender: SenderWrapper) -> None:
+    def __init__(self, sender: SenderWrapper, version: Callable[[], str]) -> None:
+        self._version = version
         self._socket: socket.socket | None = None
         if sender.socket is not None:
             self._socket = socket.socket(socket.AF_UNIX)
@@ -111,23 +114,19 @@ class StepSender:
     def push_generation(self, output: BatchTokenIDOutput, _decode_latencies: dict[int, float]) -> None:
         """Send the tokens of one step, and wait while the host is far behind."""
         if self._socket is not None:
-            data = pickle.dumps(step_output(output), pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps(step_output(output, self._version()), pickle.HIGHEST_PROTOCOL)
             self._socket.sendall(_HEAD.pack(len(data)) + data)
 
 
-def step_output(output: BatchTokenIDOutput) -> StepOutput:
-    """Return the fields of SGLang's output that the host reads."""
+def step_output(output: BatchTokenIDOutput, version: str) -> StepOutput:
+    """Return the fields of SGLang's output that the host reads, and the version of the weights."""
     reasons = output.finished_reasons
     return StepOutput(
         ids=output.rids,
         counts=list(map(len, output.output_ids)),
         tokens=list(chain.from_iterable(output.output_ids)),
         cached_tokens=output.cached_tokens,
-        finished={
-            i: Finish(reason, output.prompt_tokens[i], _versions(output, i))
-            for i, reason in enumerate(reasons)
-            if reason is not None
-        },
+        finished={i: Finish(reason, output.prompt_tokens[i]) for i, reason in enumerate(reasons) if reason is not None},
         logprobs={
             i: Likeliest(values, output.output_top_logprobs_idx[i], output.output_top_logprobs_val[i])
             for i, values in enumerate(output.output_token_logprobs_val or ())
@@ -138,13 +137,8 @@ def step_output(output: BatchTokenIDOutput) -> StepOutput:
             for i, values in enumerate(output.input_token_logprobs_val or ())
             if values
         },
+        version=version[:VERSION_CHARACTERS_MAX],
     )
-
-
-def _versions(output: BatchTokenIDOutput, index: int) -> tuple[tuple[str, int], ...]:
-    """Return the versions of the weights that computed an answer, each with its number of tokens."""
-    spans = None if output.weight_versions is None else output.weight_versions[index]
-    return tuple((span.version[:VERSION_CHARACTERS_MAX], span.end - span.start) for span in spans or ())[-VERSIONS_MAX:]
 
 
 def _scored(values: list[float], top_ids: list[list[int]] | None, top_values: list[list[float]] | None) -> Scored:

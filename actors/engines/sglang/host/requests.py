@@ -32,7 +32,15 @@ class Running:
     adapter: Adapter | None = None
     task: asyncio.Task[None] | None = None
     begun: bool = False
+    version: str = ""  # of the weights that compute it, as last announced
+    # Whether its beginning and the present weights have been announced, if they have to be.
+    announced: bool = False
     tokens: int = 0  # the number of its tokens so far
+
+    def announce(self, version: str) -> None:
+        """Note that its beginning and this version have been announced."""
+        self.begun = self.announced = True
+        self.version = version
 
 
 @frozen
@@ -52,6 +60,7 @@ class Requests:
         self.release_adapter = release_adapter
         self.by_id: dict[str, Running] = {}
         self.by_stream: dict[int, Running] = {}
+        self._version = ""  # of the weights, in the latest step
 
     def add(self, running: Running) -> None:
         """Add a request."""
@@ -69,6 +78,10 @@ class Requests:
         The answers with the log probabilities of their prompts are apart: these are attached, and a frame of several
         streams waits for no attachment.
         """
+        if output.version != self._version:
+            self._version = output.version
+            for each in self.by_id.values():
+                each.announced = False
         streams: list[int] = []
         step = Step(streams, output.counts, output.tokens, [], [])
         parts: list[SeparatePart] = []
@@ -86,7 +99,7 @@ class Requests:
             else:
                 streams.append(running.stream)
                 running.tokens += count
-                if not running.begun or finish is not None or running.logprobs is not None:
+                if not running.announced or finish is not None or running.logprobs is not None:
                     if running.scored_tokens is None:
                         self._add_rarities(step, running, output, index)
                     else:
@@ -98,25 +111,18 @@ class Requests:
         return step, parts, failed
 
     def _add_rarities(self, step: Step, running: Running, output: StepOutput, index: int) -> None:
-        """Add to a frame the rare parts: the beginning, log probabilities, the end."""
+        """Add to a frame the rare parts: the beginning, new weights, log probabilities, the end."""
         cached_tokens, finish = output.cached_tokens[index], output.finished.get(index)
-        if not running.begun:
-            running.begun = True
-            step.begun.append(Begun(running.stream, cached_tokens))
+        if not running.announced:
+            if not running.begun or running.version != output.version:
+                step.begun.append(Begun(running.stream, cached_tokens, output.version, running.begun))
+            running.announce(output.version)
         if running.logprobs is not None:
             step.logprobs[running.stream] = translation.logprobs(output.logprobs.get(index), running.logprobs)
         if finish is not None:
             reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
             step.ended.append(
-                Ended(
-                    running.stream,
-                    reason,
-                    finish.prompt_tokens,
-                    running.tokens,
-                    cached_tokens,
-                    matched,
-                    finish.weight_versions,
-                )
+                Ended(running.stream, reason, finish.prompt_tokens, running.tokens, cached_tokens, matched)
             )
             self._forget(running, finish.reason)
 
@@ -127,10 +133,12 @@ class Requests:
         assert running.scored_tokens is not None
         replies: list[Started | Tokens] = []
         if not running.begun:
-            running.begun = True
             scored = output.scored.get(index)
             scores = None if scored is None else translation.scores(scored, running.scored_tokens)
-            replies.append(Started(cached_tokens, scores=scores))
+            replies.append(Started(cached_tokens, scores=scores, version=output.version))
+        elif running.version != output.version:
+            replies.append(Tokens((), version=output.version))
+        running.announce(output.version)
         if count:
             ids = tuple(output.tokens[begin : begin + count])
             replies.append(Tokens(ids, translation.logprobs(output.logprobs.get(index), running.logprobs or 0)))
@@ -139,7 +147,7 @@ class Requests:
         reason, matched = FinishReason(finish.reason["type"]), finish.reason.get("matched")
         self._forget(running, finish.reason)
         usage = Usage(finish.prompt_tokens, running.tokens, cached_tokens)
-        return SeparatePart(running, tuple(replies), Finished(reason, usage, matched, finish.weight_versions))
+        return SeparatePart(running, tuple(replies), Finished(reason, usage, matched))
 
     def _take_out(self, output: StepOutput, indices: list[int]) -> None:
         """Take the tokens of some requests out of a step, and give those of the warm-up to SGLang's own records."""

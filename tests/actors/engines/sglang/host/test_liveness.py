@@ -245,19 +245,19 @@ def batch(ids, tokens, reasons, **logprobs):
     return SimpleNamespace(
         rids=ids, output_ids=[array("q", each) for each in tokens], finished_reasons=reasons,
         prompt_tokens=[10 + place for place in range(len(ids))], cached_tokens=[8] * len(ids),
-        weight_versions=None, **(none | logprobs))
+        **(none | logprobs))
 
 def sends_what_the_host_reads():
-    assert step_output(batch(["a", "b", "c"], [[1], [], [2, 3]], [None, STOP, None])) == StepOutput(
-        ["a", "b", "c"], [1, 0, 2], [1, 2, 3], [8, 8, 8], {1: Finish(STOP, 11)}, {}, {})
+    assert step_output(batch(["a", "b", "c"], [[1], [], [2, 3]], [None, STOP, None]), "one") == StepOutput(
+        ["a", "b", "c"], [1, 0, 2], [1, 2, 3], [8, 8, 8], {1: Finish(STOP, 11)}, {}, {}, "one")
     found = step_output(batch(["a", "b"], [[1], [2]], [None, None], output_token_logprobs_val=[[], [-0.5]],
-                              output_top_logprobs_idx=[[], [[2, 4]]], output_top_logprobs_val=[[], [[-0.5, -1.0]]]))
+                              output_top_logprobs_idx=[[], [[2, 4]]], output_top_logprobs_val=[[], [[-0.5, -1.0]]]), "one")
     assert found.logprobs == {1: Likeliest([-0.5], [[2, 4]], [[-0.5, -1.0]])}
     found = step_output(batch(["a", "b", "c"], [[1], [2], [3]], [None] * 3, input_token_logprobs_val=[[], [None, -0.5, -2], [None]],
-                              input_top_logprobs_idx=[[], [None, [2], [4]], None], input_top_logprobs_val=[[], [None, [-0.25], [-1]], None]))
+                              input_top_logprobs_idx=[[], [None, [2], [4]], None], input_top_logprobs_val=[[], [None, [-0.25], [-1]], None]), "one")
     packed = Scored(1, array("f", [-0.5, -2]).tobytes(), array("i", [2, 4]).tobytes(), array("f", [-0.25, -1]).tobytes())
     assert found.scored == {1: packed, 2: Scored(0, b"", b"", b"")}, found.scored
-    StepSender(SimpleNamespace(socket=None)).push_generation(None, {})  # not the first rank
+    StepSender(SimpleNamespace(socket=None), lambda: "one").push_generation(None, {})  # not the first rank
 
 async def until(holds):
     for _ in range(6000):
@@ -271,7 +271,7 @@ async def receives_in_order():
         seen.append(step)
         if step.ids == ["bad"]:
             raise KeyError("a bad one")
-    first, second = (StepSender(SimpleNamespace(socket="SGLang's")) for _ in range(2))  # two schedulers
+    first, second = (StepSender(SimpleNamespace(socket="SGLang's"), lambda: "one") for _ in range(2))  # two schedulers
     first.push_generation(batch(["a"], [[0]], [None]), {})  # before anybody accepts
     StepReceiver(listener, handle, ends.append).start(asyncio.get_running_loop())
     for number in range(1, 300):
@@ -315,7 +315,7 @@ async def turns_a_step_into_a_frame():
     ours, theirs = socket.socketpair()
     host = server.Host(engine, EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False), Peer("e", serves_max=20), theirs, None,
                        adapters=Adapters(manager, None, AdapterTable(0)))
-    host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None])))  # nobody is connected yet
+    host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None]), "one"))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     assert [type(each) for each in node.receive_data(await reader.read(65536))] == [Hello]
@@ -333,21 +333,25 @@ async def turns_a_step_into_a_frame():
                     output_top_logprobs_idx=[[], [], [[]], [[5], [6]], [], []],
                     output_top_logprobs_val=[[], [], [[]], [[-1.5], [-2.5]], [], []])
     host._stepped(step_output(batch(["unknown", *names, "warm"], [[9, 9], [1], [2], [5, 6], [8, 8], [3]],
-                                    [None, None, None, None, GONE, LENGTH], **logprobs)))
+                                    [None, None, None, None, GONE, LENGTH], **logprobs), "one"))
     step, fail = await frames(2)
-    assert step == Step([1, 2, 3], [1, 1, 2], [1, 2, 5, 6], [Begun(n, 8) for n in (1, 2, 3)], [], {
+    assert step == Step([1, 2, 3], [1, 1, 2], [1, 2, 5, 6], [Begun(n, 8, "one") for n in (1, 2, 3)], [], {
         2: (Logprob(-0.5),), 3: (Logprob(-1.5, ((5, -1.5),)), Logprob(-2.5, ((6, -2.5),)))}), step
     assert fail == Fail(4, "overloaded", "full"), fail
     assert states["d"].finished and states["d"].out_list[-1]["meta_info"]["finish_reason"] == GONE
     chunks = [(each["output_ids"], each["meta_info"]["finish_reason"]) for each in warm.out_list]
     assert warm.finished and warm.event.is_set() and chunks == [([1, 2], None), ([3], LENGTH)], chunks
-    host._stepped(step_output(batch(["c", "a", "d"], [[7], [4], [9]], [STOP, None, None])))
+    host._stepped(step_output(batch(["c", "a", "d"], [[7], [4], [9]], [STOP, None, None]), "one"))
     (step,) = await frames(1)
     assert step == Step([3, 1], [1, 1], [7, 4], [], [Ended(3, FinishReason.STOP, 10, 3, 8, 7)], {3: ()}), step
     assert set(manager.rid_to_state) == {"a", "b"} and set(host.requests.by_id) == {"a", "b"}
-    host._stepped(step_output(batch(["a", "b"], [[5], [0]], [None, {"type": "stop", "matched": "NaN happened"}])))
+    host._stepped(step_output(batch(["a"], [[6]], [None]), "two"))
+    (step,) = await frames(1)
+    assert step == Step([1], [1], [6], [Begun(1, 8, "two", continues=True)], []), step
+    host._stepped(step_output(batch(["a", "b"], [[5], [0]], [None, {"type": "stop", "matched": "NaN happened"}]), "two"))
     step, fail = await frames(2)
-    assert (step.streams, step.tokens, step.ended, fail.stream, fail.code) == ([1], [5], [], 2, "internal"), (step, fail)
+    assert (step.streams, step.tokens, step.begun, step.ended, fail.stream, fail.code) == ([1], [5], [], [], 2, "internal"), (
+        step, fail)
     serving.cancel()
 
 async def main():
