@@ -84,7 +84,7 @@ class Worker:
     line: str = LINE
     mute: bool = False  # nothing comes at all
     matched: int | None = None  # the stop token of every whole answer
-    version: str = "default"  # of its weights
+    version: str = ""  # of its weights
     renewed: dict[int, str] = Factory(dict)  # other versions, by the number of tokens before them
     began: trio.Event = Factory(trio.Event)
 

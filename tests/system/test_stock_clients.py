@@ -152,7 +152,7 @@ async def test_openai_reads_streams_with_comments() -> None:
 
 @OLDER
 async def test_openai_reads_the_versions_of_weights() -> None:
-    async with gateway_rig(worker=Worker(renewed={2: "step-1"})) as rig:
+    async with gateway_rig(worker=Worker(version="default", renewed={2: "step-1"})) as rig:
         with trio.fail_after(20):
             await trio.to_thread.run_sync(openai_sees_versions, rig.url)
         await at_rest(rig)
