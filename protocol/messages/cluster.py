@@ -17,6 +17,7 @@ from protocol.errors import PeerViolation
 from protocol.messages.engine import Done, EngineInfo
 from protocol.messages.kind import Kind, Message
 from protocol.tensors import Tensor
+from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord
 
 COUNT_MAX = 2**53
 RANKS_MAX = 1024
@@ -69,7 +70,7 @@ class Offer:
     if not, as the end of a sentence beginning with its name. `running` and `waiting` count requests, `tokens` their
     prompt and answer tokens at most, `kv_used` is from 0 to 1. The worker accepts prompts without a first token up to
     `pending_prefill_tokens_max` tokens together, or one longer prompt, and behind them as many again if it computes
-    answers as well; 0: no limit.
+    answers as well; 0: no limit. `weights` are those of the engine now.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Offer:
     kv_used: float = 0.0
     why: str = ""
     pending_prefill_tokens_max: int = 0
+    weights: WeightsRecord = FIRST_WEIGHTS
 
 
 @frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import attrs
@@ -46,13 +47,17 @@ class EngineOperation:
     leaves_service: bool = False  # whether an engine is out of service meanwhile, and carries out no other such one
     renews: bool = False  # whether the engine's node carries it out, by a new life of the engine
     needs: tuple[MemoryTag, ...] = ()  # the memory without which it is refused
-    changes_info: bool = False  # whether the engine's info may differ afterwards, also after a failure
+    changes_info: bool = False  # whether the engine's info or offer may differ afterwards, also after a failure
     lacking: str = ""  # what an engine lacks that does not list it, as a sentence without its end
     session: WeightsSession = WeightsSession.FREE
     answer_text: str = ""  # the whole HTTP answer when every engine has done it; empty: JSON by engine
     every_version: bool = False  # whether every version of the program has it, so that no engine need list it
     example: object = None  # an example of a body over HTTP
     saves: bool = False  # whether its result is a part of a file, which the command line asks for until it has all
+    # The request by which several engines are asked whether they would carry it out, before any of them does.
+    rehearsal: Callable[[Message], Message] | None = None
+    # The request by which engines go back that have carried it out, if others have not.
+    undo: Callable[[Message], Message] | None = None
     takes_file: bool = False  # whether its body over HTTP is a file, and the only field of its request has the bytes
 
     @property

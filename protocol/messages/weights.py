@@ -1,6 +1,7 @@
 """Updates of an engine's weights: from a folder, from tensors, by a process group, and by CUDA IPC; their version.
 
-Every update names the *version* of the new weights, which answers report afterwards. An engine drops its prefix cache
+Every update names the *version* of the new weights, which answers report afterwards, and has a *serial* number, by
+which the engines of a model end up with one version (`protocol/weights_record.py`). An engine drops its prefix cache
 with each update, since KV memory of other weights would change answers. Tensors cross links as one file in the format
 `safetensors` (`protocol/safetensors.py`): the receiver compares its header with the running model before any tensor
 reaches the scheduler.
@@ -9,15 +10,17 @@ reaches the scheduler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from protocol.errors import PeerViolation
+from protocol.errors import BadRequest, PeerViolation
 from protocol.messages.engine import Done
 from protocol.messages.kind import Kind, Message
 from protocol.messages.leaving import LeavingRequest, MemoryTag
 from protocol.messages.operation import EngineOperation, OperationScope, WeightsSession
 from protocol.tensors import Dtype, Tensor
+from protocol.weights_record import WeightsRecord
 
 LOAD_WITHIN_S = 600.0
 """The limit of an engine's own part of an update, which may wait for a disk or for other processes."""
@@ -30,8 +33,19 @@ JOIN_WITHIN_S = 60.0
 class UpdateWeightsFromDisk(LeavingRequest):
     """Load the weights of a folder on the engine's node; the result is `WeightsUpdated`.
 
-    The folder holds a checkpoint with the names, shapes and dtypes of the running model.
+    The folder holds a checkpoint with the names, shapes and dtypes of the running model. A `serial` of 0 stands for the
+    next one of the model. An engine whose new weights have not the `checksum`, if one is given, is started again.
     """
+
+    folder: str
+    version: str
+    serial: int = 0
+    checksum: str = ""
+
+
+@frozen
+class CheckWeights(Message):
+    """Check whether an engine would load the weights of a folder; the result is `Done`."""
 
     folder: str
     version: str
@@ -55,6 +69,7 @@ class SetWeightsVersion(Message):
     """Set the version of the present weights, or ask for it by an empty `version`; the result is `WeightsVersion`."""
 
     version: str = ""
+    serial: int = 0
 
 
 @frozen
@@ -108,9 +123,14 @@ class WeightsTaken(Message):
 
 @frozen
 class EndWeightsUpdate(Message):
-    """End a session of updates, with the version of the new weights; the result is `WeightsUpdated`."""
+    """End a session of updates, with the version of the new weights; the result is `WeightsUpdated`.
+
+    An empty `version` gives up a session in which nothing was replaced.
+    """
 
     version: str
+    serial: int = 0
+    checksum: str = ""
 
 
 @frozen(kw_only=True)
@@ -158,6 +178,50 @@ class UpdateWeightsFromIpc(LeavingRequest):
 
     sockets: dict[str, str]
     version: str
+    serial: int = 0
+    checksum: str = ""
+
+
+WeightsUpdate: TypeAlias = UpdateWeightsFromDisk | EndWeightsUpdate | UpdateWeightsFromIpc
+"""The requests after which an engine has other weights."""
+
+
+def recorded(record: WeightsRecord, request: Message, result: Message) -> WeightsRecord:
+    """Return the record of an engine's weights after an operation."""
+    if isinstance(request, WeightsUpdate) and isinstance(result, WeightsUpdated) and request.version:
+        folder = request.folder if isinstance(request, UpdateWeightsFromDisk) else ""
+        return WeightsRecord(request.serial or record.serial + 1, request.version, result.checksum, folder)
+    if isinstance(request, SetWeightsVersion) and request.version:
+        return evolve(record, serial=request.serial or record.serial, version=request.version)
+    return record
+
+
+def numbered(request: Message, newest: WeightsRecord, *, alone: bool) -> Message:
+    """Return a request with the serial number of its update, behind the newest record of the model.
+
+    One engine of several, asked `alone` for the version of the model, gets the number and the checksum of the model's
+    weights: it joins the others. Raises `BadRequest` for a new name of its weights alone.
+    """
+    if isinstance(request, WeightsUpdate) and request.version and not request.serial:
+        if alone and newest.serial and request.version == newest.version:
+            return evolve(request, serial=newest.serial, checksum=request.checksum or newest.checksum)
+        return evolve(request, serial=newest.serial + 1)
+    if isinstance(request, SetWeightsVersion) and request.version and not request.serial and newest.serial:
+        if alone:
+            raise BadRequest("the engines of a model have one version: name the weights of all of them at once")
+        return evolve(request, serial=newest.serial + 1)
+    return request
+
+
+def _check_folder(request: Message) -> Message:
+    """Return the rehearsal of an update from disk."""
+    assert isinstance(request, UpdateWeightsFromDisk)
+    return CheckWeights(request.folder, request.version)
+
+
+def _give_up(_: Message) -> Message:
+    """Return the end of a session in which nothing was replaced."""
+    return EndWeightsUpdate("")
 
 
 def _row(kind: Kind, name: str, summary: str, path: str, **rest: object) -> EngineOperation:
@@ -184,7 +248,15 @@ OPERATIONS: tuple[EngineOperation, ...] = (
         "Load the weights of a folder on the engine's node.",
         "/update_weights_from_disk",
         result_kind=Kind(71, WeightsUpdated),
+        rehearsal=_check_folder,
         example={"folder": "/models/tiny-step-200", "version": "step-200"},
+    ),
+    EngineOperation(
+        kind=Kind(83, CheckWeights, result=Done),
+        name="check-weights",
+        participle="checked",
+        summary="Whether the engine would load the weights of a folder.",
+        within_s=60.0,
     ),
     EngineOperation(
         kind=Kind(72, GetWeightsChecksum, result=WeightsUpdated),
@@ -203,6 +275,7 @@ OPERATIONS: tuple[EngineOperation, ...] = (
         participle="named",
         summary="The version of the weights, which a new `version` replaces.",
         within_s=10.0,
+        changes_info=True,
         session=WeightsSession.FREE,
         path="/weights_version",
         example={"version": "step-200"},
@@ -212,6 +285,7 @@ OPERATIONS: tuple[EngineOperation, ...] = (
         "begin-weights-update",
         "Begin a session of updates from tensors or from a group.",
         "/begin_weights_update",
+        undo=_give_up,
         example={"running": "hold"},
     ),
     _row(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
@@ -20,17 +21,28 @@ from attrs import frozen
 from rich.console import Console
 
 from protocol.dialects.operations import of_file, outcome_json, parse
-from protocol.errors import BadRequest, EspalierError
+from protocol.errors import (
+    BadRequest,
+    EngineRefused,
+    EspalierError,
+    InternalError,
+    NotReady,
+    RequestError,
+    Unsupported,
+)
 from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
 from protocol.messages.engine_files import ReadFile
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
 from protocol.messages.role import SetRole, left_unserved
+from protocol.messages.weights import numbered
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.saved_file import saved_file
 from supervisor.cli.status_view import StatusOrError
+from supervisor.cluster.model_weights import NewestWeights
+from supervisor.cluster.rounds import RequestOfEach, in_rounds
 from supervisor.printable import escaped, printable
 
 EVERY = "all"  # in the place of an engine's name
@@ -119,31 +131,44 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
     engines = _engines(statuses, operation, getattr(request, "model", None) or "")
     unasked = _unasked(statuses, engine)
     chosen = [each for each in engines.values() if engine in {EVERY, each.name, each.engine}]
-    codes = [int(engine == EVERY and bool(unasked))]
+    code = int(engine == EVERY and bool(unasked))
     if engine != EVERY and len(chosen) != 1:
         if chosen or engine.partition("/")[0] not in unasked:  # else its node may have it
             names = ", ".join(each.name for each in chosen or engines.values()) or "none"
             sentence = f"Several engines are named {engine}" if chosen else f"There is no engine {engine}; there is"
             print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
-        chosen, codes = [], [1]
+        chosen, code = [], 1
     if isinstance(request, SetRole) and chosen and not unasked:  # else not every engine is known
         same = [each for each in engines.values() if each.offer.model == chosen[0].offer.model and each.offer.up]
         legs = {each.name: each.offer.leg for each in same}
         if (why := left_unserved(legs, chosen[0].name, request.role)) is not None:
             print_sentence(console, f"{chosen[0].name} was not {operation.participle}: {why}")
             return 1
-    limiters: defaultdict[object, trio.CapacityLimiter] = defaultdict(lambda: trio.CapacityLimiter(ASKED_MAX))
-
-    async def ask(asked: _Asked) -> None:
-        async with limiters[client.routes.get(asked.node)]:
-            codes.append(await _ask(client, console, asked, request, to))
-
-    async with trio.open_nursery() as nursery:
-        for each in chosen:
-            nursery.start_soon(ask, each)
+    try:
+        requests = _requests(request, chosen, list(engines.values()), alone=engine != EVERY)
+    except BadRequest as error:
+        print_sentence(console, str(error))
+        return 1
+    in_one_round = operation.rehearsal is None and operation.undo is None
+    asking = _Asking(client, {each.name: each for each in chosen}, to, partial(_print, console, operation))
+    outcomes = await in_rounds(operation, requests, partial(asking.ask_each, at_once=in_one_round))
+    for name, outcome in () if in_one_round else sorted(outcomes.items()):
+        _print(console, operation, name, outcome)
     for node, why in unasked.items():
         print_sentence(console, f"{node} was not asked: {why}")
-    return max(codes)
+    return max(code, *(int(isinstance(outcome, RequestError)) for outcome in outcomes.values()), 0)
+
+
+def _requests(request: Message, chosen: list[_Asked], engines: list[_Asked], *, alone: bool) -> dict[str, Message]:
+    """Return the request to each engine, behind the newest weights that any engine of its model has."""
+    newest: defaultdict[str, NewestWeights] = defaultdict(NewestWeights)
+    number = Counter(each.offer.model for each in engines)
+    for each in engines:
+        newest[each.offer.model].note(each.offer.weights)
+    return {
+        each.name: numbered(request, newest[each.offer.model].record, alone=alone and number[each.offer.model] > 1)
+        for each in chosen
+    }
 
 
 def _ambiguous(statuses: Mapping[str, StatusOrError], engine: str, request: Message) -> str | None:
@@ -167,39 +192,77 @@ def _unasked(statuses: Mapping[str, StatusOrError], engine: str) -> dict[str, st
     }
 
 
-async def _ask(client: ClusterClient, console: Console, asked: _Asked, request: Message, to: Path) -> int:
-    """Have one engine carry out an operation, print its outcome, and return the exit code."""
-    operation, info = OPERATION_OF[type(request)], asked.offer.engine
-    why, result = "", None
-    if info is None:
-        why = "it is starting"
-    elif operation.name not in info.operations:  # a node of an older version would end the link
-        why = operation.unlisted.replace("this engine", "it")
-    else:
+@frozen
+class _Asking:
+    """The engines that are asked, the way to each, and the function that takes the outcome of each."""
+
+    client: ClusterClient
+    asked: Mapping[str, _Asked]
+    to: Path
+    take: Callable[[str, object], None]
+    limiters: defaultdict[object, trio.CapacityLimiter] = attrs.field(
+        init=False, factory=lambda: defaultdict(lambda: trio.CapacityLimiter(ASKED_MAX))
+    )
+
+    async def ask_each(self, requests: RequestOfEach, *, at_once: bool) -> dict[str, object | RequestError]:
+        """Ask engines concurrently, and return the fields of the result or the error of each."""
+        outcomes = dict[str, object | RequestError]()
+
+        async def ask(name: str, request: Message) -> None:
+            async with self.limiters[self.client.routes.get(self.asked[name].node)]:
+                outcomes[name] = await self._ask(self.asked[name], request)
+            if at_once:
+                self.take(name, outcomes[name])
+
+        async with trio.open_nursery() as nursery:
+            for name, request in requests.items():
+                nursery.start_soon(ask, name, request)
+        return outcomes
+
+    async def _ask(self, asked: _Asked, request: Message) -> object | RequestError:
+        """Ask one engine."""
+        await trio.lowlevel.checkpoint()
+        operation = OPERATION_OF[type(request)]
+        if (refusal := _refusal(asked, operation)) is not None:
+            return refusal
 
         async def ask(request: Message) -> object:
             file = request.tensors[0] if operation.takes_file else None
             fields = outcome_json(request).decode() if file is None else "{}"
-            answer = await client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node, file))
+            answer = await self.client.ask(asked.node, Operate(asked.engine, operation.name, fields, asked.node, file))
             assert isinstance(answer, Operated)  # nothing else answers an Operate
             return json.loads(answer.fields)
 
         try:
-            result = await saved_file(request, ask, to) if isinstance(request, ReadFile) else await ask(request)
+            return await saved_file(request, ask, self.to) if isinstance(request, ReadFile) else await ask(request)
+        except RequestError as error:
+            return error
         except EspalierError as error:
-            why = str(error)
+            return NotReady(str(error))
         except OSError as error:
-            why = f"its file cannot be saved: {error.strerror or error}"
+            return EngineRefused(f"its file cannot be saved: {error.strerror or error}")
         except ValueError:
-            why = "its node answered with something else"
-    if why:
-        print_sentence(console, f"{asked.name} was not {operation.participle}: {why}")
-        return 1
-    done = printable(f"{asked.name} was {operation.participle}")
+            return InternalError("its node answered with something else")
+
+
+def _refusal(asked: _Asked, operation: EngineOperation) -> RequestError | None:
+    """Return why an engine is not asked: a node of an older version would end the link."""
+    if (info := asked.offer.engine) is None:
+        return NotReady("it is starting")
+    if operation.name not in info.operations:
+        return Unsupported(operation.unlisted.replace("this engine", "it"))
+    return None
+
+
+def _print(console: Console, operation: EngineOperation, name: str, outcome: object) -> None:
+    """Print the outcome of one engine."""
+    if isinstance(outcome, RequestError):
+        print_sentence(console, f"{name} was not {operation.participle}: {outcome}")
+        return
+    done = printable(f"{name} was {operation.participle}")
     # A result is printed as a whole, however long it is.
-    for line in _lines(done, result):
+    for line in _lines(done, outcome):
         console.print(line, markup=False, emoji=False, soft_wrap=True)
-    return 0
 
 
 def _lines(done: str, result: object) -> Iterator[str]:

@@ -30,6 +30,7 @@ from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded
 from supervisor.cluster.in_flight import InFlight
+from supervisor.cluster.model_weights import NewestWeights
 
 Work: TypeAlias = Generate | Encode
 """A request that occupies a worker; an encoder gets the second, all others the first."""
@@ -51,6 +52,9 @@ class SiblingDirectory(Protocol):
 
     def load_changed(self, worker: ClusterWorker, asker: str | None) -> None:
         """Record that a worker's load has changed; `asker` is the other node whose request changed it, if any."""
+
+    def newest_weights(self, model: str) -> NewestWeights:
+        """Return the newest weights that an engine of a model has had."""
 
     @property
     def routers(self) -> tuple[int, int]:

@@ -19,16 +19,18 @@ from math import inf
 from typing import TypeVar, cast
 
 import trio
-from attrs import define, field, setters
+from attrs import define, evolve, field, setters
 
 from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.cluster.model_weights import NewestWeights
 from supervisor.cluster.node_records import UNKNOWN_NODE, NodeRecords, NodeSnapshot
 from supervisor.cluster.ranking import SortedRanking
 from supervisor.cluster.workers import LocalWorker
 from supervisor.links.link import Link
+from supervisor.supervision.registration import OUT_OF_SERVICE
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class Directory:
     _idle: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _capacity: dict[str, trio.lowlevel.ParkingLot] = field(factory=dict)  # by model
     _subscribers: set[str] = field(factory=set)  # the nodes that route and to which there is a link
+    _newest_weights: dict[str, NewestWeights] = field(factory=dict)  # by model
     _derived: dict[Hashable, object] = field(factory=dict)
     _subsets: dict[tuple[str, Leg], set[frozenset[str]]] = field(factory=dict)  # of workers, which are ranked alone
     _derived_version: int = -1
@@ -147,6 +150,10 @@ class Directory:
         for offer in state.offers:
             check_engine(offer)
         state = self.models.apply(node, self.records.without_excess(node, state))
+        for offer in state.offers:
+            if offer.engine is not None and offer.weights.serial:
+                self.newest_weights(offer.model).note(offer.weights)
+        state = self._without_behind(state)
         record = self.records.add(node)
         record.routes = state.routes
         (self._subscribers.add if state.routes and record.link is not None else self._subscribers.discard)(node)
@@ -188,7 +195,36 @@ class Directory:
     def _update_offers(self) -> None:
         """Update the offers of models whose served weights have changed."""
         for node, state in self.models.reapply():
-            self.records[node].replace_offers(state)
+            self.records[node].replace_offers(self._without_behind(state))
+
+    def newest_weights(self, model: str) -> NewestWeights:
+        """Return the newest weights that an engine of a model has had, as this node knows them."""
+        if (newest := self._newest_weights.get(model)) is None:
+            newest = self._newest_weights[model] = NewestWeights()
+            newest.followers.append(self._leave_behind)
+        return newest
+
+    def _leave_behind(self) -> None:
+        """Let no worker of another node be asked that is behind the weights of its model."""
+        for record in self.records:
+            if (state := self._without_behind(record.state)) is not record.state:
+                record.replace_offers(state)
+
+    def _without_behind(self, state: NodeState) -> NodeState:
+        """Return a state in which each worker behind the weights of its model is down; the same if there is none."""
+        newest = self._newest_weights
+        reasons = {
+            offer.name: newest[offer.model].behind(offer.weights)
+            for offer in state.offers
+            if offer.up and offer.model in newest and newest[offer.model].behind(offer.weights)
+        }
+        if not reasons:
+            return state
+        offers = (
+            evolve(offer, up=False, why=f"{OUT_OF_SERVICE}: {reasons[offer.name]}") if offer.name in reasons else offer
+            for offer in state.offers
+        )
+        return evolve(state, offers=tuple(offers))
 
     def _rerank(self, worker: ClusterWorker) -> None:
         for names in (None, *self._subsets.get((worker.model, worker.leg), ())):

@@ -9,10 +9,12 @@ from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
 from protocol.model_folder import WORD_MAX
+from protocol.weights_record import WeightsRecord
 
 ENGINE_NAME_LENGTH_MAX = 128  # of the kind, the version and the operations of an engine, which clients are shown
 OPERATIONS_MAX = 128  # of one engine, of which a later version may have more than this one
 ADDRESS_BYTES_MAX = 1024  # for hand-offs
+WEIGHTS_TEXT_LENGTH_MAX = 4096  # of a version, a checksum and a folder
 TERMS_MAX = 32  # of one engine, which a later version may add to
 
 
@@ -21,7 +23,7 @@ def check_engine(offer: Offer) -> None:
     name, engine = offer.name, offer.engine
     if engine is None:
         return
-    if not _is_possible(offer.leg, engine):
+    if not (_is_possible(offer.leg, engine) and _is_possible_record(offer.weights)):
         raise PeerViolation(f"offer {name} has an engine that cannot be")
     if engine_and_rank(name)[1] >= engine.data_parallel:
         raise PeerViolation(f"offer {name} is a rank of an engine with {engine.data_parallel}")
@@ -49,6 +51,11 @@ def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
     if min(counts) < 1 or max(counts) > COUNT_MAX or engine.data_parallel > RANKS_MAX:
         return False
     return leg is not Leg.ENCODE or not any(own)
+
+
+def _is_possible_record(weights: WeightsRecord) -> bool:
+    longest = max(len(weights.version), len(weights.checksum), len(weights.folder))
+    return 0 <= weights.serial <= COUNT_MAX and longest <= WEIGHTS_TEXT_LENGTH_MAX
 
 
 def _is_possible_adapter(adapter: Adapter) -> bool:

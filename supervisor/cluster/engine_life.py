@@ -8,6 +8,9 @@ Such an operation is a task of the life and outlives its asker: an engine cannot
 out of service, as a release of memory does, the state keeps it so until another operation has changed the state. A
 refusal at any step leaves everything as it was. An operation that fails otherwise, or does not end in time, leaves an
 engine of unknown state: `EngineStuck` ends its life, and the next one begins with its whole memory.
+
+An engine with older weights than its model is out of service as well, from the beginning of its life until an update
+(`model_weights.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from protocol.engine_state import EngineState
 from protocol.errors import (
     ActorError,
     DeadlineExceeded,
+    EngineRefused,
     EngineStuck,
     InternalError,
     Overloaded,
@@ -36,6 +40,9 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest, RunningRequests
 from protocol.messages.operation import EngineOperation
+from protocol.messages.weights import WeightsUpdate, recorded
+from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord, differ
+from supervisor.cluster.model_weights import NewestWeights
 from supervisor.supervision.registration import Registration
 
 
@@ -48,17 +55,22 @@ class EngineLife:
     slots: Sequence[Slots]  # of each rank
     tasks: trio.Nursery
     renew: Callable[[Message], ActorError]  # prepares the next life, and returns the error that ends this one
+    newest: NewestWeights = field(factory=NewestWeights)  # of its model
     state: EngineState = EngineState()
+    weights: WeightsRecord = FIRST_WEIGHTS
     _service: ExitStack = field(init=False, factory=ExitStack)  # what keeps the engine out of service
     _over: bool = field(init=False, default=False)
 
     def __enter__(self) -> Self:
+        self.newest.followers.append(self._refresh)
+        self._refresh()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over = True
+        self.newest.followers.remove(self._refresh)
         self._service.close()
 
     async def carry_out(self, operation: EngineOperation, call: Call[Message, Message, Message]) -> None:
@@ -74,6 +86,7 @@ class EngineLife:
             except RequestError:
                 self._change(before)
                 raise
+            self._record(call.request, result, answer)
             self._change(before.ended(call.request))
             answer.end(result)
 
@@ -83,9 +96,29 @@ class EngineLife:
         with call.answering(BugCounter()) as answer:
             self.state.check(operation, call.request)
             try:
-                answer.end(await self.engine.operate(call.request))
+                result = await self.engine.operate(call.request)
+                self._record(call.request, result, answer)
+                answer.end(result)
             finally:
                 self.registration.on_change()
+
+    def _refresh(self) -> None:
+        """Apply that the model has newer weights, if the engine serves."""
+        if not self.state.reason and self.newest.behind(self.weights):
+            self._change(self.state)
+
+    def _record(self, request: Message, result: Message, answer: Answer[Message, Message]) -> None:
+        """Record the engine's weights after an operation; raises `EngineStuck` if they are others than wanted."""
+        weights = recorded(self.weights, request, result)
+        if self._over or weights == self.weights:
+            return
+        wanted = request.checksum if isinstance(request, WeightsUpdate) else ""
+        if wanted and differ(weights.checksum, wanted):
+            why = f"the weights of version {weights.version!r} have the checksum {weights.checksum}, not {wanted}"
+            answer.fail(EngineRefused(f"{why}; the engine is started again"))
+            raise EngineStuck(why)
+        self.weights = weights
+        self.newest.note(weights)
 
     def _change(self, state: EngineState) -> None:
         """Replace the state, and with it the engine's service and the rest of its requests, in one turn."""
@@ -93,8 +126,8 @@ class EngineLife:
             return
         self.state, before = state, self._service
         self._service = ExitStack()
-        if state.reason:
-            self._service.enter_context(self.registration.out_of_service(state.reason))
+        if reason := state.reason or self.newest.behind(self.weights):
+            self._service.enter_context(self.registration.out_of_service(reason))
         for slots in self.slots:
             if state.holds:
                 slots.rest()

@@ -3,7 +3,7 @@
 The row of an operation (`protocol.messages.operations`) has everything about it, and the functions here name two only:
 an encoder's embeddings are flushed by their node, and a new role may leave a model without answers. All engines are
 asked concurrently, each with its own timeout, so an engine in trouble delays no other, and each has an outcome of its
-own.
+own. Some operations come in rounds (`rounds.py`).
 
 If the row demands it, an engine is out of service until it has answered: routers choose others, new requests wait. Such
 an operation is a task of the engine's tree, not of the asker (`engine_life.py`).
@@ -11,7 +11,8 @@ an operation is a task of the engine's tree, not of the asker (`engine_life.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeAlias, TypeVar
 
@@ -25,6 +26,7 @@ from protocol.dialects.operations import Outcomes
 from protocol.errors import (
     BadRequest,
     DeadlineExceeded,
+    EngineRefused,
     InternalError,
     NotFound,
     NotReady,
@@ -37,9 +39,13 @@ from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
 from protocol.messages.role import SetRole, left_unserved
+from protocol.messages.weights import numbered, recorded
+from protocol.weights_record import FIRST_WEIGHTS
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
+from supervisor.cluster.model_weights import NewestWeights
+from supervisor.cluster.rounds import RequestOfEach, in_rounds
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
 
@@ -63,22 +69,53 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     `BadRequest` for an ambiguous name or a missing one.
     """
     operation = OPERATION_OF[type(request)]
-    engines, outcomes = _chosen(directory, request, engine), dict[str, Message | RequestError]()
-    asked: dict[str, ClusterWorker] = {}
-    for name, worker in engines.items():
-        if (error := _refusal(operation, worker) or _unserved(directory, name, worker, request)) is not None:
+    engines = _chosen(directory, request, engine)
+    models = {name: worker.model for name, worker in engines.items()}
+    served = Counter(worker.model for worker in directory.engines().values() if worker.leg is not Leg.ENCODE)
+
+    def of_engine(model: str) -> Message:
+        newest = directory.newest_weights(model).record
+        return numbered(request, newest, alone=engine is not None and served[model] > 1)
+
+    requests = {name: of_engine(model) for name, model in models.items()}
+    outcomes = await in_rounds(operation, requests, partial(_ask_each, directory, engines))
+    return dict(sorted({**outcomes, **_behind(requests, models, outcomes)}.items()))
+
+
+def _behind(requests: RequestOfEach, models: Mapping[str, str], outcomes: Outcomes) -> dict[str, RequestError]:
+    """Return the errors of engines that have other weights than the rest of their model after the same update."""
+    results = {name: outcome for name, outcome in outcomes.items() if not isinstance(outcome, RequestError)}
+    records = {name: recorded(FIRST_WEIGHTS, requests[name], result) for name, result in results.items()}
+    newest = {model: NewestWeights() for model in models.values()}
+    for name, record in records.items():
+        newest[models[name]].note(record)
+    reasons = {name: newest[models[name]].behind(record) for name, record in records.items()}
+    return {name: EngineRefused(f"{why}; it is out of service") for name, why in reasons.items() if why}
+
+
+async def _ask_each(
+    directory: Directory, engines: Mapping[str, ClusterWorker], requests: RequestOfEach
+) -> dict[str, Message | RequestError]:
+    """Ask engines concurrently, each with a timeout of its own, and return the outcome of each."""
+    outcomes = dict[str, Message | RequestError]()
+
+    async def ask(name: str, request: Message) -> None:
+        operation = OPERATION_OF[type(request)]
+        error = _refusal(operation, engines[name]) or _unserved(directory, name, engines[name], request)
+        if error is not None:
             outcomes[name] = error
-        else:
-            asked[name] = worker
+            return
 
-    def take(name: str, answer: Message | RequestError | None) -> None:
-        if isinstance(answer, operation.result | RequestError):
-            outcomes[name] = answer
-        else:
-            outcomes[name] = InternalError("it answered with something else")
+        def take(name: str, answer: Message | RequestError | None) -> None:
+            if isinstance(answer, operation.result | RequestError):
+                outcomes[name] = answer
+            else:
+                outcomes[name] = InternalError("it answered with something else")
 
-    await call_each(asked, request, operation.answered_within_s(request), take)
-    return dict(sorted(outcomes.items()))
+        await _call(name, engines[name], request, operation.answered_within_s(request), take)
+
+    await _each(requests, ask)
+    return outcomes
 
 
 def _chosen(directory: Directory, request: Message, engine: str | None) -> dict[str, ClusterWorker]:
@@ -140,21 +177,31 @@ async def call_each(engines: Mapping[str, ClusterWorker], request: Message, with
     """
 
     async def ask(name: str, worker: ClusterWorker) -> None:
-        answer: Message | RequestError | None
-        try:
-            with trio.fail_after(within_s):
-                answer = await worker.call(request)
-        except trio.TooSlowError:
-            answer = DeadlineExceeded(f"it did not answer within {within_s:g} s")
-        except RequestError as error:
-            answer = error
-        take(name, answer)
+        await _call(name, worker, request, within_s, take)
 
+    await _each(engines, ask)
+
+
+async def _each(asked: Mapping[str, T], ask: Callable[[str, T], Awaitable[None]]) -> None:
+    """Call `ask` for all, concurrently."""
     async with trio.open_nursery() as nursery:
-        for number, (name, worker) in enumerate(engines.items(), start=1):
-            nursery.start_soon(ask, name, worker)
+        for number, (name, value) in enumerate(asked.items(), start=1):
+            nursery.start_soon(ask, name, value)
             if not number % ENGINES_A_TURN:
                 await trio.lowlevel.checkpoint()
+
+
+async def _call(name: str, worker: ClusterWorker, request: Message, within_s: float, take: Take) -> None:
+    """Ask one engine, and give its answer to `take`."""
+    answer: Message | RequestError | None
+    try:
+        with trio.fail_after(within_s):
+            answer = await worker.call(request)
+    except trio.TooSlowError:
+        answer = DeadlineExceeded(f"it did not answer within {within_s:g} s")
+    except RequestError as error:
+        answer = error
+    take(name, answer)
 
 
 # One node -----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TypeAlias, cast
@@ -19,6 +19,7 @@ from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded
+from protocol.weights_record import WeightsRecord
 from supervisor.cluster.cluster_worker import Ask, ClusterWorker
 from supervisor.links.link import Link
 from supervisor.links.serving import Service
@@ -38,6 +39,7 @@ class LocalWorker(ClusterWorker):
     inbox: WorkInbox
     services: Mapping[type[Message], Service] = field(factory=dict)  # under the name of its engine, for `call`
     ranks: int = 1  # of its engine, of which it is one
+    weights: Callable[[], WeightsRecord] = WeightsRecord  # of its engine
 
     @property
     def stated(self) -> Offer:
@@ -51,8 +53,8 @@ class LocalWorker(ClusterWorker):
 
     @property
     def is_up(self) -> bool:
-        """Whether its engine is up and in service."""
-        return self.engine.current is not None
+        """Whether its engine is up and in service, with the weights of its model."""
+        return self.engine.current is not None and not self.directory.newest_weights(self.model).behind(self.weights())
 
     @property
     def offer(self) -> Offer:
@@ -74,6 +76,7 @@ class LocalWorker(ClusterWorker):
             running=min(requests, slots),
             waiting=max(0, requests - slots),
             tokens=min(tokens, COUNT_MAX),
+            weights=self.weights(),
         )
 
     def load_without(self, node: str) -> InFlightCounts:

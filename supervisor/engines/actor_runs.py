@@ -93,7 +93,7 @@ async def _slots(
             for rank, observer in enumerate(observers)
         )
         async with trio.open_nursery() as nursery:
-            life = EngineLife(engine, local.registration, ranks, nursery, local.role.renew)
+            life = EngineLife(engine, local.registration, ranks, nursery, local.role.renew, local.newest)
             with local.slots.publish(ranks), local.life.publish(life), life:
                 yield ranks
             nursery.cancel_scope.cancel(reason="the engine's actor has ended")

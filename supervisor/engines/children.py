@@ -25,6 +25,7 @@ from protocol.errors import NotReady
 from protocol.messages.cluster import Leg, Offer, rank_name
 from protocol.messages.operations import CheckGrammar
 from protocol.messages.role import SetRole
+from protocol.weights_record import FIRST_WEIGHTS
 from supervisor.cluster import operations
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
@@ -123,19 +124,18 @@ def of_kind(name: str, kind: KindChildren) -> Services:
 
 def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
     directory, section = context.directory, context.cluster.engine[name]
-    slots: Registration[tuple[Slots, ...]] = Registration()
-    life: Registration[EngineLife] = Registration()
-    ranks = section.data_parallel
-    queue_max = context.cluster.model[section.model].queue_max
+    slots, life = Registration[tuple[Slots, ...]](), Registration[EngineLife]()
+    ranks, queue_max = section.data_parallel, context.cluster.model[section.model].queue_max
     address, inbox = request_inbox(queue_max) if ranks == 1 else request_inbox(queue_max, lambda request: request.rank)
 
     def on_change() -> None:
         directory.notify()
         inbox.recheck()  # requests that wait until the engine is in service again
-        if not registration.in_service:
-            for of_rank in slots.live or ():
-                of_rank.cancel_probe("the engine is out of service")
-            workers[0].reroute_queued()  # waiting requests need not wait here
+        if registration.in_service:
+            return
+        for of_rank in slots.live or ():
+            of_rank.cancel_probe("the engine is out of service")
+        workers[0].reroute_queued()  # waiting requests need not wait here
 
     registration: Registration[Engine] = Registration(on_change)
     role = _role(directory, name, section, registration, inbox)
@@ -158,10 +158,11 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
             inbox=inbox,
             services=under_name(name, services),
             ranks=ranks,
+            weights=lambda: FIRST_WEIGHTS if life.live is None else life.live.weights,
         )
         for offer in offers_of(name, section)
     ]
-    directory.local.update({worker.name: worker for worker in workers})
+    directory.local.update((worker.name, worker) for worker in workers)
     local = LocalEngine(
         name=name,
         configured=section,
@@ -173,13 +174,13 @@ def _engine(context: NodeContext, name: str, text: TextModel | None, kind: KindC
         digest=directory.models.digests.get(section.model, ()),
         slots=slots,
         life=life,
+        newest=directory.newest_weights(section.model),
         on_begun=tuple(worker.computed for worker in workers),
         shares_prefixes=_shares_prefixes(context, evolve(section, leg="both")),
         role=role,
     )
-    return _EngineParts(
-        local=local, tree=worker(context, local, kind.engine(local)), services=services, publisher=publisher
-    )
+    tree = worker(context, local, kind.engine(local))
+    return _EngineParts(local=local, tree=tree, services=services, publisher=publisher)
 
 
 def _role(

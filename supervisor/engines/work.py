@@ -18,6 +18,7 @@ from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 from protocol.model_folder import Digest
 from supervisor.cluster.engine_life import EngineLife
+from supervisor.cluster.model_weights import NewestWeights
 from supervisor.config.schema import EngineSection
 from supervisor.engines.engine_role import EngineRole
 from supervisor.supervision.registration import Registration
@@ -83,6 +84,7 @@ class LocalEngine(_Local[Engine, RequestInbox]):
 
     slots: Registration[tuple[Slots, ...]] = field(factory=Registration)  # of its present life, by rank
     life: Registration[EngineLife] = field(factory=Registration)  # its present one, for operations
+    newest: NewestWeights = field(factory=NewestWeights)  # of its model
     on_begun: tuple[Callable[[str], None], ...] = (_ignore,)
     shares_prefixes: bool = False  # while it computes both legs, a prompt waits while another computes its beginning
     role: EngineRole = field(default=Factory(lambda self: EngineRole(self.configured), takes_self=True))

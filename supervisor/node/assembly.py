@@ -25,6 +25,7 @@ from supervisor.cluster import engine_control, operations, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
+from supervisor.cluster.model_weights import keep_weights
 from supervisor.config.schema import Cluster
 from supervisor.control.control import NodeControl
 from supervisor.engines.children import NodeEngines, node_engines
@@ -136,7 +137,7 @@ def assemble(
             others=(
                 *engines.children,
                 *media.children,
-                *(child for model in models.values() for child in model.children),
+                *model_children(models, directory),
             ),
         ),
     )
@@ -164,6 +165,15 @@ def _tree(context: NodeContext, children: Children) -> Tree:
         restarts_window_s=RESTARTS_WINDOW_S,
         about=f"node on {section.host}, drains for {section.drain_s:g} s",
     )
+
+
+def model_children(models: Mapping[str, RoutedModel], directory: Directory) -> Children:
+    """Return the children of all models, and the child that keeps the weights of each at one version."""
+    if not models:
+        return ()
+    about = "brings engines that are behind to the newest weights of their model"
+    weights = Child(name="weights", run=keep_weights, args=(directory,), about=about)
+    return (*(child for model in models.values() for child in model.children), weights)
 
 
 def add_gauges(

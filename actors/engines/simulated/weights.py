@@ -19,6 +19,7 @@ from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest
 from protocol.messages.weights import (
     BeginWeightsUpdate,
+    CheckWeights,
     EndWeightsUpdate,
     GetWeightsChecksum,
     SetWeightsVersion,
@@ -49,6 +50,7 @@ class SimulatedWeights:
     version: str = FIRST
     _content: bytes = b""
     _in_session: bool = field(init=False, default=False)
+    _taken: bool = field(init=False, default=False)  # whether a tensor was replaced in the session
 
     @property
     def handlers(self) -> Mapping[type[Message], MessageHandler]:
@@ -56,6 +58,7 @@ class SimulatedWeights:
         return dict(
             [
                 handler(UpdateWeightsFromDisk, self._from_disk),
+                handler(CheckWeights, self._check),
                 handler(GetWeightsChecksum, self._checksum),
                 handler(SetWeightsVersion, self._set_version),
                 handler(BeginWeightsUpdate, self._begin),
@@ -79,15 +82,25 @@ class SimulatedWeights:
             self.version = request.version
         return WeightsVersion(self.version, self._in_session)
 
-    async def _from_disk(self, request: UpdateWeightsFromDisk) -> WeightsUpdated:
+    async def _check(self, request: CheckWeights) -> Done:
         await trio.lowlevel.checkpoint()
+        self._content_of(request.folder, request.version)
+        return Done()
+
+    def _content_of(self, folder: str, version: str) -> bytes:
+        """Return the weights of a folder; raises the refusal of one."""
         if self._in_session:
             raise EngineRefused(IN_SESSION)
-        if not request.folder.startswith("/") or request.folder == GONE:
+        if not folder.startswith("/") or folder == GONE:
             raise BadRequest("there is no such folder on the engine's node", param="folder")
-        content = request.folder.encode()
-        if request.version == self.version and content != self._content:
-            self._check_new(request.version)
+        content = folder.encode()
+        if version == self.version and content != self._content:
+            self._check_new(version)
+        return content
+
+    async def _from_disk(self, request: UpdateWeightsFromDisk) -> WeightsUpdated:
+        await trio.lowlevel.checkpoint()
+        content = self._content_of(request.folder, request.version)
         await self._stand_still(request)
         try:
             await trio.sleep(STEP_S)
@@ -101,7 +114,7 @@ class SimulatedWeights:
         if self._in_session:
             raise EngineRefused(IN_SESSION)
         await self._stand_still(request)
-        self._in_session = True
+        self._in_session, self._taken = True, False
         return Done()
 
     async def _from_tensors(self, request: UpdateWeightsFromTensors) -> WeightsTaken:
@@ -110,14 +123,17 @@ class SimulatedWeights:
         data = request.file.data
         header = header_of(data)
         check_forms(INDEX, forms(header))
-        self._content = bytes(data[header.data_at :])
+        self._content, self._taken = bytes(data[header.data_at :]), True
         return WeightsTaken(len(header.tensors), len(self._content))
 
     async def _end(self, request: EndWeightsUpdate) -> WeightsUpdated:
         await trio.lowlevel.checkpoint()
         self._check_session()
-        self._check_new(request.version)
-        self.version, self._in_session = request.version, False
+        if request.version:
+            self._check_new(request.version)
+        elif self._taken:
+            raise EngineRefused("tensors were replaced in this session, so its end needs a version", param="version")
+        self.version, self._in_session = request.version or self.version, False
         self._go_on()
         return self._present()
 

@@ -27,7 +27,7 @@ from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import Cluster, EngineSection, Kinds
 from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
 
-TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers")
+TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers", "weights")
 TREE_PREFIXES = ("processor-", "router-", *(f"{row.feed_name}-" for row in POLICIES.values() if row.feed_name))
 TOKEN_KEYS = (
     *(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import torch
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
 
 from protocol.safetensors import Header
 from protocol.tensors import Tensor
+from protocol.weights_record import LAYOUT_MARK
 
 ALIGNED_BYTES = 64  # of a tensor's place: torch reads no number at a place that its size does not divide
 
@@ -47,3 +49,11 @@ def size_bytes(shape: tuple[int, ...], dtype: torch.dtype | None) -> int:
     """Return the bytes of a tensor."""
     assert dtype is not None
     return torch.Size(shape).numel() * dtype.itemsize
+
+
+def layout(arguments: ServerArgs) -> str:
+    """Return what a checksum depends on beside the weights: how ranks share them, and their quantisation."""
+    sizes = (("tp", arguments.tp_size), ("pp", arguments.pp_size), ("ep", arguments.ep_size))
+    parts = [f"{name}{size}" for name, size in sizes if size > 1] + [arguments.quantization or ""]
+    text = "-".join(part for part in parts if part)
+    return f"{text}{LAYOUT_MARK}" if text else ""

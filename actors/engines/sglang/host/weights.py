@@ -36,7 +36,7 @@ from actors.engines.sglang.host.checkpoint import read_checkpoint
 from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.listeners import wait_listens
 from actors.engines.sglang.host.standstill import Standstill
-from actors.engines.sglang.host.weight_tensors import DTYPES, bucket, size_bytes
+from actors.engines.sglang.host.weight_tensors import DTYPES, bucket, layout, size_bytes
 from protocol.errors import BadRequest, EngineLost, EngineRefused, Overloaded, Unsupported
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
@@ -44,6 +44,7 @@ from protocol.messages.leaving import LeavingRequest
 from protocol.messages.weights import (
     LOAD_WITHIN_S,
     BeginWeightsUpdate,
+    CheckWeights,
     DestroyWeightsGroup,
     EndWeightsUpdate,
     GetWeightsChecksum,
@@ -79,6 +80,7 @@ class WeightUpdates:
     version: str = ""
     loads: bool = False  # whether the scheduler loads weights, and so answers nothing
     _in_session: bool = False
+    _taken: bool = False  # whether a tensor was replaced in the session
     _session_end: asyncio.TimerHandle | None = None
     _groups: set[str] = field(factory=set)
     _alone: asyncio.Lock = field(factory=asyncio.Lock)
@@ -108,6 +110,7 @@ class WeightUpdates:
         return dict(
             [
                 handler(UpdateWeightsFromDisk, self._from_disk),
+                handler(CheckWeights, self._check),
                 handler(GetWeightsChecksum, self._checksum),
                 handler(SetWeightsVersion, self._set_version),
                 handler(BeginWeightsUpdate, self._begin),
@@ -131,7 +134,7 @@ class WeightUpdates:
         ok, why, _, checksum = await self.manager.check_weights(CheckWeightsReqInput(action="checksum"))
         if not ok or checksum is None:
             raise EngineRefused(f"the engine has no checksum of its weights: {why}")
-        return WeightsUpdated(self.version, checksum)
+        return WeightsUpdated(self.version, f"{layout(self.manager.server_args)}{checksum}")
 
     async def _set_version(self, request: SetWeightsVersion) -> WeightsVersion:
         if request.version:
@@ -157,15 +160,23 @@ class WeightUpdates:
 
     # From disk -------------------------------------------------------------------------
 
-    async def _from_disk(self, request: UpdateWeightsFromDisk) -> WeightsUpdated:
+    async def _check(self, request: CheckWeights) -> Done:
+        await self._check_folder(request.folder, request.version)
+        return Done()
+
+    async def _check_folder(self, name: str, version: str) -> None:
+        """Raise the refusal of a folder of weights: every one but those that the state of the engine decides later."""
         running = self._takes(by_disk=True)
         if self._in_session:
             raise EngineRefused(IN_SESSION)
-        folder = Path(request.folder)
-        _check_version(request.version)
-        if request.version == self.version and folder != Path(self.manager.model_path):
-            self._check_new(request.version)  # the same again may be asked for: its answer may have been lost
+        folder = Path(name)
+        _check_version(version)
+        if version == self.version and folder != Path(self.manager.model_path):
+            self._check_new(version)  # the same again may be asked for: its answer may have been lost
         check_checkpoint(running, await asyncio.to_thread(read_checkpoint, folder))
+
+    async def _from_disk(self, request: UpdateWeightsFromDisk) -> WeightsUpdated:
+        await self._check_folder(request.folder, request.version)
         async with self._still(request):
             update = UpdateWeightFromDiskReqInput(
                 model_path=request.folder, weight_version=request.version, flush_cache=True
@@ -184,7 +195,7 @@ class WeightUpdates:
         try:
             async with self._loading():
                 await self._ok(self.manager.begin_weight_update(BeginWeightUpdateReqInput()))
-                self._in_session = True
+                self._in_session, self._taken = True, False
                 self._session_goes_on()
         finally:
             if not self._in_session:  # refused, since a checksum is being computed
@@ -205,18 +216,23 @@ class WeightUpdates:
             update = UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=ranks, load_format="flattened_bucket", flush_cache=True
             )
+            self._taken = True
             await self._ok(self.manager.update_weights_from_tensor(update))
             self._session_goes_on()
         return WeightsTaken(len(header.tensors), len(data) - header.data_at)
 
     async def _end_session(self, request: EndWeightsUpdate) -> WeightsUpdated:
         self._takes_in_session()
-        self._check_new(request.version)
+        if request.version:
+            self._check_new(request.version)
+        elif self._taken:
+            raise EngineRefused("tensors were replaced in this session, so its end needs a version", param="version")
         async with self._loading():
             await self._ok(self.manager.end_weight_update(EndWeightUpdateReqInput()))
             if (busy := await prefix_cache.flush(self.manager)) is not None:
                 self._spoilt(f"the prefix cache was not flushed: {busy}")
-            await self._name(request.version)
+            if request.version:
+                await self._name(request.version)
             self._in_session = False
             if self._session_end is not None:
                 self._session_end.cancel()
@@ -282,6 +298,7 @@ class WeightUpdates:
                 group_name=request.group,
                 flush_cache=True,
             )
+            self._taken = True
             await self._ok(self.manager.update_weights_from_distributed(update))
             self._session_goes_on()
         sizes = (size_bytes(form.shape, dtype) for form, dtype in zip(wanted, types, strict=True))
