@@ -30,6 +30,13 @@ TOGETHER_S = 0.005  # after a change of blocks, in which others are sent togethe
 CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host
 
 
+class FarEngine(SglangEngine):
+    """The adapter of an engine at the far end, which is simulated: it checks hand-offs, in a form of its own."""
+
+    def check_hand_off(self, _: bytes) -> None:
+        """Leave it to the engine."""
+
+
 @define(eq=False)
 class FakeHost:
     """The far end of a link to an engine: it sends the frames of a real host, one `Step` for each turn of the engine."""
@@ -259,7 +266,7 @@ async def far_engine(
         async with link.ask(GetInfo(), 0) as answer:
             info = await answer.result()
         assert isinstance(info, EngineInfo)
-        yield Far(SglangEngine(link, info), host, link, near)
+        yield Far(FarEngine(link, info), host, link, near)
         nursery.cancel_scope.cancel()
 
 

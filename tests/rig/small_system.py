@@ -42,7 +42,7 @@ from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.calls import AnyAddress, AnyPriorityInbox, priority_inbox
 from tests.rig.engine_lives import carrying_out, check_in_service
 from tests.rig.fake_engine import Costs, generate, whole
-from tests.rig.fake_host import FakeHost
+from tests.rig.fake_host import FakeHost, FarEngine
 from tests.system.simulator import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
@@ -197,7 +197,7 @@ class SmallSystem:
                 async with link.ask(GetInfo(), 0) as answer:
                     info = await answer.result()
                 assert isinstance(info, EngineInfo)
-                with self.engines[number].publish(SglangEngine(link, info)):
+                with self.engines[number].publish(FarEngine(link, info)):
                     task_status.started()
                     await trio.sleep_forever()
         raise EngineDied("it crashed")

@@ -54,10 +54,14 @@ class SglangEngine:
         """The number of requests that have not been released."""
         return len(self._streams)
 
+    def check_hand_off(self, hand_off: bytes) -> None:
+        """Raise `HandOffFailed` for a hand-off that the engine would wait for in vain."""
+        check_place(hand_off, self.info)
+
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine or be changed by it."""
         check_request(request, self.info)
-        check_place(request.hand_off, self.info)
+        self.check_hand_off(request.hand_off)
         stream, answer = self.link.open(request, request.sampling.tokens_max)
         generation = cast("Generation", answer)  # the host answers a Generate with nothing else
         self._streams[request.id] = stream, generation
