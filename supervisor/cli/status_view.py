@@ -202,13 +202,16 @@ def _with_branches(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, Child
 
 def _engines(answered: Sequence[Status]) -> _Columns:
     numbers = ("run", "wait", "slots", "tokens", "KV")
-    heads = ("engine", "node", "model", "leg", "state", *numbers)
+    # Versions of weights are shown once some engine has other weights than it started with.
+    versions = ("weights",) * any(offer.weights.version for status in answered for offer in status.state.offers)
+    heads = ("engine", "node", "model", "leg", *versions, "state", *numbers)
     table = _Columns(heads, ("slots", "leg", "model", "tokens"), numbers)
     for status in answered:
         for offer in status.state.offers:
             down = "out of service" if offer.why.startswith(OUT_OF_SERVICE) else "starting"
             state = "draining" if status.state.draining else READY if offer.up else down
-            names = (Text(printable(word)) for word in (offer.name, status.node, offer.model, offer.leg))
+            words = (offer.name, status.node, offer.model, offer.leg, *(offer.weights.version for _ in versions))
+            names = (Text(printable(word)) for word in words)
             counts = map(str, (offer.running, offer.waiting, offer.slots))
             kv_used = "" if offer.leg is Leg.ENCODE else f"{offer.kv_used:.0%}"  # an encoder has no KV memory
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", kv_used))

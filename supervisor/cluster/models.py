@@ -108,7 +108,10 @@ def server_info(
         "max_total_num_tokens": sum(engine.kv_tokens_max for engine in engines.values()),
         "internal_states": [{}],
         "models": models,
-        "engines": {name: _shown(engine) for name, engine in engines.items()},
+        "engines": {
+            name: {**_shown(engine), "weights": msgspec.to_builtins(offers[name].weights)}
+            for name, engine in engines.items()
+        },
         "ejected": msgspec.to_builtins(ejected()),
     }
 

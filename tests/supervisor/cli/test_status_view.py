@@ -22,6 +22,7 @@ from protocol.messages.cluster import (
     Reloaded,
     Status,
 )
+from protocol.weights_record import WeightsRecord
 from supervisor.cli import status_view
 from supervisor.cli.commands import as_json_object
 from supervisor.supervision.registration import OUT_OF_SERVICE
@@ -102,6 +103,16 @@ def test_a_node_that_drains_is_shown_so_with_its_engines() -> None:
     lines = shown(status_view.render_status("pd", {"one": draining}))
     assert sum("draining" in line for line in lines) == 2
     assert lines[1] == "  node one drains, 5 requests on it"
+
+
+def test_versions_of_weights_are_shown_once_an_engine_has_new_ones() -> None:
+    record = WeightsRecord(3, "step-3")
+    updated = Status("one", "r", "1", 1.0, NodeState((evolve(OFFER, weights=record), OFFER)), TREE[:1])
+    lines = shown(status_view.render_status("pd", {"one": updated}))
+    at = next(number for number, line in enumerate(lines) if line.startswith("engine "))
+    assert lines[at].split()[3:6] == ["leg", "weights", "state"]
+    assert "step-3" in lines[at + 1]
+    assert "step-3" not in lines[at + 2]
 
 
 def well(name: str, *links: LinkState, version: str = "1", path: str | None = None) -> Status:
