@@ -12,8 +12,18 @@ from actors.engines.slots.slots import Slots
 from protocol.engine_state import EngineState
 from protocol.errors import EngineRenewed
 from protocol.messages.kind import Message
+from protocol.weights_record import WeightsRecord
 from supervisor.cluster.engine_life import EngineLife
+from supervisor.cluster.model_weights import NewestWeights
 from supervisor.supervision.registration import Registration
+
+
+class OwnWeights(NewestWeights):
+    """The newest weights where each engine may have its own: no part of these systems brings others to them."""
+
+    def behind(self, _: WeightsRecord) -> str:
+        """Return that an engine is asked with any weights."""
+        return ""
 
 
 @asynccontextmanager
@@ -22,7 +32,7 @@ async def carrying_out(
 ) -> AsyncIterator[None]:
     """Publish a life of an engine while the body runs."""
     async with trio.open_nursery() as nursery:
-        present = EngineLife(engine, registration, (slots,), nursery, _renewed)
+        present = EngineLife(engine, registration, (slots,), nursery, _renewed, OwnWeights())
         with life.publish(present), present:
             yield
         nursery.cancel_scope.cancel(reason="the engine's actor has ended")

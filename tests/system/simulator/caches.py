@@ -83,7 +83,7 @@ class Caches:
         assert isinstance(events, CacheLife)
         request, found = held.request, held.cached
         assert found < len(request.tokens), "nothing is left of a prompt to compute"
-        if found:
+        if found and not held.given:  # else what it found before it was put back, which was checked then
             self.reused += 1
             same = max((_common(held, other) for other in events.held if _share(held, other)), default=0)
             assert found <= same, f"{found} tokens were found in the cache, and {same} had been computed"
@@ -137,7 +137,8 @@ def _share(one: HeldRequest, other: HeldRequest) -> bool:
 
 def _common(one: HeldRequest, other: HeldRequest) -> int:
     """Return how many first tokens of a prompt another request has computed, its answer included."""
-    computed = [*other.prompt[: other.computed], *other.answered]
+    before = len(other.prompt) - 1 if other.given else 0  # it was put back, and is computed again
+    computed = [*other.prompt[: max(other.computed, before)], *other.answered]
     count = 0
     for mine, others in zip(one.prompt, computed, strict=False):
         if mine != others:

@@ -22,18 +22,20 @@ from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest, RunningRequests
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_OF
+from protocol.messages.weights import SetWeightsVersion, WeightsUpdate
 from supervisor.cluster import operations
 from tests.rig.gateway import head, post
 from tests.system.simulator import judge
 from tests.system.simulator.clients import GONE, Reader
-from tests.system.simulator.faults import ALLOWED_ERRORS, AWAY_ERRORS, LOST, Faults
+from tests.system.simulator.faults import ALLOWED_ERRORS, AWAY_ERRORS, LOST, OF_NODES, Faults
 from tests.system.simulator.programs import ADMIN_SECRET, BUSY, DONE, REFUSED, UNSUPPORTED, Programs, Step
 from tests.system.simulator.system import System
 
 ARRIVES_S = 2.0  # after which what was asked has arrived, or never will
 SLACK_S = 30.0  # beside the limits of an operation: ways, and steps of slow engines
-UNANSWERED = "unanswered"
-REFUSALS = frozenset({REFUSED, BUSY, UNSUPPORTED, "adapter_not_loaded"})
+UNDONE = "engine_refused"  # since another engine has refused the same
+UNANSWERED, UNKNOWN = "unanswered", "not_found"
+REFUSALS = frozenset({REFUSED, BUSY, UNSUPPORTED, UNDONE, "adapter_not_loaded"})
 
 Outcomes = Mapping[str, str]
 """By engine, the word `done` or the code of an error; by `*` that of the whole operation."""
@@ -71,7 +73,7 @@ class Operator:
                 break
             self.note(self.name, OPERATION_OF[type(step.request)].name, *sorted({*outcomes.values()}))
             self._check(step, outcomes)
-            if self.strict and not {*outcomes.values()}.isdisjoint({BUSY, UNSUPPORTED}):
+            if self.strict and not {*outcomes.values()}.isdisjoint({BUSY, UNSUPPORTED, UNDONE}):
                 break
             await trio.sleep(self.rng.choice((0.0, self.rng.random() / 2)))
         if left:
@@ -81,6 +83,8 @@ class Operator:
     def _engine(self, steps: list[Step]) -> str | None:
         """Draw the engine of a program, None for every engine."""
         names = [name for name, worker in self.system.directory.engines().items() if worker.leg is not Leg.ENCODE]
+        if not names:
+            return None
         of_one = any(OPERATION_OF[type(step.request)].scope is OperationScope.ONE for step in steps)
         return self.rng.choice(names) if of_one or self.rng.random() < 0.6 else None
 
@@ -145,10 +149,14 @@ class Operator:
 
     def _check(self, step: Step, outcomes: Outcomes) -> None:
         """Check that each engine has an outcome: without disturbances the right one, else one that they allow."""
-        assert outcomes, f"no engine was asked for {step.request}"
+        assert outcomes or self._may(UNKNOWN), f"no engine was asked for {step.request}"
         self.seen.update(outcomes.values())
         for name, outcome in outcomes.items():
-            allowed = outcome in self._right(step, name) if self.strict else self._may(outcome)
+            found = step.outcomes | {*outcomes.values()}
+            may_differ = isinstance(step.request, WeightsUpdate | SetWeightsVersion)  # after an update of one alone
+            undone = outcome == UNDONE and (may_differ or not found.isdisjoint({BUSY, UNSUPPORTED, REFUSED}))
+            right = undone or outcome in self._right(step, name)
+            allowed = right if self.strict else self._may(outcome)
             assert allowed, f"{name}: {outcome} is not allowed: {step.request}"
 
     def _right(self, step: Step, engine: str) -> frozenset[str]:
@@ -166,5 +174,7 @@ class Operator:
         """Whether an operation may have this outcome: any refusal, since operators disturb each other."""
         happened = self.faults.happened
         caused = any(outcome in ALLOWED_ERRORS[kind] for kind in happened)
+        if outcome == UNKNOWN:  # an engine of a node that has joined, and is away
+            return bool(happened & {*OF_NODES, "jump"})
         over = bool(happened & {"drain", "front crash"}) and outcome in LOST | AWAY_ERRORS
         return outcome in {DONE, *REFUSALS} or caused or over
