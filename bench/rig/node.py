@@ -118,6 +118,12 @@ class Node:
     observed: dict[int, ProcessEntry] = field(default_factory=dict)  # every process of it so far, by its pid
     roles: dict[int, str] = field(default_factory=dict)  # of each process, by its parent when it was first observed
     shared_memory: set[str] = field(default_factory=set)  # names under /dev/shm that its processes ever had mapped
+    admin_key: str = ""  # empty: its paths for an admin key need none
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The headers that open every path of its gateway."""
+        return {"authorization": f"Bearer {self.admin_key}"} if self.admin_key else {}
 
     @property
     def pid(self) -> int:
@@ -188,7 +194,7 @@ class Node:
         """Return status and body of one GET; status 0 without an answer."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=self.authorization)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, HTTPException):
@@ -287,12 +293,14 @@ def node(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     output: int | None = None,
+    admin_key: str = "",
 ) -> Iterator[Node]:
     """Start a node with its files under `folder`, and end it with the body.
 
     Two nodes of one folder, one after the other, share their `TMPDIR`: the second removes what the first left. `engine`
-    and `gateway` are lines of those tables beside slots and port; `environment` is added to this process's. The node
-    logs to a file, or to the descriptor `output`; `prefix` is a command that runs it, such as `prlimit`.
+    and `gateway` are lines of those tables beside slots and port; `environment` is added to this process's, and so is
+    `admin_key`. The node logs to a file, or to the descriptor `output`; `prefix` is a command that runs it, such as
+    `prlimit`.
     """
     port, tmp, logs = free_port(), folder / "t", folder / "logs"
     for path in (tmp, logs):
@@ -312,9 +320,10 @@ def node(
     )
     mark = f"{os.getpid()}-{port}"
     with (folder / "output").open("wb") as file:
-        added = {"TMPDIR": str(tmp), MARK: mark, **(environment or {})}
+        key = {"ESPALIER_ADMIN_KEY": admin_key} if admin_key else {}
+        added = {"TMPDIR": str(tmp), MARK: mark, **key, **(environment or {})}
         process = start_process([str(cluster)], file if output is None else output, added, prefix)
-    running = Node(process, port, folder, tmp, mark, time.perf_counter())
+    running = Node(process, port, folder, tmp, mark, time.perf_counter(), admin_key=admin_key)
     try:
         if ready:
             running.wait_ready()

@@ -23,7 +23,8 @@ def post(node: Node, path: str, **fields: object) -> tuple[int, Any]:
     """Return the status and the JSON of one POST."""
     connection = HTTPConnection("127.0.0.1", node.port, timeout=WITHIN_S)
     try:
-        connection.request("POST", path, msgspec.json.encode(fields), {"content-type": "application/json"})
+        headers = {"content-type": "application/json", **node.authorization}
+        connection.request("POST", path, msgspec.json.encode(fields), headers)
         answer = connection.getresponse()
         return answer.status, msgspec.json.decode(answer.read())
     finally:

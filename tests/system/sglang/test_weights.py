@@ -39,14 +39,14 @@ TOKENS = 200
 NORM = "model.norm.weight"
 
 
-def other_checkpoint(folder: Path) -> Path:
-    """Return the folder of a checkpoint like the example's, in which one tensor has other numbers."""
+def other_checkpoint(folder: Path, number: bytes = b"\x40\x3f") -> Path:
+    """Return the folder of a checkpoint like the example's, in which one tensor has this number, by default 0.75."""
     folder.mkdir()
     file = bytearray((FOLDER / "model.safetensors").read_bytes())
     header = header_of(memoryview(file))
     placed = header.tensors[NORM]
     for place in range(header.data_at + placed.begin, header.data_at + placed.end, 2):
-        file[place : place + 2] = b"\x40\x3f"  # 0.75 in bfloat16
+        file[place : place + 2] = number  # in bfloat16
     (folder / "model.safetensors").write_bytes(file)
     (folder / "config.json").write_bytes((FOLDER / "config.json").read_bytes())
     return folder
