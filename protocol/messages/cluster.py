@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from enum import StrEnum
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from protocol.errors import PeerViolation
 from protocol.messages.engine import Done, EngineInfo
@@ -278,7 +278,8 @@ class PoolState:
 class Status(Message):
     """A node's tree and its view of the cluster; `run` is unique to each run of the node.
 
-    `gate` is None on a node without a gateway; `refused` has a sentence for each unused worker.
+    `gate` is None on a node without a gateway; `refused` has a sentence for each unused worker. `weights` has by model
+    the newest record of any engine.
     """
 
     node: str
@@ -292,6 +293,7 @@ class Status(Message):
     refused: tuple[str, ...] = ()
     aside: tuple[EjectionState, ...] = ()
     pools: tuple[PoolState, ...] = ()
+    weights: dict[str, WeightsRecord] = field(factory=dict)
 
 
 @frozen

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
-from protocol.errors import BadRequest, PeerViolation
+from protocol.errors import BadRequest, EngineRefused, PeerViolation
 from protocol.messages.engine import Done
 from protocol.messages.kind import Kind, Message
 from protocol.messages.leaving import LeavingRequest, MemoryTag
@@ -24,6 +24,10 @@ from protocol.weights_record import WeightsRecord
 
 LOAD_WITHIN_S = 600.0
 """The limit of an engine's own part of an update, which may wait for a disk or for other processes."""
+
+VERSION_LENGTH_MAX = 128
+SERIAL_MAX = 2**52
+"""The highest serial number that may be given to an update."""
 
 JOIN_WITHIN_S = 60.0
 """The longest wait for the other processes of a group."""
@@ -125,12 +129,14 @@ class WeightsTaken(Message):
 class EndWeightsUpdate(Message):
     """End a session of updates, with the version of the new weights; the result is `WeightsUpdated`.
 
-    An empty `version` gives up a session in which nothing was replaced.
+    An empty `version` gives up a session in which nothing was replaced. With `whole` the end is refused unless every
+    tensor was replaced.
     """
 
     version: str
     serial: int = 0
     checksum: str = ""
+    whole: bool = False
 
 
 @frozen(kw_only=True)
@@ -200,8 +206,14 @@ def numbered(request: Message, newest: WeightsRecord, *, alone: bool) -> Message
     """Return a request with the serial number of its update, behind the newest record of the model.
 
     One engine of several, asked `alone` for the version of the model, gets the number and the checksum of the model's
-    weights: it joins the others. Raises `BadRequest` for a new name of its weights alone.
+    weights: it joins the others. Raises `BadRequest` if one engine of several alone is to give its weights a new name.
     """
+    if not 0 <= getattr(request, "serial", 0) <= SERIAL_MAX:
+        raise BadRequest(f"must be from 0 to {SERIAL_MAX}", param="serial")
+    if len(getattr(request, "version", "")) > VERSION_LENGTH_MAX:
+        raise BadRequest(f"has at most {VERSION_LENGTH_MAX} characters", param="version")
+    if getattr(request, "serial", 0):
+        check_order(request, newest, newest)
     if isinstance(request, WeightsUpdate) and request.version and not request.serial:
         if alone and newest.serial and request.version == newest.version:
             return evolve(request, serial=newest.serial, checksum=request.checksum or newest.checksum)
@@ -211,6 +223,19 @@ def numbered(request: Message, newest: WeightsRecord, *, alone: bool) -> Message
             raise BadRequest("the engines of a model have one version: name the weights of all of them at once")
         return evolve(request, serial=newest.serial + 1)
     return request
+
+
+def check_order(request: Message, record: WeightsRecord, newest: WeightsRecord) -> None:
+    """Raise `EngineRefused` for an update that a newer one has overtaken, and for a new name of older weights.
+
+    `record` has the weights of the engine, `newest` those of its model.
+    """
+    if isinstance(request, WeightsUpdate) and request.version and request.serial:
+        again = (request.serial, request.version) == (newest.serial, newest.version)
+        if request.serial <= newest.serial and not again:
+            raise EngineRefused(f"a newer update has come before, of version {newest.version!r}; ask again")
+    if isinstance(request, SetWeightsVersion) and request.version and record.serial < request.serial - 1:
+        raise EngineRefused(f"{record.behind(newest)}: update it first")
 
 
 def _check_folder(request: Message) -> Message:

@@ -36,12 +36,12 @@ from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
 from protocol.messages.role import SetRole, left_unserved
-from protocol.messages.weights import numbered
+from protocol.messages.weights import WeightsUpdated, numbered
 from supervisor.cli.client import ClusterClient
 from supervisor.cli.output import print_sentence
 from supervisor.cli.saved_file import saved_file
-from supervisor.cli.status_view import StatusOrError
-from supervisor.cluster.model_weights import NewestWeights
+from supervisor.cli.status_view import StatusOrError, newest_weights
+from supervisor.cluster.model_weights import errors_of_others
 from supervisor.cluster.rounds import RequestOfEach, in_rounds
 from supervisor.printable import escaped, printable
 
@@ -139,32 +139,43 @@ async def operate(client: ClusterClient, console: Console, engine: str, request:
             print_sentence(console, f"{sentence}{':' * bool(chosen)} {names}.")
         chosen, code = [], 1
     if isinstance(request, SetRole) and chosen and not unasked:  # else not every engine is known
+        newest = newest_weights(statuses)[chosen[0].offer.model]
         same = [each for each in engines.values() if each.offer.model == chosen[0].offer.model and each.offer.up]
-        legs = {each.name: each.offer.leg for each in same}
+        legs = {each.name: each.offer.leg for each in same if not newest.behind(each.offer.weights)}
         if (why := left_unserved(legs, chosen[0].name, request.role)) is not None:
             print_sentence(console, f"{chosen[0].name} was not {operation.participle}: {why}")
             return 1
     try:
-        requests = _requests(request, chosen, list(engines.values()), alone=engine != EVERY)
+        requests = _requests(request, chosen, list(engines.values()), statuses, alone=engine != EVERY)
     except BadRequest as error:
         print_sentence(console, str(error))
         return 1
     in_one_round = operation.rehearsal is None and operation.undo is None
     asking = _Asking(client, {each.name: each for each in chosen}, to, partial(_print, console, operation))
     outcomes = await in_rounds(operation, requests, partial(asking.ask_each, at_once=in_one_round))
-    for name, outcome in () if in_one_round else sorted(outcomes.items()):
+    others = errors_of_others(requests, {each.name: each.offer.model for each in chosen}, _updated(outcomes))
+    for name, outcome in sorted({**({} if in_one_round else outcomes), **others}.items()):
         _print(console, operation, name, outcome)
     for node, why in unasked.items():
         print_sentence(console, f"{node} was not asked: {why}")
-    return max(code, *(int(isinstance(outcome, RequestError)) for outcome in outcomes.values()), 0)
+    return max(code, int(bool(others)), *(int(isinstance(outcome, RequestError)) for outcome in outcomes.values()))
 
 
-def _requests(request: Message, chosen: list[_Asked], engines: list[_Asked], *, alone: bool) -> dict[str, Message]:
-    """Return the request to each engine, behind the newest weights that any engine of its model has."""
-    newest: defaultdict[str, NewestWeights] = defaultdict(NewestWeights)
-    number = Counter(each.offer.model for each in engines)
-    for each in engines:
-        newest[each.offer.model].note(each.offer.weights)
+def _updated(outcomes: Mapping[str, object]) -> dict[str, WeightsUpdated]:
+    """Return the results that tell of weights, from their fields."""
+    wanted = {field.name for field in attrs.fields(WeightsUpdated)}
+    return {
+        name: WeightsUpdated(*(str(outcome[field]) for field in ("version", "checksum")))
+        for name, outcome in outcomes.items()
+        if isinstance(outcome, dict) and wanted <= outcome.keys()
+    }
+
+
+def _requests(
+    request: Message, chosen: list[_Asked], engines: list[_Asked], statuses: Mapping[str, StatusOrError], *, alone: bool
+) -> dict[str, Message]:
+    """Return the request to each engine, behind the newest weights of its model that any node knows."""
+    newest, number = newest_weights(statuses), Counter(each.offer.model for each in engines)
     return {
         each.name: numbered(request, newest[each.offer.model].record, alone=alone and number[each.offer.model] > 1)
         for each in chosen

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from protocol.messages.cluster import ChildState, Leg, Reloaded, Status
+from protocol.messages.cluster import ChildState, Leg, Offer, Reloaded, Status
+from supervisor.cluster.model_weights import NewestWeights
 from supervisor.printable import printable
 from supervisor.supervision.registration import OUT_OF_SERVICE
 from supervisor.supervision.status import READY
@@ -30,6 +32,7 @@ WIDTH_MIN, ABOUT_WIDTH_MIN = 32, 16  # columns are folded to these before one is
 
 def render_status(name: str, statuses: Mapping[str, StatusOrError]) -> RenderableType:
     """Return the status of the whole cluster: first its problems, then everything."""
+    statuses = _without_behind(statuses)
     answered = [status for status in statuses.values() if isinstance(status, Status)]
     head = Text.assemble(
         ("cluster ", DIM), (printable(name), "bold"), f"  {len(answered)} of {len(statuses)} nodes answer"
@@ -198,6 +201,31 @@ def _with_branches(tree: Sequence[ChildState]) -> Iterator[tuple[str, str, Child
         lead = "".join("│  " if each else "   " for each in open_at[1:depth])
         first, others = ("├─ ", "│  ") if follows else ("└─ ", "   ")
         yield (f"{lead}{first}", f"{lead}{others}", child) if depth else ("", "", child)
+
+
+def newest_weights(statuses: Mapping[str, StatusOrError]) -> defaultdict[str, NewestWeights]:
+    """Return the newest weights of each model that any node knows."""
+    newest: defaultdict[str, NewestWeights] = defaultdict(NewestWeights)
+    for status in statuses.values():
+        for model, record in status.weights.items() if isinstance(status, Status) else ():
+            newest[model].note(record)
+    return newest
+
+
+def _without_behind(statuses: Mapping[str, StatusOrError]) -> dict[str, StatusOrError]:
+    """Return statuses in which each engine behind the weights of its model is out of service, as for every router."""
+    newest = newest_weights(statuses)
+
+    def shown(offer: Offer) -> Offer:
+        why = "" if offer.leg is Leg.ENCODE or not offer.up else newest[offer.model].behind(offer.weights)
+        return evolve(offer, up=False, why=f"{OUT_OF_SERVICE}: {why}") if why else offer
+
+    return {
+        name: evolve(status, state=evolve(status.state, offers=tuple(map(shown, status.state.offers))))
+        if isinstance(status, Status)
+        else status
+        for name, status in statuses.items()
+    }
 
 
 def _engines(answered: Sequence[Status]) -> _Columns:

@@ -22,6 +22,7 @@ import trio
 from attrs import define, evolve, field, setters
 
 from protocol.messages.cluster import Leg, LoadUpdate, Neighbour, NodeState, Offer
+from protocol.weights_record import WeightsRecord
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.engine_checks import check_engine
 from supervisor.cluster.model_identity import ModelIdentities
@@ -204,6 +205,10 @@ class Directory:
             newest.followers.append(self._leave_behind)
         return newest
 
+    def weights(self) -> dict[str, WeightsRecord]:
+        """Return the newest weights of each model that has had an update."""
+        return {model: newest.record for model, newest in self._newest_weights.items() if newest.record.serial}
+
     def _leave_behind(self) -> None:
         """Let no worker of another node be asked that is behind the weights of its model."""
         for record in self.records:
@@ -212,12 +217,7 @@ class Directory:
 
     def _without_behind(self, state: NodeState) -> NodeState:
         """Return a state in which each worker behind the weights of its model is down; the same if there is none."""
-        newest = self._newest_weights
-        reasons = {
-            offer.name: newest[offer.model].behind(offer.weights)
-            for offer in state.offers
-            if offer.up and offer.model in newest and newest[offer.model].behind(offer.weights)
-        }
+        reasons = {offer.name: reason for offer in state.offers if offer.up and (reason := self._behind(offer))}
         if not reasons:
             return state
         offers = (
@@ -225,6 +225,11 @@ class Directory:
             for offer in state.offers
         )
         return evolve(state, offers=tuple(offers))
+
+    def _behind(self, offer: Offer) -> str:
+        """Return why an engine is not asked whose weights are behind, empty if it is; an encoder has none of them."""
+        newest = None if offer.leg is Leg.ENCODE else self._newest_weights.get(offer.model)
+        return "" if newest is None else newest.behind(offer.weights)
 
     def _rerank(self, worker: ClusterWorker) -> None:
         for names in (None, *self._subsets.get((worker.model, worker.leg), ())):

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.engines.port import Engine
 from actors.engines.slots.slots import Slots
@@ -40,7 +40,7 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest, RunningRequests
 from protocol.messages.operation import EngineOperation
-from protocol.messages.weights import WeightsUpdate, recorded
+from protocol.messages.weights import BeginWeightsUpdate, EndWeightsUpdate, WeightsUpdate, check_order, recorded
 from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord, differ
 from supervisor.cluster.model_weights import NewestWeights
 from supervisor.supervision.registration import Registration
@@ -60,6 +60,7 @@ class EngineLife:
     weights: WeightsRecord = FIRST_WEIGHTS
     _service: ExitStack = field(init=False, factory=ExitStack)  # what keeps the engine out of service
     _over: bool = field(init=False, default=False)
+    _began_behind: bool = field(init=False, default=False)  # whether its weights were, when the session began
 
     def __enter__(self) -> Self:
         self.newest.followers.append(self._refresh)
@@ -75,14 +76,15 @@ class EngineLife:
 
     async def carry_out(self, operation: EngineOperation, call: Call[Message, Message, Message]) -> None:
         """Carry out an operation while the engine is out of service; raises `EngineStuck` if its state is unknown."""
-        await trio.lowlevel.checkpoint()
         with call.answering(BugCounter()) as answer:
+            await trio.lowlevel.checkpoint()
             before = self.state
             self._change(before.begun(operation, call.request))
             try:
                 if not before.holds:  # else none runs
                     await self._clear(call.request)
-                result = await self._operated(operation, call.request, answer)
+                check_order(call.request, self.weights, self.newest.record)
+                result = await self._operated(operation, self._complete(call.request), answer)
             except RequestError:
                 self._change(before)
                 raise
@@ -92,9 +94,10 @@ class EngineLife:
 
     async def carry_out_in_service(self, operation: EngineOperation, call: Call[Message, Message, Message]) -> None:
         """Carry out an operation beside requests, and publish the engine's info, which may have changed."""
-        await trio.lowlevel.checkpoint()
         with call.answering(BugCounter()) as answer:
+            await trio.lowlevel.checkpoint()
             self.state.check(operation, call.request)
+            check_order(call.request, self.weights, self.newest.record)
             try:
                 result = await self.engine.operate(call.request)
                 self._record(call.request, result, answer)
@@ -119,6 +122,15 @@ class EngineLife:
             raise EngineStuck(why)
         self.weights = weights
         self.newest.note(weights)
+        self._change(self.state)
+
+    def _complete(self, request: Message) -> Message:
+        """Return a request, with the end of a session that began behind the model as one of whole weights alone."""
+        if isinstance(request, BeginWeightsUpdate):
+            self._began_behind = bool(self.newest.behind(self.weights))
+        if isinstance(request, EndWeightsUpdate) and request.version and self._began_behind:
+            return evolve(request, whole=True)
+        return request
 
     def _change(self, state: EngineState) -> None:
         """Replace the state, and with it the engine's service and the rest of its requests, in one turn."""

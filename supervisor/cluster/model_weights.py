@@ -15,17 +15,17 @@ from typing import Protocol
 import trio
 from attrs import define, field
 
-from protocol.errors import DeadlineExceeded, LinkLost, NotReady, Overloaded, RequestError
+from protocol.errors import DeadlineExceeded, EngineRefused, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages.cluster import Offer
 from protocol.messages.engine import EngineInfo
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_OF
-from protocol.messages.weights import UpdateWeightsFromDisk
+from protocol.messages.weights import CheckWeights, UpdateWeightsFromDisk, WeightsUpdated, recorded
 from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord
 
 log = logging.getLogger(__name__)
 
-FIRST_TRY_S = 1.0  # an update that is on its way to the engine comes before
+FIRST_TRY_S = 3.0  # an update that is on its way to the engine comes before
 RETRY_S_MAX = 60.0  # between two attempts that an engine has refused
 
 
@@ -46,6 +46,19 @@ class NewestWeights:
     def behind(self, record: WeightsRecord) -> str:
         """Return why an engine with this record is not asked, as the end of a sentence; empty if it is."""
         return record.behind(self.record)
+
+
+def errors_of_others(
+    requests: Mapping[str, Message], models: Mapping[str, str], outcomes: Mapping[str, object]
+) -> dict[str, RequestError]:
+    """Return the errors of engines that have other weights than the rest of their model after the same update."""
+    results = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, WeightsUpdated)}
+    records = {name: recorded(FIRST_WEIGHTS, requests[name], result) for name, result in results.items()}
+    newest = {model: NewestWeights() for model in models.values()}
+    for name, record in records.items():
+        newest[models[name]].note(record)
+    reasons = {name: newest[models[name]].behind(record) for name, record in records.items()}
+    return {name: EngineRefused(f"{why}; it is out of service") for name, why in reasons.items() if why}
 
 
 class _Worker(Protocol):
@@ -111,8 +124,9 @@ async def _bring(directory: _Directory, name: str) -> None:
             with trio.fail_after(OPERATION_OF[UpdateWeightsFromDisk].answered_within_s(request)):
                 await directory.engines()[name].call(request)
             log.info("an engine has the weights of its model again", extra={"engine": name, "version": request.version})
-        except (Overloaded, NotReady, LinkLost):  # it is busy, or starting
-            wait_s = FIRST_TRY_S
+            wait_s = min(2 * wait_s, RETRY_S_MAX)  # unless its node does not announce them
+        except (Overloaded, NotReady, LinkLost):
+            pass  # it is busy, or starting, also because it has failed before
         except (RequestError, trio.TooSlowError) as error:
             why = error if isinstance(error, RequestError) else DeadlineExceeded("it did not answer in time")
             log.warning("an engine stays behind the weights of its model", extra={"engine": name, "reason": why.detail})
@@ -122,8 +136,8 @@ async def _bring(directory: _Directory, name: str) -> None:
 def _update(directory: _Directory, name: str) -> UpdateWeightsFromDisk | None:
     """Return the update that an engine needs, None if it needs none, or can get none."""
     worker = directory.engines().get(name)
-    if worker is None or worker.info is None or OPERATION_OF[UpdateWeightsFromDisk].name not in worker.info.operations:
-        return None
+    if worker is None or worker.info is None or OPERATION_OF[CheckWeights].name not in worker.info.operations:
+        return None  # a node of an older version announces no weights
     newest = directory.newest_weights(worker.model)
     if not newest.record.folder or not newest.behind(worker.offer.weights):
         return None

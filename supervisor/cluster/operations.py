@@ -26,7 +26,6 @@ from protocol.dialects.operations import Outcomes
 from protocol.errors import (
     BadRequest,
     DeadlineExceeded,
-    EngineRefused,
     InternalError,
     NotFound,
     NotReady,
@@ -39,12 +38,11 @@ from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
 from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
 from protocol.messages.role import SetRole, left_unserved
-from protocol.messages.weights import numbered, recorded
-from protocol.weights_record import FIRST_WEIGHTS
+from protocol.messages.weights import numbered
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
-from supervisor.cluster.model_weights import NewestWeights
+from supervisor.cluster.model_weights import errors_of_others
 from supervisor.cluster.rounds import RequestOfEach, in_rounds
 from supervisor.links.serving import Services
 from supervisor.supervision.registration import Registration
@@ -79,18 +77,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
 
     requests = {name: of_engine(model) for name, model in models.items()}
     outcomes = await in_rounds(operation, requests, partial(_ask_each, directory, engines))
-    return dict(sorted({**outcomes, **_behind(requests, models, outcomes)}.items()))
-
-
-def _behind(requests: RequestOfEach, models: Mapping[str, str], outcomes: Outcomes) -> dict[str, RequestError]:
-    """Return the errors of engines that have other weights than the rest of their model after the same update."""
-    results = {name: outcome for name, outcome in outcomes.items() if not isinstance(outcome, RequestError)}
-    records = {name: recorded(FIRST_WEIGHTS, requests[name], result) for name, result in results.items()}
-    newest = {model: NewestWeights() for model in models.values()}
-    for name, record in records.items():
-        newest[models[name]].note(record)
-    reasons = {name: newest[models[name]].behind(record) for name, record in records.items()}
-    return {name: EngineRefused(f"{why}; it is out of service") for name, why in reasons.items() if why}
+    return dict(sorted({**outcomes, **errors_of_others(requests, models, outcomes)}.items()))
 
 
 async def _ask_each(

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import trio
 
-from protocol.errors import EngineRefused, RequestError
+from protocol.errors import BadRequest, EngineRefused, RequestError
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation
 
@@ -33,7 +33,8 @@ async def in_rounds(
     await trio.lowlevel.checkpoint()
     if operation.rehearsal is not None and len(requests) > 1:
         outcomes = await ask_each({name: operation.rehearsal(request) for name, request in requests.items()})
-        if refused := _failed(outcomes):
+        # An engine that is away is not waited for.
+        if refused := [name for name in _failed(outcomes) if isinstance(outcomes[name], BadRequest)]:
             why = f"nothing was done, since {_all(refused)} would not have been {operation.participle}"
             return _with_results_as(EngineRefused(why), outcomes)
     outcomes = await ask_each(requests)

@@ -14,7 +14,7 @@ from actors.engines.port import Engine
 from actors.kit.calls import Address, Answer, Askable
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.errors import ActorLost, LinkLost, NotReady
-from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Offer
+from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Leg, Offer
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
@@ -54,7 +54,9 @@ class LocalWorker(ClusterWorker):
     @property
     def is_up(self) -> bool:
         """Whether its engine is up and in service, with the weights of its model."""
-        return self.engine.current is not None and not self.directory.newest_weights(self.model).behind(self.weights())
+        if self.engine.current is None:
+            return False
+        return self.leg is Leg.ENCODE or not self.directory.newest_weights(self.model).behind(self.weights())
 
     @property
     def offer(self) -> Offer:

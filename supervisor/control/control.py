@@ -169,6 +169,7 @@ class NodeControl:
             refused=tuple(f"engine {name} {why}" for name, why in unused.items()),
             aside=self.ejections(),
             pools=self.pools(),
+            weights=self.directory.weights(),
         )
 
 

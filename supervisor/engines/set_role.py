@@ -52,6 +52,9 @@ def _refusals(context: NodeContext, name: str, section: EngineSection, leg: Leg)
         yield f"an engine of kind {section.kind} computes both legs"
     if len(section.nodes) > 1:
         yield "an engine that spans nodes has the role of its configuration"
+    newest = context.directory.newest_weights(section.model).record
+    if newest.serial and not newest.folder:
+        yield "the weights of its model came as tensors, which its next life would not have"
     if cluster.model[section.model].grid.by_leg:
         yield f"{section.model} has pools, which name the engines of each role"
     changed = with_leg(section, leg)

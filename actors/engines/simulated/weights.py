@@ -129,10 +129,10 @@ class SimulatedWeights:
     async def _end(self, request: EndWeightsUpdate) -> WeightsUpdated:
         await trio.lowlevel.checkpoint()
         self._check_session()
-        if request.version:
-            self._check_new(request.version)
-        elif self._taken:
+        if self._taken and not request.version:
             raise EngineRefused("tensors were replaced in this session, so its end needs a version", param="version")
+        if request.whole and not self._taken:
+            raise EngineRefused("replace every tensor, since those before were of older weights: 1 are missing")
         self.version, self._in_session = request.version or self.version, False
         self._go_on()
         return self._present()

@@ -8,16 +8,19 @@ from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
 from attrs import evolve
 from trio.testing import MockClock
 
+from actors.engines.port import Engine
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.weights import GONE
 from protocol.errors import BadRequest, EngineRefused, RequestError
 from protocol.messages.cluster import Leg, NodeState, Offer
+from protocol.messages.engine import encoder_info
 from protocol.messages.generation import Finished, Generate, Sampling
 from protocol.messages.kind import Message
 from protocol.messages.weights import (
@@ -26,18 +29,21 @@ from protocol.messages.weights import (
     SetWeightsVersion,
     UpdateWeightsFromDisk,
     WeightsUpdated,
+    WeightsVersion,
 )
 from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord
 from supervisor.cluster import operations
 from supervisor.cluster.cluster_worker import ClusterWorker
 from supervisor.engines.kinds import read_cluster
 from supervisor.node.assembly import Assembly
+from supervisor.supervision.registration import Registration
 from supervisor.supervision.supervise import supervise
 from tests.contracts.weights import file_of, update_of
 from tests.rig.assembly import built_assembly
 from tests.rig.cluster_files import MODEL
+from tests.rig.encoders import MEDIA
 from tests.rig.gateway import INFO
-from tests.rig.nodes import linked_directory
+from tests.rig.nodes import add_worker, linked_directory
 
 ENGINE = """
 [engine.{name}]
@@ -155,8 +161,7 @@ async def test_an_engine_that_ends_in_an_update_serves_again_with_the_new_weight
         life.crash()
     while fleet.engines["two"].live in {life, None}:
         await fleet.directory.wait_changed()
-    # An engine that is gone when it is asked whether it would be updated keeps the others from it.
-    await fleet.serves(2 if at_s else 1, *NAMES)
+    await fleet.serves(2, *NAMES)
 
 
 async def test_the_last_version_holds_where_no_engine_got_the_next_one(fleet: Fleet, autojump_clock: MockClock) -> None:
@@ -220,6 +225,77 @@ async def test_a_session_that_one_engine_does_not_begin_is_undone(fleet: Fleet, 
     await fleet.serves(1, *NAMES)
 
 
+async def test_all_engines_get_a_new_name_of_their_weights(fleet: Fleet, autojump_clock: MockClock) -> None:
+    for update in (False, True):
+        if update:
+            await fleet.update(1)
+        outcomes = await fleet.ask(SetWeightsVersion("renamed"))
+        assert set(outcomes.values()) == {WeightsVersion("renamed")}
+        assert set(fleet.records) == set(NAMES)
+        assert {record.version for record in fleet.records.values()} == {"renamed"}
+
+
+async def test_an_engine_that_is_behind_gets_no_new_name(fleet: Fleet, autojump_clock: MockClock) -> None:
+    """Its older weights would have the name of the newest."""
+    await fleet.update(1)
+    fleet.live("two").crash()
+    await trio.sleep(0.5)
+    outcomes = await fleet.ask(SetWeightsVersion("renamed"))
+    error = outcomes["two"]
+    assert isinstance(error, EngineRefused)
+    assert error.detail.endswith("update it first")
+    assert set(fleet.records) == {"one", "three"}
+
+
+async def test_an_engine_that_is_behind_ends_a_session_of_whole_weights_only(
+    fleet: Fleet, autojump_clock: MockClock
+) -> None:
+    await fleet.update(1)
+    fleet.live("two").crash()
+    await trio.sleep(0.5)
+    await fleet.ask(BeginWeightsUpdate())
+    outcomes = await fleet.ask(EndWeightsUpdate("part"))
+    error = outcomes["two"]
+    assert isinstance(error, EngineRefused)
+    assert error.detail == "replace every tensor, since those before were of older weights: 1 are missing"
+    assert set(fleet.records) == {"one", "three"}
+    await fleet.ask(update_of(TENSORS), "two")
+    outcomes = await fleet.ask(EndWeightsUpdate("whole"), "two")
+    assert isinstance(outcomes["two"], WeightsUpdated)
+    assert set(fleet.records) == {"two"}, "it has the newest version now"
+
+
+async def test_an_update_that_a_newer_one_has_overtaken_is_refused(fleet: Fleet, autojump_clock: MockClock) -> None:
+    await fleet.update(1)
+    late = UpdateWeightsFromDisk(folder="/late", version="late", serial=1)
+    worker = fleet.directory.local["one"]
+    with pytest.raises(EngineRefused, match="a newer update has come before, of version 'step-1'"):
+        await worker.call(late)
+    for request in (late, evolve(late, serial=-1), evolve(late, serial=2**60), evolve(late, version="v" * 200)):
+        with pytest.raises(BadRequest):
+            await fleet.ask(request)
+    await fleet.serves(1, *NAMES)
+
+
+async def test_an_operation_asked_as_a_life_ends_has_an_outcome_at_once(
+    fleet: Fleet, autojump_clock: MockClock
+) -> None:
+    fleet.live("two").crash()
+    outcomes = await fleet.ask(BeginWeightsUpdate(), "two")
+    assert isinstance(outcomes["two"], RequestError)
+    assert trio.current_time() < 5
+
+
+async def test_the_same_tensors_may_be_sent_again_to_all(fleet: Fleet, autojump_clock: MockClock) -> None:
+    for _ in range(2):
+        await fleet.ask(BeginWeightsUpdate())
+        await fleet.ask(update_of(TENSORS))
+        outcomes = await fleet.ask(EndWeightsUpdate("sent"))
+        assert all(isinstance(outcome, WeightsUpdated) for outcome in outcomes.values())
+    assert {record.serial for record in fleet.records.values()} == {2}
+    assert set(fleet.records) == set(NAMES)
+
+
 def offer(name: str, weights: WeightsRecord = FIRST_WEIGHTS) -> Offer:
     """Return the offer of an engine that serves."""
     return Offer(name, "oak", Leg.BOTH, 2, up=True, engine=INFO, weights=weights)
@@ -238,3 +314,16 @@ async def test_no_worker_of_another_node_is_asked_that_is_behind() -> None:
     assert old.why == "is out of service: its weights are those of its start, and its model has version 'step-1'"
     directory.newest_weights("oak").note(WeightsRecord(2, "step-2"))
     assert directory.workers("oak") == []
+
+
+async def test_an_encoder_has_no_weights_that_could_be_behind() -> None:
+    await trio.lowlevel.checkpoint()
+    directory, _ = linked_directory()
+    directory.newest_weights("oak").note(WeightsRecord(1, "step-1"))
+    eyes = Offer("eyes", "oak", Leg.ENCODE, 2, up=True, engine=encoder_info("seeing", "1", MEDIA, 4))
+    directory.merge_state("far", NodeState((eyes,)))
+    assert [worker.name for worker in directory.workers("oak")] == ["eyes"]
+    local = add_worker(directory)
+    local.idle_offer = evolve(local.idle_offer, leg=Leg.ENCODE)
+    local.engine = Registration(current=cast("Engine", object()))
+    assert local.is_up

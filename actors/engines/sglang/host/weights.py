@@ -43,6 +43,7 @@ from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest
 from protocol.messages.weights import (
     LOAD_WITHIN_S,
+    VERSION_LENGTH_MAX,
     BeginWeightsUpdate,
     CheckWeights,
     DestroyWeightsGroup,
@@ -80,7 +81,7 @@ class WeightUpdates:
     version: str = ""
     loads: bool = False  # whether the scheduler loads weights, and so answers nothing
     _in_session: bool = False
-    _taken: bool = False  # whether a tensor was replaced in the session
+    _taken: set[str] = field(factory=set)  # the names of the tensors that were replaced in the session
     _session_end: asyncio.TimerHandle | None = None
     _groups: set[str] = field(factory=set)
     _alone: asyncio.Lock = field(factory=asyncio.Lock)
@@ -147,9 +148,8 @@ class WeightUpdates:
 
     async def _name(self, version: str) -> None:
         """Give the present weights a version; no running request is aborted for it."""
-        await self.manager.update_weight_version(
-            UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False)
-        )
+        request = UpdateWeightVersionReqInput(new_version=version, abort_all_requests=False)
+        await self.manager.update_weight_version(request)
         self.version = version
 
     def _check_new(self, version: str) -> None:
@@ -195,7 +195,7 @@ class WeightUpdates:
         try:
             async with self._loading():
                 await self._ok(self.manager.begin_weight_update(BeginWeightUpdateReqInput()))
-                self._in_session, self._taken = True, False
+                self._in_session, self._taken = True, set()
                 self._session_goes_on()
         finally:
             if not self._in_session:  # refused, since a checksum is being computed
@@ -216,17 +216,21 @@ class WeightUpdates:
             update = UpdateWeightsFromTensorReqInput(
                 serialized_named_tensors=ranks, load_format="flattened_bucket", flush_cache=True
             )
-            self._taken = True
+            self._taken |= header.tensors.keys()
             await self._ok(self.manager.update_weights_from_tensor(update))
             self._session_goes_on()
         return WeightsTaken(len(header.tensors), len(data) - header.data_at)
 
     async def _end_session(self, request: EndWeightsUpdate) -> WeightsUpdated:
-        self._takes_in_session()
+        running = self._takes_in_session()
         if request.version:
-            self._check_new(request.version)
+            _check_version(request.version)
         elif self._taken:
             raise EngineRefused("tensors were replaced in this session, so its end needs a version", param="version")
+        if request.whole and (missing := len(running.index.keys() - self._taken)):
+            raise EngineRefused(
+                f"replace every tensor, since those before were of older weights: {missing} are missing"
+            )
         async with self._loading():
             await self._ok(self.manager.end_weight_update(EndWeightUpdateReqInput()))
             if (busy := await prefix_cache.flush(self.manager)) is not None:
@@ -298,7 +302,7 @@ class WeightUpdates:
                 group_name=request.group,
                 flush_cache=True,
             )
-            self._taken = True
+            self._taken |= {*request.names}
             await self._ok(self.manager.update_weights_from_distributed(update))
             self._session_goes_on()
         sizes = (size_bytes(form.shape, dtype) for form, dtype in zip(wanted, types, strict=True))
@@ -387,7 +391,7 @@ class WeightUpdates:
 
 
 def _check_version(version: str) -> None:
-    if not 1 <= len(version) <= 128 or not version.isprintable():
+    if not version.strip() or len(version) > VERSION_LENGTH_MAX or not version.isprintable():
         raise BadRequest("a version has 1 to 128 printable characters", param="version")
 
 
