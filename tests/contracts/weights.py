@@ -50,7 +50,7 @@ async def refused(engine: Engine, request: Message, match: str) -> None:
 
 
 async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
-    """A session is begun once, updated within, and ended once, with a version that is new."""
+    """A session is begun once, updated within, and ended once: with a version, or given up where nothing was replaced."""
     await trio.lowlevel.checkpoint()
     if "update-weights-from-tensors" not in engine.info.operations:
         return
@@ -66,7 +66,9 @@ async def keeps_the_order_of_weight_updates(engine: Engine) -> None:
     await refused(engine, unknown, r"no\.such\.weight is no tensor of the model")
     for wrong in (b"", b"12345678", bytes(8), (99).to_bytes(8, "little") + b"{}", (3).to_bytes(8, "little") + b"{}}"):
         await refused(engine, update_of(wrong), "safetensors|header")
-    await refused(engine, EndWeightsUpdate(before.version), "already")
+    await refused(engine, EndWeightsUpdate("x", whole=True), "replace every tensor")
+    assert await engine.operate(EndWeightsUpdate("")) == before
+    await engine.operate(BeginWeightsUpdate())
     ended = await engine.operate(EndWeightsUpdate("contract"))
     assert ended == WeightsUpdated("contract", before.checksum), "nothing was replaced"
 
