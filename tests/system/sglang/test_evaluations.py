@@ -65,6 +65,7 @@ def check(table: dict[str, Any], prompt: str, rows: Sequence[Row], *, answered: 
         assert token.startswith("bytes:") or (prompt + " ").startswith(token, begin) or begin >= len(prompt)
 
 
+@pytest.mark.nightly
 def test_the_body_of_lm_eval_gets_the_log_probabilities_of_transformers(
     served: Node, expected: list[list[Row]]
 ) -> None:
