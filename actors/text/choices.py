@@ -19,7 +19,10 @@ from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without
 from actors.text.conformance import Judge
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
-from actors.text.formats.table import FORMATS
+from actors.text.formats.answer import Offer
+from actors.text.formats.stage import PLAIN
+from actors.text.formats.table import make_stage
+from actors.text.formats.tool_table import ToolTable
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
 from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
@@ -253,7 +256,8 @@ class Choices:
 
     def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
         """Return the text of a choice behind the stage of its model's format."""
-        stage = FORMATS[self.model.format](self.request)
+        offer = Offer(ToolTable.of(self.request.tools))
+        stage = make_stage(self.model.answers, offer) if self.request.turns else PLAIN
         return StagedText(detokenizer, stage, self.model.whole_tokens, scored_max)
 
     def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:

@@ -14,6 +14,7 @@ from actors.media.layout import VisionLayout
 from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.formats.table import AnswerFormat
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
@@ -54,7 +55,7 @@ class TextModel:
     whole_tokens: WholeTokens | None = None  # None: its decoder allows no such table
     turn_tokens_min: int = 0  # the fewest tokens that a further turn of a conversation has
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
-    format: str = "plain"  # the row of `FORMATS` for its answers
+    answers: AnswerFormat = AnswerFormat()  # the formats of its answers
 
     def prompt(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""

@@ -44,6 +44,7 @@ class StagedText:
     _owed: list[Text] = field(factory=list)
     _fed: int = 0  # characters that the stage has got
     _ending: bool = False
+    _cut: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.detokenizer.whole_tokens is None:
@@ -59,11 +60,11 @@ class StagedText:
         elif (text := self.detokenizer.feed(ids, logprobs)) is not None:
             self._wait(text)
 
-    def finish(self) -> None:
-        """Take the end of the text."""
+    def finish(self, *, cut: bool = False) -> None:
+        """Take the end of the text; `cut` at its limit of tokens."""
         if (text := self.detokenizer.finish()) is not None:
             self._wait(text)
-        self._ending = True
+        self._ending, self._cut = True, cut
 
     def give(self, pieces_max: int) -> list[AnswerPiece]:
         """Return the next pieces, about `pieces_max` at most: a stage may make several of one text."""
@@ -99,7 +100,7 @@ class StagedText:
         return self._replies(pieces)
 
     def _end(self) -> list[AnswerPiece]:
-        pieces = self.stage.end()
+        pieces = self.stage.end(cut=self._cut)
         self._owed += [text for _, text in self._held]
         self._held.clear()
         if not pieces and any(text.logprobs or text.ids for text in self._owed):

@@ -14,6 +14,7 @@ from protocol.messages.adapters import Adapter
 from protocol.messages.generation import FinishReason, Grammar, Usage
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import Media
+from protocol.messages.tools import AUTO, Tool, ToolCall, ToolChoice
 from protocol.trace import Trace
 from protocol.weight_versions import WeightVersions
 
@@ -25,6 +26,7 @@ class Role(StrEnum):
     DEVELOPER = "developer"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 @frozen
@@ -36,6 +38,8 @@ class Turn:
     name: str = ""  # of the participant; empty: none is given
     param: str = field(default="", eq=False)  # the client's name of the message
     reasoning: str = ""  # of an earlier answer, for templates that read it
+    calls: tuple[ToolCall, ...] = ()  # of an earlier answer
+    call_id: str = ""  # of the call whose result a tool's message is
 
     @property
     def text(self) -> str:
@@ -82,6 +86,9 @@ class Respond(Message):
     id: str
     turns: tuple[Turn, ...] = ()
     rendering: Rendering = DEFAULT_RENDERING  # of the turns
+    tools: tuple[Tool, ...] = ()  # that the answer may call
+    tool_choice: ToolChoice = AUTO
+    parallel_calls: bool = True  # an answer may have several
     texts: tuple[str, ...] = ()
     token_lists: tuple[tuple[int, ...], ...] = ()
     n: int = 1
@@ -227,6 +234,7 @@ class Tokenize(Message):
 
     turns: tuple[Turn, ...] = ()
     rendering: Rendering = DEFAULT_RENDERING  # of the turns
+    tools: tuple[Tool, ...] = ()
     text: str = ""
     special: bool = True  # add the tokenizer's special tokens around the text
     owner: str = ""  # the name of the client's key

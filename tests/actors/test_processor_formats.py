@@ -17,11 +17,11 @@ from tests.actors.test_processor import LIMITS, ask, respond, running
 from tests.actors.text.test_staged_text import joined
 from tests.rig import router
 from tests.rig.gateway import TINY, Worker, ids
-from tests.rig.marked_format import marked
+from tests.rig.marked_format import Marked
 from tests.rig.router import EOS, Fake, Play, routed
 
 LINE = 'An oak. [think]Is it [t old?[/think] Yes. [call f]{"a": [1]}[/call] An oak.'
-MARKED = evolve(TINY, format="marked")
+MARKED = TINY
 PIECES = [
     ("Text", -1, "", "An oak. "),
     ("Reasoning", -1, "", "Is it [t old?"),
@@ -33,7 +33,7 @@ PIECES = [
 
 @pytest.fixture(autouse=True)
 def _format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.text.choices.FORMATS", {"marked": marked})
+    monkeypatch.setattr("actors.text.choices.make_stage", lambda *_: Marked())
 
 
 def of_choice(replies: Sequence[Any], choice: int) -> list[Any]:

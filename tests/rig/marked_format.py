@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from attrs import define, field
 
-from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, Stage, TextPiece
-from protocol.messages.text import Respond
+from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
 
 BEGINNING = re.compile(r"\[(?:/?(?:t(?:h(?:i(?:nk?)?)?)?|c(?:a(?:ll?)?)?)?|call [a-z]{0,16})")
 MARKER = re.compile(r"\[(?:(/?)think|(/)call|call ([a-z]{1,16}))\]")
@@ -52,7 +51,7 @@ class Marked:
                 pieces += self._pieces(min(1, len(self._buffer)))
         return pieces
 
-    def end(self) -> Sequence[Piece]:
+    def end(self, *, cut: bool = False) -> Sequence[Piece]:
         """Return what may have become a marker, and has not."""
         return self._pieces(len(self._buffer))
 
@@ -71,8 +70,3 @@ class Marked:
         if self._in_call:
             return [CallPiece(self._calls - 1, arguments=text)]
         return [ReasoningPiece(text) if self._reasons else TextPiece(text)]
-
-
-def marked(_: Respond) -> Stage:
-    """Return the stage of one choice."""
-    return Marked()

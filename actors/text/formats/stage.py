@@ -34,7 +34,8 @@ class ReasoningPiece:
 class CallPiece:
     """A part of a call of a function: `name` in its first part, then `arguments`, joined the JSON text of an object.
 
-    Calls of a choice are numbered from 0 by `index`, and do not overlap.
+    Calls of a choice are numbered from 0 by `index`, and do not overlap. All parts of a call come at once, when it is
+    whole.
     """
 
     index: int
@@ -63,8 +64,12 @@ class Stage(Protocol):
     def feed(self, text: str) -> Sequence[Piece]:
         """Take the next text; return the pieces that are certain now."""
 
-    def end(self) -> Sequence[Piece]:
-        """Return the pieces that were held back; the text may end anywhere, even within a marker."""
+    def end(self, *, cut: bool = False) -> Sequence[Piece]:
+        """Return the pieces that were held back; the text may end anywhere, even within a marker.
+
+        Of a text that was `cut` at its limit of tokens, the beginning of a call is left out; of one that ended by
+        itself, it is text.
+        """
 
 
 @frozen
@@ -78,7 +83,7 @@ class Plain:
         """Return the text."""
         return (TextPiece(text),)
 
-    def end(self) -> Sequence[Piece]:
+    def end(self, *, cut: bool = False) -> Sequence[Piece]:  # noqa: ARG002
         """Return nothing."""
         return ()
 

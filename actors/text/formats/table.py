@@ -1,16 +1,45 @@
-"""The formats of answers by their names: a new one is a file in this folder and a row here."""
+"""The formats of answers by their names: a new one is a file in this folder and a row here.
+
+Names are those of an operator's file: `tools` and `reasoning` of a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
+from attrs import frozen
+
+from actors.text.formats.answer import CallFormat, Offer, ParserStage, Thought, WholeFormat, read_answer
+from actors.text.formats.hermes import Hermes
+from actors.text.formats.source import Source
 from actors.text.formats.stage import PLAIN, Stage
-from protocol.messages.text import Respond
 
-MakeStage: TypeAlias = Callable[[Respond], Stage]
-"""Makes the stage of one choice of a request."""
-
-FORMATS: Mapping[str, MakeStage] = {
-    "plain": lambda _: PLAIN,
+TOOLS: Mapping[str, CallFormat | WholeFormat] = {
+    "hermes": Hermes(),
 }
+"""Formats of calls; a whole format has reasoning of its own, too."""
+
+REASONING: Mapping[str, Thought] = {
+    "think": Thought("<think>", "</think>"),
+}
+"""Formats of reasoning."""
+
+
+@frozen
+class AnswerFormat:
+    """The names of the formats of a model's answers; None for a model that writes no calls, or no reasoning."""
+
+    tools: str | None = None
+    reasoning: str | None = None
+
+
+def make_stage(answers: AnswerFormat, offer: Offer) -> Stage:
+    """Return the stage of one choice."""
+    calls = None if answers.tools is None else TOOLS[answers.tools]
+    source = Source()
+    if isinstance(calls, WholeFormat):
+        return ParserStage(source, calls.read_whole(source, offer))
+    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
+    if thought is None and (calls is None or not offer.tools):
+        return PLAIN
+    return ParserStage(source, read_answer(source, offer, thought, calls))

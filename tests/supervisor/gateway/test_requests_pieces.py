@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from attrs import evolve
 
-from tests.rig import gateway
-from tests.rig.gateway import TINY, Worker, chat, create, gateway_rig, ids, leave_all, post, response, text
-from tests.rig.marked_format import marked
+from tests.rig.gateway import Worker, chat, create, gateway_rig, ids, leave_all, post, response, text
+from tests.rig.marked_format import Marked
 from tests.rig.sockets import last_event, websocket_client
 
 LINES = {"Reasoning": "Oak. [think]Old?[/think] Yes.", "CallPart": "Oak. [call f]{}[/call] Yes."}
@@ -15,8 +13,7 @@ LINES = {"Reasoning": "Oak. [think]Old?[/think] Yes.", "CallPart": "Oak. [call f
 
 @pytest.fixture(autouse=True)
 def _format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.text.choices.FORMATS", {"marked": marked})
-    monkeypatch.setattr(gateway, "TINY", evolve(TINY, format="marked"))
+    monkeypatch.setattr("actors.text.choices.make_stage", lambda *_: Marked())
 
 
 @pytest.mark.parametrize("kind", LINES)

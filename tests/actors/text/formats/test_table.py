@@ -5,26 +5,27 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from actors.text.formats.table import FORMATS
-from tests.rig import marked_format
+from actors.text.formats.table import TOOLS
+from tests.rig import marked_calls
 from tests.rig.scratch import scratch
 
 IMPORT = """
-from actors.text.formats.marked import marked
+from actors.text.formats.marked import Marked
 """
 ROW = """
-"marked": marked,
+"marked": Marked(),
 """
 CUT = """
 import random
 
+from actors.text.formats.answer import Offer
 from actors.text.formats.stage import CallPiece
-from actors.text.formats.table import FORMATS
-from protocol.messages.text import Respond
+from actors.text.formats.table import AnswerFormat, make_stage
+from actors.text.formats.tool_table import ToolTable
 from tests.actors.text.formats.test_table import LINE
 
 def pieces(parts):
-    stage, out = FORMATS["marked"](Respond("0" * 32)), []
+    stage, out = make_stage(AnswerFormat("marked", "think"), Offer(ToolTable({"f": {}}))), []
     for piece in [*(piece for part in parts for piece in stage.feed(part)), *stage.end()]:
         call = isinstance(piece, CallPiece)
         key = type(piece).__name__, piece.index if call else None
@@ -52,7 +53,9 @@ from actors.kit.fast_path import FastPath
 from actors.kit.offload import run_inline
 from actors.processor import processor
 from actors.text.limits import PromptLimits
+from actors.text.formats.table import AnswerFormat
 from protocol.messages.text import Respond, Role, Turn
+from protocol.messages.tools import Tool
 from tests.actors.text.formats.test_table import LINE
 from tests.rig.calls import mailbox
 from tests.rig.gateway import INFO, TINY, Worker, ids
@@ -68,10 +71,10 @@ async def main():
 
     async with trio.open_nursery() as nursery:
         limits = PromptLimits(INFO, 500, 500)
-        model = evolve(TINY, format="marked")
+        model = evolve(TINY, answers=AnswerFormat("marked", "think"))
         arguments = inbox, model, Worker(line=LINE), lambda: limits, run_inline, 1
         await nursery.start(partial(processor, *arguments))
-        async with address.ask(Respond("0" * 32, turns), 500) as answer:
+        async with address.ask(Respond("0" * 32, turns, tools=(Tool("f"),)), 500) as answer:
             await answer.relay(replies.append, fast_path=FastPath(receive))
         nursery.cancel_scope.cancel()
     kinds = {}
@@ -79,11 +82,11 @@ async def main():
         part = getattr(reply, "text", "") + getattr(reply, "name", "") + getattr(reply, "arguments", "")
         kinds[type(reply).__name__] = kinds.get(type(reply).__name__, "") + part
     print(kinds["Text"], kinds["Reasoning"], kinds["CallPart"], sep="|")
-    print(len(fast) > 10, set("".join(fast)) & {"[", "{", "I"})
+    print(len(fast) > 10, set("".join(fast)) & {"[", "{", "<", "I"})
 
 trio.run(main)
 """
-LINE = 'An oak. [think]Is [t it?[/think] Yes. [call f]{"a": [1]}[/call] An oak is a tree.'
+LINE = 'An oak. <think>Is [t it?</think> Yes. [call f]{"a": [1]}[/call] An oak is a tree.'
 WHOLE = [
     "TextPiece 'An oak. '",
     "ReasoningPiece 'Is [t it?'",
@@ -94,11 +97,11 @@ WHOLE = [
 
 
 def test_a_format_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
-    assert "marked" not in FORMATS, "the recipe is carried out in a copy"
+    assert "marked" not in TOOLS, "the recipe is carried out in a copy"
     scratch_copy = scratch(tmp_path)
-    scratch_copy.add("actors/text/formats/marked.py", inspect.getsource(marked_format))
-    scratch_copy.insert("actors/text/formats/table.py", "from actors.text.formats.stage", IMPORT)
-    scratch_copy.insert("actors/text/formats/table.py", '    "plain": ', ROW)
+    scratch_copy.add("actors/text/formats/marked.py", inspect.getsource(marked_calls))
+    scratch_copy.insert("actors/text/formats/table.py", "from actors.text.formats.hermes", IMPORT)
+    scratch_copy.insert("actors/text/formats/table.py", '    "hermes": ', ROW)
     assert scratch_copy.touched == {"actors/text/formats/marked.py", "actors/text/formats/table.py"}
     assert scratch_copy.program(CUT).splitlines() == WHOLE
     answered = scratch_copy.program(ANSWERED).splitlines()

@@ -1,0 +1,139 @@
+"""The answer of most formats: text, with reasoning between two markers and calls behind a marker.
+
+A format of reasoning is a pair of markers (`Thought`). A format of calls (`CallFormat`) knows with which markers its
+calls begin, and reads them. The two are chosen for each model, and either may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from attrs import define, field, frozen
+
+from actors.text.formats.source import NEWLINE, NoCall, Reading, Source
+from actors.text.formats.stage import Piece, ReasoningPiece, TextPiece
+from actors.text.formats.tool_table import ToolTable
+
+
+@frozen
+class Thought:
+    """The markers of reasoning; line breaks between a marker and what it is next to belong to neither."""
+
+    begin: str
+    end: str
+
+
+@frozen
+class Offer:
+    """What an answer may contain, from its request."""
+
+    tools: ToolTable = ToolTable()
+    thinking: bool = False  # the prompt ends within reasoning
+
+
+@runtime_checkable
+class WholeFormat(Protocol):
+    """A format of a whole answer, in which text, reasoning and calls have markers of one kind."""
+
+    def read_whole(self, source: Source, offer: Offer) -> Reading[None]:
+        """Read a whole answer."""
+
+
+class CallFormat(Protocol):
+    """A way in which models write calls of tools."""
+
+    @property
+    def begins(self) -> Sequence[str]:
+        """The markers with which calls begin."""
+
+    @property
+    def bare(self) -> str:
+        """The characters with which a call begins where an answer does, without a marker; empty for none."""
+
+    def read(self, source: Source, tools: ToolTable, marker: str) -> Reading[None]:
+        """Read what comes behind a marker, and make calls of it; the marker belongs to the attempt.
+
+        Behind a call, an attempt ends: what is no call then is the text behind it. Raises `NoCall` for text that is no
+        call.
+        """
+
+
+def read_answer(source: Source, offer: Offer, thought: Thought | None, calls: CallFormat | None) -> Reading[None]:
+    """Read a whole answer."""
+    calls = calls if offer.tools else None
+    if thought is not None and offer.thinking:
+        yield from _read_thought(source, thought)
+    elif calls is not None and calls.bare:
+        yield from _read_bare(source, offer.tools, calls)
+    begins = () if calls is None else calls.begins
+    thoughts = () if thought is None else (thought.begin,)
+    while (marker := (yield from source.pass_until(TextPiece, *begins, *thoughts, trimmed=NEWLINE))) is not None:
+        if thought is not None and marker == thought.begin:
+            yield from _read_thought(source, thought)
+        elif calls is not None:
+            source.begin(marker)
+            yield from _attempt(source, offer.tools, calls, marker)
+
+
+def _read_thought(source: Source, thought: Thought) -> Reading[None]:
+    yield from source.skip(NEWLINE)
+    yield from source.pass_until(ReasoningPiece, thought.end, trimmed=NEWLINE)
+    yield from source.skip(NEWLINE)
+
+
+def _read_bare(source: Source, tools: ToolTable, calls: CallFormat) -> Reading[None]:
+    """Read a call without a marker, if an answer begins with one."""
+    yield from source.run(" \n")
+    if (first := (yield from source.peek())) and first in calls.bare:
+        yield from _attempt(source, tools, calls, "")
+    else:
+        source.fail()
+
+
+def _attempt(source: Source, tools: ToolTable, calls: CallFormat, marker: str) -> Reading[None]:
+    try:
+        yield from calls.read(source, tools, marker)
+    except NoCall:
+        source.fail()
+    else:
+        source.forget()
+
+
+@define(eq=False)
+class ParserStage:
+    """The stage whose pieces a parser makes."""
+
+    source: Source
+    reading: Reading[None]
+    _done: bool = field(default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._run()
+
+    @property
+    def held(self) -> int:
+        """The number of characters held back."""
+        return self.source.held
+
+    @property
+    def watched(self) -> frozenset[str] | None:
+        """The first characters of markers, while the text is the answer itself."""
+        return self.source.watched
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Take the next text; return the pieces that are certain now."""
+        self.source.add(text)
+        self._run()
+        return self.source.take_pieces()
+
+    def end(self, *, cut: bool = False) -> Sequence[Piece]:
+        """Return the pieces that were held back; of a text that was `cut`, without the beginning of a call."""
+        self.source.ended, self.source.cut = True, cut
+        self._run()
+        assert self._done
+        return self.source.take_pieces()
+
+    def _run(self) -> None:
+        if not self._done:
+            self._done = next(self.reading, self) is self

@@ -1,0 +1,31 @@
+"""Calls as Hermes and Qwen models write them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from actors.text.formats.json_calls import call_of
+from actors.text.formats.json_text import SPACE, json_value
+from actors.text.formats.source import Reading, Source
+from actors.text.formats.tool_table import ToolTable
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+@frozen
+class Hermes:
+    """One JSON object between two markers."""
+
+    begins: tuple[str, ...] = (BEGIN,)
+    bare: str = ""
+
+    def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
+        """Read one call."""
+        name, arguments = call_of((yield from json_value(source)), tools)
+        source.call(name, arguments)
+        # The object is the call: a model that ends its answer, or begins the next call, leaves the marker out.
+        yield from source.run(SPACE)
+        if (yield from source.accept(END)) is not None:
+            source.forget()
+        else:
+            source.fail()
