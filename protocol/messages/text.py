@@ -66,6 +66,7 @@ class Rendering:
     effort_field: str = "reasoning_effort"  # the client's name of `effort`
     continues: bool = False
     begins_answer: bool = True  # the prompt ends with the beginning of the answer
+    tools: tuple[Tool, ...] = ()  # that the answer may call
 
 
 DEFAULT_RENDERING = Rendering()
@@ -86,7 +87,6 @@ class Respond(Message):
     id: str
     turns: tuple[Turn, ...] = ()
     rendering: Rendering = DEFAULT_RENDERING  # of the turns
-    tools: tuple[Tool, ...] = ()  # that the answer may call
     tool_choice: ToolChoice = AUTO
     parallel_calls: bool = True  # an answer may have several
     texts: tuple[str, ...] = ()
@@ -124,6 +124,11 @@ class Respond(Message):
     owner: str = ""  # the name of the client's key
     adapter: Adapter | None = None  # the LoRA adapter that its model was named with
     total_max: int | None = None  # tokens of prompt and answer at admission; 0: no engine was ready then
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        return self.rendering.tools
 
     @property
     def scores_prompts(self) -> bool:
@@ -234,7 +239,6 @@ class Tokenize(Message):
 
     turns: tuple[Turn, ...] = ()
     rendering: Rendering = DEFAULT_RENDERING  # of the turns
-    tools: tuple[Tool, ...] = ()
     text: str = ""
     special: bool = True  # add the tokenizer's special tokens around the text
     owner: str = ""  # the name of the client's key

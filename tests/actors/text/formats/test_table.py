@@ -54,7 +54,7 @@ from actors.kit.offload import run_inline
 from actors.processor import processor
 from actors.text.limits import PromptLimits
 from actors.text.formats.table import AnswerFormat
-from protocol.messages.text import Respond, Role, Turn
+from protocol.messages.text import Rendering, Respond, Role, Turn
 from protocol.messages.tools import Tool
 from tests.actors.text.formats.test_table import LINE
 from tests.rig.calls import mailbox
@@ -74,7 +74,7 @@ async def main():
         model = evolve(TINY, answers=AnswerFormat("marked", "think"))
         arguments = inbox, model, Worker(line=LINE), lambda: limits, run_inline, 1
         await nursery.start(partial(processor, *arguments))
-        async with address.ask(Respond("0" * 32, turns, tools=(Tool("f"),)), 500) as answer:
+        async with address.ask(Respond("0" * 32, turns, Rendering(tools=(Tool("f"),))), 500) as answer:
             await answer.relay(replies.append, fast_path=FastPath(receive))
         nursery.cancel_scope.cancel()
     kinds = {}
