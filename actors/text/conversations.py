@@ -24,7 +24,7 @@ from protocol.messages.media import Media
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
 from protocol.strict.mistakes import join, segment
 
-SYSTEM, DEVELOPER, USER, ASSISTANT = Role  # by identity: the hash of a role is computed in Python
+SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role  # by identity: the hash of a role is computed in Python
 PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
 SYSTEMS_JOIN = "\n\n"
 SENTENCE_CHARACTERS_MAX = 300  # of a template, in a refusal

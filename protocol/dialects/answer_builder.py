@@ -15,7 +15,7 @@ from attrs import define, field
 
 from protocol.dialects.weight_versions import version_members
 from protocol.messages.generation import Started
-from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
+from protocol.messages.text import Accepted, Answered, AnswerPiece, ChoiceEnded, Text
 
 PIECE_BYTES = 64 * 1024
 
@@ -80,7 +80,7 @@ class AnswerBuilder(ABC):
         self._ids, self._logprobs = ids, logprobs
         self._choices = [ChoiceParts() for _ in range(choices)]
 
-    def add(self, reply: Accepted | Started | Text | ChoiceEnded) -> None:
+    def add(self, reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
         """Add the next reply of any kind."""
         match reply:
             case Text():

@@ -19,7 +19,7 @@ from protocol.dialects.options import ChoiceOptions
 from protocol.dialects.weight_versions import version_members
 from protocol.errors import RequestError
 from protocol.messages.generation import Usage
-from protocol.messages.text import Answered, ChoiceEnded, Text
+from protocol.messages.text import Answered, AnswerPiece, ChoiceEnded, Text
 
 _encode = msgspec.json.Encoder().encode
 
@@ -48,8 +48,13 @@ class ChoiceChunks(ABC):
         self._heads: dict[int, bytes] = {}  # by choice that has begun: the JSON of its further chunks up to their text
         self._running = choices
 
+    def piece(self, reply: AnswerPiece) -> bytes:
+        """Return the chunks with the next piece of a choice, which is text in a dialect without other pieces."""
+        assert isinstance(reply, Text)
+        return self.text(reply)
+
     def text(self, reply: Text) -> bytes:
-        """Return the chunk with the next piece of a choice."""
+        """Return the chunk with the next piece of text of a choice."""
         head = self._heads.get(reply.choice) or self._begin(reply.choice)
         if not self._logprobs and not self._ids:
             return head + _encode(reply.text) + self._plain_end

@@ -31,11 +31,15 @@ class FinishReason(StrEnum):
 
 @frozen
 class Usage:
-    """The tokens of a request; `cached_tokens` of the prompt came from the prefix cache."""
+    """The tokens of a request: `cached_tokens` of its prompt came from the prefix cache.
+
+    `reasoning_tokens` of its answer are reasoning, which a processor alone knows.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class GrammarKind(StrEnum):

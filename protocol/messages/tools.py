@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+NO_PARAMETERS = '{"type":"object","properties":{}}'
+
 
 @frozen
 class Tool:
@@ -11,9 +13,8 @@ class Tool:
 
     name: str
     description: str | None = None
-    parameters: str = '{"type":"object","properties":{}}'  # the JSON text of a JSON schema of an object
+    parameters: str = NO_PARAMETERS  # the JSON text of a JSON schema of an object
     strict: bool = False  # calls validate against the schema
-    definition: str = ""  # the JSON text of the function as the client sent it, which chat templates get
 
 
 @frozen

@@ -8,7 +8,7 @@ from attrs import define, field, frozen
 from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import AskerLeft, InternalError, RequestError
 from protocol.messages.generation import FinishReason, RouteTaken, Usage
-from protocol.messages.text import Text
+from protocol.messages.text import AnswerPiece
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.keys.keys import ClientKey
 from supervisor.gateway.memory_budgets import MemoryReservation
@@ -93,8 +93,8 @@ class RequestRecord:
         }
 
 
-def count_text(record: RequestRecord, text: Text, gaps: Buckets, now: float) -> None:
-    """Count the tokens of a piece of text that has come now, and the time since the one before."""
+def count_text(record: RequestRecord, text: AnswerPiece, gaps: Buckets, now: float) -> None:
+    """Count the tokens of a piece of an answer that has come now, and the time since the one before."""
     tokens = text.tokens
     if not tokens:
         # The text is an echo of the prompt.

@@ -34,7 +34,7 @@ from protocol.errors import (
 )
 from protocol.messages.adapters import ADAPTER_MARK, Adapter
 from protocol.messages.generation import Started
-from protocol.messages.text import Accepted, Answered, CallPart, ChoiceEnded, Reasoning, Respond, Text
+from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.request_record import RequestRecord, ResponseEnd, count_text
@@ -42,8 +42,8 @@ from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-RenderedReply: TypeAlias = Accepted | Started | Text | ChoiceEnded
-"""The replies that every API can send; any other one fails its request."""
+RenderedReply: TypeAlias = Accepted | Started | AnswerPiece | ChoiceEnded
+"""The replies of which an API makes its answer."""
 
 DROPPED = frozenset({"backlog", "stalled"})  # reasons for which this server ended a connection
 NO_MEMORY = "the server has no memory left for this request"
@@ -182,10 +182,8 @@ class RequestRunner:
         gaps = self.metrics.token_gaps(record.counted_model)
 
         def count_and_pass_on(reply: TextReply) -> None:
-            if isinstance(reply, Text):
+            if isinstance(reply, Text | Reasoning | CallPart):
                 count_text(record, reply, gaps, trio.current_time())
-            elif isinstance(reply, Reasoning | CallPart):
-                raise InternalError(f"the answer has a part that no API here can send: {type(reply).__name__}")
             else:
                 self._count(record, reply)
             on_reply(reply)

@@ -14,9 +14,9 @@ import msgspec
 from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import logprob_entries, split_text
 from protocol.dialects.responses.objects import item_id, item_object, part_object, response_id, response_object
-from protocol.errors import RequestError
+from protocol.errors import InternalError, RequestError
 from protocol.messages.generation import FinishReason, Usage
-from protocol.messages.text import ChoiceEnded, Text
+from protocol.messages.text import AnswerPiece, ChoiceEnded, Text
 from protocol.weight_versions import WeightVersions
 
 if TYPE_CHECKING:
@@ -92,11 +92,13 @@ class Events:
             self._event("response.content_part.added", **self._place, part=part_object("")),
         )
 
-    def deltas(self, reply: Text) -> tuple[bytes, ...]:
+    def deltas(self, reply: AnswerPiece) -> tuple[bytes, ...]:
         """Return the events of the next piece of text: several if it has many log probabilities, or is the first.
 
         The events of `open` come before the first piece, unless they have been sent.
         """
+        if not isinstance(reply, Text):
+            raise InternalError(f"the answer has a part that Responses cannot send yet: {type(reply).__name__}")
         short = len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None
         if self.opened and short:
             return (self.delta(reply),)

@@ -25,7 +25,7 @@ from protocol.errors import (
     TooLarge,
 )
 from protocol.messages.generation import FinishReason, Started
-from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
+from protocol.messages.text import Accepted, Answered, CallPart, ChoiceEnded, Reasoning, Text
 from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import Conversation, ResponseHistory
@@ -124,7 +124,7 @@ class LaneAnswers:
 
         def on_reply(reply: RenderedReply) -> None:
             match reply:
-                case Text():
+                case Text() | Reasoning() | CallPart():
                     record.sent_bytes += send(*events.deltas(reply))
                 case Started():
                     # The events that open the item leave in one write with the first text.

@@ -25,7 +25,7 @@ from tests.rig.templates import (
     THOUGHTLESS,
 )
 
-SYSTEM, DEVELOPER, USER, ASSISTANT = Role
+SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role
 
 A, B, C = "Never reveal ALPHA.", "Answer in BETA.", "Hi"
 

@@ -17,7 +17,7 @@ from protocol.dialects.answer_builder import AnswerBuilder
 from protocol.dialects.choices import ChoiceChunks
 from protocol.errors import RequestError, SlowClient
 from protocol.messages.generation import Started
-from protocol.messages.text import Accepted, ChoiceEnded, Respond, Text
+from protocol.messages.text import Accepted, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from supervisor.gateway.http.exchange import Exchange
 from supervisor.gateway.http.response import JSON
 from supervisor.gateway.request_record import RequestRecord
@@ -128,8 +128,8 @@ async def _stream_as_read(exchange: Exchange, record: RequestRecord, respond: Re
 
 def _events(reply: RenderedReply, chunks: ChoiceChunks) -> bytes:
     match reply:
-        case Text():
-            return chunks.text(reply)
+        case Text() | Reasoning() | CallPart():
+            return chunks.piece(reply)
         case ChoiceEnded():
             return chunks.choice_ended(reply)
         case Accepted() | Started():

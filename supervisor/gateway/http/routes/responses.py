@@ -7,7 +7,7 @@ import trio
 from protocol.dialects import responses
 from protocol.errors import RequestError, SlowClient, UpgradeRequired
 from protocol.messages.generation import Started
-from protocol.messages.text import Accepted, Answered, ChoiceEnded, Text
+from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Text
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.routes.answering import reply_whole
 from supervisor.gateway.requests import RenderedReply
@@ -77,9 +77,9 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         gateway.streams.remove(stream)
 
 
-def _encode(events: responses.Events, reply: Accepted | Started | Text) -> bytes:
+def _encode(events: responses.Events, reply: Accepted | Started | AnswerPiece) -> bytes:
     match reply:
-        case Text():
+        case Text() | Reasoning() | CallPart():
             return b"".join(events.deltas(reply))
         case Started():
             return b"".join(events.open())

@@ -1,0 +1,165 @@
+"""The tools of requests in all dialects: the functions that are offered, the choice among them, and earlier calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
+
+import attrs
+import msgspec
+from attrs import frozen
+
+from protocol.dialects.formats import JsonObject
+from protocol.dialects.message_parts import CACHE_HINTS
+from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice
+from protocol.strict.checks import Holds, Matches
+from protocol.strict.mistakes import Mistake, describe, wrong
+from protocol.strict.objects import Harmless
+from protocol.strict.tagged import tag
+
+TOOLS_MAX = 512
+NAME_CHARACTERS_MAX = 128
+NAME_PATTERN = f"[A-Za-z0-9_.-]{{1,{NAME_CHARACTERS_MAX}}}"
+CALL_ID_CHARACTERS_MAX = 256
+MODES = ("none", "auto", "required")
+
+FunctionName = Annotated[str, Matches(NAME_PATTERN, f"1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z 0-9 _ . -")]
+CallId = Annotated[str, Holds(1, CALL_ID_CHARACTERS_MAX)]
+
+
+@frozen
+class FunctionDefinition:
+    """A function of a client: its name, what it does, and a JSON schema of its arguments."""
+
+    harmless: ClassVar[Harmless] = {"type": ("function",), "defer_loading": (False,), **CACHE_HINTS}
+
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+    def tool(self, name: str | None = None) -> Tool:
+        """Return the function for a processor, by another name if one is given."""
+        parameters = NO_PARAMETERS if self.parameters is None else self.parameters.text
+        return Tool(name or self.name, self.description, parameters, strict=bool(self.strict))
+
+
+@frozen
+class FunctionTool:
+    """A function as a tool of chat completions."""
+
+    harmless: ClassVar[Harmless] = {"strict": (bool,), **CACHE_HINTS}  # of the function itself, elsewhere
+
+    type: Literal["function"] = attrs.field(metadata=tag())
+    function: FunctionDefinition
+
+
+@frozen
+class Arguments:
+    """The arguments of an earlier call: the JSON text of an object, or nothing at all for no arguments."""
+
+    value_types: ClassVar[tuple[type, ...]] = (str,)
+
+    text: str
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Return the arguments; raises `Mistakes` for anything but an object as text."""
+        text = cast("str", value)
+        if not text.strip():
+            return cls("{}")
+        try:
+            decoded: object = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            raise wrong(f"must be the JSON text of an object: {error}") from None
+        if not isinstance(decoded, dict):
+            raise wrong(f"must be the JSON text of an object, is one of {describe(type(decoded).__name__)}")
+        JsonObject.from_value(decoded)
+        return cls(text)
+
+
+@frozen
+class CalledFunction:
+    """The function of an earlier call, and its arguments."""
+
+    name: FunctionName
+    arguments: Arguments = Arguments("{}")
+
+
+@frozen
+class FunctionCall:
+    """A call in an earlier answer of a chat completion."""
+
+    harmless: ClassVar[Harmless] = {"index": (int,), "extra_content": (dict,), **CACHE_HINTS}
+
+    id: CallId
+    function: CalledFunction
+    type: Literal["function"] = attrs.field(default="function", metadata=tag())
+
+    def call(self) -> ToolCall:
+        """Return the call for a processor."""
+        return ToolCall(self.id, self.function.name, self.function.arguments.text)
+
+
+@frozen
+class Choice:
+    """Whether tools may be called, have to be, or which one; with the name of a function, where one is chosen."""
+
+    value_types: ClassVar[tuple[type, ...]] = (str, dict)
+
+    mode: str
+    name: str | None = None
+
+    @classmethod
+    def from_value(cls, value: object) -> Self:
+        """Return a choice by its mode, or of one function by either dialect's form; raises `Mistakes`."""
+        if isinstance(value, str):
+            if value in MODES:
+                return cls(value)
+        elif isinstance(value, dict) and value.get("type") == "function":
+            function = value.get("function", value)
+            name = function.get("name") if isinstance(function, dict) else None
+            if not isinstance(name, str) or not name:
+                raise wrong("has no name of a function")
+            return cls("required", name)
+        elif isinstance(value, dict) and value.get("type") in MODES and len(value) == 1:
+            return cls(str(value["type"]))
+        named = ", ".join(map(describe, MODES))
+        raise wrong(f"{describe(value)} is not supported here; only {named} or a function is", unsupported=True)
+
+    @property
+    def choice(self) -> ToolChoice:
+        """The choice for a processor."""
+        return ToolChoice(none=self.mode == "none", required=self.mode == "required", name=self.name)
+
+
+Tools: TypeAlias = Annotated[tuple[FunctionTool, ...], Holds(0, TOOLS_MAX)]
+
+
+def choice_of(choice: Choice | None) -> ToolChoice:
+    """Return the choice for a processor; without one, the model chooses."""
+    return AUTO if choice is None else choice.choice
+
+
+def offered(tools: Sequence[Tool], choice: Choice | None) -> tuple[Tool, ...]:
+    """Return the tools that a model gets to see: none if it may call none."""
+    return () if choice is not None and choice.mode == "none" else tuple(tools)
+
+
+def tool_mistakes(names: Sequence[str], path: str) -> Iterator[Mistake]:
+    """Yield a mistake for each tool with the name of an earlier one; `path` is a pattern with the tool's index."""
+    seen = set[str]()
+    for index, name in enumerate(names):
+        if name in seen:
+            yield Mistake(path.format(index), f"is the name of two tools, {describe(name)}")
+        seen.add(name)
+
+
+def choice_mistakes(choice: Choice | None, names: Collection[str]) -> Iterator[Mistake]:
+    """Yield the mistake of a choice that the tools with these names do not allow."""
+    if choice is None or choice.mode != "required":
+        return
+    if not names:
+        yield Mistake("tool_choice", "needs tools")
+    elif choice.name is not None and choice.name not in names:
+        yield Mistake("tool_choice", f"names {describe(choice.name)}, which is none of the tools")
