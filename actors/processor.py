@@ -12,10 +12,10 @@ keeps nothing of a request after its end, and never asks for more tokens than it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import trio
 from attrs import evolve, frozen
@@ -24,11 +24,14 @@ from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread, RunWork
 from actors.media.preparation import Vision, media_stage
+from actors.text.call_grammar import HeldCalls
+from actors.text.call_grammars import CallGrammars, refused_as_tools
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
-from actors.text.conformance import Conformance, Judge
+from actors.text.conformance import Conformance
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.generations import make_generations
+from actors.text.judging import CallConformance, Judges
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
 from actors.text.prompt_blocks import with_blocks
@@ -60,11 +63,17 @@ TOKENIZE_TOKENS_MAX = 262_144
 STOP_CHARACTER_WORK = 4
 
 
-GrammarCheck: TypeAlias = Callable[[Grammar, str], Awaitable[Grammar]]
-"""Returns the grammar that an engine gets for the owner's; raises `BadRequest` for one that is refused."""
+class GrammarCheck(Protocol):
+    """The check of a grammar before an engine gets it."""
+
+    async def __call__(self, grammar: Grammar, owner: str, /, *, decided: bool = False) -> Grammar:
+        """Return the grammar that an engine gets for the owner's; raises `BadRequest` for one that is refused.
+
+        A grammar that is `decided` is the engine's already, and is only tried.
+        """
 
 
-async def accept_any_grammar(grammar: Grammar, _: str) -> Grammar:
+async def accept_any_grammar(grammar: Grammar, _: str, /, *, decided: bool = False) -> Grammar:  # noqa: ARG001
     """Accept every grammar, for engines without a limit on them."""
     await trio.lowlevel.checkpoint()
     return grammar
@@ -94,6 +103,7 @@ async def processor(
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
     direct = direct or DirectCalls()
+    call_grammars = CallGrammars(model.answers)
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()
@@ -102,10 +112,8 @@ async def processor(
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
-            judge = _judge(request, run)
-            if request.grammar is not None:
-                request = await _checked(request, request.grammar, current, check_grammar)
-            return await _respond(request, model, current, decode, run, vision, answer, judge)
+            request, judges = await _constrained(request, current, run, check_grammar, call_grammars)
+            return await _respond(request, model, current, decode, run, vision, answer, judges)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)
         return await _detokenize(request, model, tokenize_tokens_max, run)
@@ -131,11 +139,17 @@ async def processor(
             requests.start_soon(answer_one, await inbox.receive())
 
 
-def _judge(request: Respond, run: RunWork) -> Judge | None:
-    """Return the judge of whole answers, None if they keep to no schema."""
-    if (grammar := request.grammar) is None or grammar.kind is not GrammarKind.JSON_SCHEMA:
-        return None
-    return Conformance(grammar.text, run, request.param).judge
+async def _constrained(
+    request: Respond, limits: PromptLimits, run: RunWork, check: GrammarCheck, call_grammars: CallGrammars
+) -> tuple[Respond, Judges]:
+    """Return the request with the grammar that engines get, and the judges of its choices."""
+    if (held := await call_grammars.held(request, limits.info.grammars, run)) is not None:
+        return await _held_to_calls(request, held, check), Judges(calls=CallConformance(held, run, request.param))
+    if (grammar := request.grammar) is None:
+        return request, Judges()
+    is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
+    judges = Judges(Conformance(grammar.text, run, request.param).judge) if is_schema else Judges()
+    return await _checked(request, grammar, limits, check), judges
 
 
 async def _checked(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> Respond:
@@ -150,6 +164,14 @@ async def _checked(request: Respond, grammar: Grammar, limits: PromptLimits, che
     except BadRequest as error:
         error.param = request.param("grammar")
         raise
+
+
+async def _held_to_calls(request: Respond, held: HeldCalls, check: GrammarCheck) -> Respond:
+    """Return the request with the grammar for its calls; raises `BadRequest` about its tools."""
+    try:
+        return evolve(request, grammar=await check(held.grammar, request.owner, decided=True))
+    except BadRequest as error:
+        raise refused_as_tools(error, request) from None
 
 
 def _put(put: Callable[[TextReply, int], None], reply: TextReply) -> None:
@@ -168,12 +190,12 @@ async def _respond(
     run: RunWork,
     vision: Vision | None,
     answer: Answer[TextReply, TextResult],
-    judge: Judge | None,
+    judges: Judges,
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
     async with prepare(request, model, limits, run, vision) as prepared:
         emit(Accepted(prepared.prompt_tokens))
-        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer, judge)
+        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer, judges)
         return Answered(await choices.read(prepared.generations))
 
 

@@ -16,20 +16,20 @@ from attrs import define, evolve, field
 from actors.kit.calls import Answer, Askable
 from actors.kit.fast_path import FastPath, RelayedAnswer
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
-from actors.text.conformance import Judge
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
 from actors.text.formats.answer import Offer
 from actors.text.formats.stage import PLAIN
 from actors.text.formats.table import make_stage
 from actors.text.formats.tool_table import ToolTable
+from actors.text.judging import JudgedChoice, Judges
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
 from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
-from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Respond, Text
+from protocol.messages.text import ChoiceEnded, Respond, Text
 from protocol.weight_versions import VersionRecord
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
@@ -46,7 +46,7 @@ class Choices:
     stops: StopStrings | None = None  # the stop strings of the request
     echoes: Sequence[str] = ()  # the text of each prompt, if choices begin with their prompts
     answer: RelayedAnswer | None = None  # the answer behind `emit`, if `emit` does nothing but put
-    judge: Judge | None = None  # judges each whole choice, if the request has a schema
+    judges: Judges = Judges()  # of each whole choice
     _scores: dict[int, PromptScores] = field(factory=dict)  # of the prompts that have been computed
     _echoing: trio.Lock | None = None  # prompts are echoed one after the other, a piece a turn
     _cached: int = 0
@@ -205,7 +205,7 @@ class Choices:
         detokenizer: IncrementalDetokenizer,
         finished: Finished | None,
         versions: VersionRecord,
-        kept: Sequence[str] | None,
+        kept: JudgedChoice | None,
     ) -> ChoiceEnded:
         """Return how a choice ended, once it is judged, and count its tokens."""
         ended = self._ended(detokenizer, finished, versions)
@@ -229,30 +229,27 @@ class Choices:
         self._completion += tokens
         return ChoiceEnded(finished.reason, choice, finished.matched, versions.spans(tokens))
 
-    def _keeping(self, emit: Emit) -> tuple[list[str] | None, Emit]:
-        """Return the list of a choice's texts for its judge, and the `emit` that fills it; None without a judge.
+    def _keeping(self, emit: Emit) -> tuple[JudgedChoice | None, Emit]:
+        """Return what keeps a choice for its judges, and the `emit` that fills it; None without a judge.
 
         A candidate is judged only if it is chosen.
         """
-        if self.judge is None or isinstance(emit, CandidateChoice):
+        if self.judges == Judges() or isinstance(emit, CandidateChoice):
             return None, emit
-        kept: list[str] = []
+        kept = JudgedChoice(emit, self.judges.calls is not None)
+        return kept, kept.give
 
-        def keep_and_emit(reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
-            if isinstance(reply, Text):
-                kept.append(reply.text)
-            emit(reply)
-
-        return kept, keep_and_emit
-
-    async def _judge_whole(self, kept: Sequence[str], ended: ChoiceEnded) -> None:
-        """Judge a choice; one that was cut at its number of tokens is not whole."""
+    async def _judge_whole(self, kept: JudgedChoice, ended: ChoiceEnded) -> None:
+        """Judge a choice, and pass its calls on; the text of one that was cut at its number of tokens is not whole."""
         await trio.lowlevel.checkpoint()
-        if self.judge is not None and ended.reason is FinishReason.STOP:
-            matched = ended.matched
-            ends_by_itself = matched not in self.request.stop_token_ids or matched in self.model.eos_token_ids
-            own_stop = None if isinstance(matched, int) and ends_by_itself else matched
-            await self.judge("".join(kept), own_stop)
+        matched, whole = ended.matched, ended.reason is FinishReason.STOP
+        ends_by_itself = matched not in self.request.stop_token_ids or matched in self.model.eos_token_ids
+        own_stop = None if isinstance(matched, int) and ends_by_itself else matched
+        if self.judges.text is not None and whole:
+            await self.judges.text("".join(kept.texts), own_stop)
+        if self.judges.calls is not None:
+            await self.judges.calls.judge(kept.calls, ended=whole, matched=own_stop)
+            await kept.release()
 
     def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
         """Return the text of a choice behind the stage of its model's format."""
@@ -280,16 +277,19 @@ class Choices:
 
 
 def _open_fast_path(
-    answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer, kept: list[str] | None
+    answer: RelayedAnswer | None, source: RelayedAnswer, detokenizer: IncrementalDetokenizer, kept: JudgedChoice | None
 ) -> None:
-    """Let whole tokens of `source` skip the stages before `answer`, if its asker has a fast path; `kept` gets texts."""
+    """Let whole tokens of `source` skip the stages before `answer`, if its asker has a fast path; `kept` gets texts.
+
+    What comes behind a call that waits for its judgement waits as well.
+    """
     path, texts = None if answer is None else answer.fast_path, detokenizer.whole_tokens
-    if path is not None and texts is not None and not path.is_open:
+    if path is not None and texts is not None and not path.is_open and not (kept is not None and kept.waits):
 
         def record(ids: Sequence[int], _: float) -> None:
             detokenizer.record_whole(ids)
             if kept is not None:
-                kept.extend([whole.text for token in ids if (whole := texts[token]) is not None])
+                kept.texts.extend([whole.text for token in ids if (whole := texts[token]) is not None])
 
         path.attach(source, answer, record)
         # The payload of the asker's path is a reply of `answer`: `Text` for a token.

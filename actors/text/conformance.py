@@ -60,7 +60,8 @@ class Conformance:
     async def judge(self, text: str, matched: str | int | None) -> None:
         """Raise `AnswerInvalid` for an answer that does not conform, `BadRequest` if the client's stop has cut it."""
         async with self._judging:
-            reason = await self._in_thread(partial(self._find_fault, text), len(self.schema) + len(text))
+            size, patterns = len(self.schema) + len(text), '"pattern' in self.schema
+            reason = await in_thread(self.run, partial(self._find_fault, text), size, patterns=patterns)
         if reason is None:
             return
         name = self.param("grammar")
@@ -69,19 +70,20 @@ class Conformance:
         stop = self.param("stop" if isinstance(matched, str) else "stop_token_ids")
         raise BadRequest(f"{stop} ended the answer before it kept to {name}: {reason}", param=stop)
 
-    async def _in_thread(self, function: Callable[[], str | None], size: int) -> str | None:
-        """Run a judgement, however many others wait: the answer is there, and its tokens are counted."""
-        # The compiler and the automaton of a pattern hold the interpreter.
-        size += OFFLOAD_SIZE_MIN if '"pattern' in self.schema else 0
-        while True:
-            try:
-                return await self.run(size, function)
-            except Overloaded:
-                await trio.sleep(RETRY_S)
-
     def _find_fault(self, text: str) -> str | None:
         self._validator = self._validator or SchemaValidator.of(self.schema)
         return self._validator.find_fault(text)
+
+
+async def in_thread(run: RunWork, function: Callable[[], str | None], size: int, *, patterns: bool) -> str | None:
+    """Run a judgement, however many others wait: the answer is there, and its tokens are counted."""
+    # The compiler and the automaton of a pattern hold the interpreter.
+    size += OFFLOAD_SIZE_MIN if patterns else 0
+    while True:
+        try:
+            return await run(size, function)
+        except Overloaded:
+            await trio.sleep(RETRY_S)
 
 
 @define(eq=False)

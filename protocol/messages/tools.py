@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 
@@ -15,6 +15,7 @@ class Tool:
     description: str | None = None
     parameters: str = NO_PARAMETERS  # the JSON text of a JSON schema of an object
     strict: bool = False  # calls validate against the schema
+    param: str = field(default="", eq=False)  # the client's name of the parameters
 
 
 @frozen

@@ -16,12 +16,9 @@ from attrs import Factory, define
 
 from actors.grammars import grammar_digest
 from actors.kit.offload import Offload, RunInThread
-from actors.text.conformance import SchemaValidator, UnusableSchema, check_schema
+from actors.text.engine_grammar import engine_grammar
 from protocol.errors import BadRequest
-from protocol.messages.generation import Grammar, GrammarKind
-from protocol.messages.grammars import WORDS, find_mistake
-from protocol.schemas.enforceable import Unenforceable
-from protocol.schemas.grammar import enforceable_grammar
+from protocol.messages.generation import Grammar
 
 CHARACTER_WORK = 64  # the work for one character of a grammar, in characters to tokenise
 REMEMBERED_BYTES_MAX = 8 * 2**20
@@ -69,23 +66,6 @@ def _decide(grammar: Grammar) -> Grammar | str:
         return engine_grammar(grammar)
     except BadRequest as error:
         return error.detail
-
-
-def engine_grammar(grammar: Grammar) -> Grammar:
-    """Return the grammar that an engine gets for a client's; raises `BadRequest` for a bad or costly one."""
-    if (mistake := find_mistake(grammar)) is not None:
-        raise BadRequest(mistake)
-    try:
-        if grammar.kind is GrammarKind.JSON_SCHEMA:
-            check_schema(grammar.text)
-        enforceable = enforceable_grammar(grammar)
-        if grammar.kind is GrammarKind.JSON_SCHEMA:
-            SchemaValidator.of(grammar.text)
-    except (Unenforceable, UnusableSchema) as error:
-        raise BadRequest(f"{WORDS[grammar.kind]} cannot be used: {error}") from None
-    if enforceable.text != grammar.text and (mistake := find_mistake(enforceable)) is not None:
-        raise BadRequest(mistake)
-    return enforceable
 
 
 def _size(decided: Grammar | str) -> int:

@@ -35,14 +35,21 @@ async def accept_grammar(_: Message) -> Message:
 
 
 async def check_grammar(
-    directory: Directory, engine_grammars: EngineGrammars, model: str, client_grammar: Grammar, owner: str
+    directory: Directory,
+    engine_grammars: EngineGrammars,
+    model: str,
+    client_grammar: Grammar,
+    owner: str,
+    /,
+    *,
+    decided: bool = False,
 ) -> Grammar:
     """Return the grammar that an engine gets for a client's, checked by the node of one of the model's engines.
 
     Raises `BadRequest` for a grammar that is refused. The same grammar goes to the same node as long as that can be
-    asked, and else to another one.
+    asked, and else to another one. With `decided` the grammar is the engine's already.
     """
-    grammar = await engine_grammars.get(client_grammar, owner)
+    grammar = client_grammar if decided else await engine_grammars.get(client_grammar, owner)
     failure: RequestError = NotReady("no engine of this model is up")
     for worker in _workers_from(directory, model, grammar_digest(grammar)):
         try:

@@ -23,6 +23,7 @@ from actors.kit.direct import DirectAddress, DirectCalls
 from actors.kit.fast_path import put_token
 from actors.kit.offload import run_inline
 from actors.processor import TextReply, TextRequest, TextResult, processor
+from actors.text.engine_grammar import engine_grammar
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel, load
 from protocol.dialects.http import Model
@@ -43,7 +44,6 @@ from protocol.messages.generation import (
     one_token,
 )
 from protocol.model_folder import FILES
-from supervisor.engines.engine_grammars import engine_grammar
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.routes import ROUTES, RouteTable
@@ -137,10 +137,10 @@ class Worker:
         answer.end(Finished(reason, Usage(len(request.tokens), wanted, self.cached), self.matched))
 
 
-async def check_as_engines_do(grammar: Grammar, _: str) -> Grammar:
+async def check_as_engines_do(grammar: Grammar, _: str, /, *, decided: bool = False) -> Grammar:
     """Decide a grammar without an engine that could compile it."""
     await trio.lowlevel.checkpoint()
-    return engine_grammar(grammar)
+    return grammar if decided else engine_grammar(grammar)
 
 
 @define(eq=False)

@@ -49,7 +49,7 @@ class Trial:
 
 
 @cache
-def _tokens() -> xgrammar.TokenizerInfo:
+def tokens() -> xgrammar.TokenizerInfo:
     data = json.loads(TOKENIZER.read_text())
     ids = {**data["model"]["vocab"], **{token["content"]: token["id"] for token in data["added_tokens"]}}
     vocabulary = sorted(ids, key=ids.__getitem__)
@@ -57,18 +57,18 @@ def _tokens() -> xgrammar.TokenizerInfo:
 
 
 @cache
-def _compiler() -> xgrammar.GrammarCompiler:
-    return xgrammar.GrammarCompiler(_tokens(), max_threads=1, cache_enabled=False)
+def compiler() -> xgrammar.GrammarCompiler:
+    return xgrammar.GrammarCompiler(tokens(), max_threads=1, cache_enabled=False)
 
 
 def compiled(text: str) -> xgrammar.CompiledGrammar:
     """Return the grammar of an engine's schema; raises `RuntimeError` if the backend refuses it."""
-    return _compiler().compile_json_schema(text, any_whitespace=False)
+    return compiler().compile_json_schema(text, any_whitespace=False)
 
 
 def answer(grammar: xgrammar.CompiledGrammar, rng: Random, manner: str) -> str | None:
     """Return an answer that may end where it ends, None if there is none of `TOKENS_MAX` tokens."""
-    matcher, words = xgrammar.GrammarMatcher(grammar), _tokens().decoded_vocab
+    matcher, words = xgrammar.GrammarMatcher(grammar), tokens().decoded_vocab
     mask = xgrammar.allocate_token_bitmask(1, len(words))
     hurry_after, written = rng.choice([20, 60, 150]), b""
     for step in range(TOKENS_MAX):

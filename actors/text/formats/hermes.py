@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from attrs import frozen
 
+from actors.text.formats.call_tags import Arguments, CallFrame, Tag, tag
 from actors.text.formats.json_calls import call_of
 from actors.text.formats.json_text import SPACE, json_value
 from actors.text.formats.source import Reading, Source
@@ -18,6 +21,7 @@ class Hermes:
 
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
+    frame: CallFrame = CallFrame(BEGIN, separator="\n")
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""
@@ -29,3 +33,7 @@ class Hermes:
             source.forget()
         else:
             source.fail()
+
+    def call(self, name: str, arguments: Arguments) -> Tag:
+        """Return the grammar of one call."""
+        return tag(f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', arguments.json, f"}}\n{END}")

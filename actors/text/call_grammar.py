@@ -1,0 +1,130 @@
+"""The grammar of an answer that has to call tools, or that calls tools with strict schemas.
+
+A choice of tools (`required`, or one by its name) demands calls, and the answer ends behind them. With strict tools an
+answer is free until a call begins. Either way each call is held to the schema of its tool: the schema is decided and
+written anew as that of a JSON format is. A tool that is not strict, and whose schema no engine can be held to, gets any
+object: its client does not count on the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from attrs import frozen
+
+from actors.text.engine_grammar import engine_grammar
+from actors.text.formats.answer import Thought
+from actors.text.formats.call_tags import (
+    Arguments,
+    CallFrame,
+    HeldFormat,
+    Tag,
+    optional,
+    separated,
+    sequence,
+    tag,
+    text_until,
+    triggered,
+)
+from actors.text.formats.table import REASONING, TOOLS, AnswerFormat
+from protocol.errors import BadRequest, Unsupported
+from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.tools import Tool, ToolChoice
+
+ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
+AFTER_THOUGHT: Tag = {"type": "regex", "pattern": "\\n{0,2}"}
+
+
+@frozen
+class HeldCalls:
+    """The grammar of an answer with calls, and what its calls keep to."""
+
+    grammar: Grammar
+    schemas: Mapping[str, str]  # the clients' own, by the names of the tools that are held to them
+    demanded: bool  # an answer has at least one call
+
+
+def holds_calls(tools: Sequence[Tool], choice: ToolChoice) -> bool:
+    """Return whether a request needs a grammar for its calls."""
+    return bool(tools) and not choice.none and (_demands(choice) or any(tool.strict for tool in tools))
+
+
+def call_grammar(
+    tools: Sequence[Tool], choice: ToolChoice, answers: AnswerFormat, *, parallel: bool, thinking: bool = False
+) -> HeldCalls | None:
+    """Return the grammar of a request's calls, None if they are free; `thinking` if the prompt begins a thought.
+
+    Raises `Unsupported` without a parameter if the format of the model has no grammar, and `BadRequest` with the tool's
+    for a schema that no engine can be held to.
+    """
+    if not holds_calls(tools, choice):
+        return None
+    known: object = None if answers.tools is None else TOOLS[answers.tools]
+    if not isinstance(known, HeldFormat):
+        what = "a call cannot be demanded" if _demands(choice) else "strict tools cannot be kept to"
+        own = "has no format of calls" if answers.tools is None else f"writes its calls in the format {answers.tools}"
+        raise Unsupported(f"{what} of this model, which {own}")
+    if choice.name is not None:
+        tools = [tool for tool in tools if tool.name == choice.name]
+    demanded = _demands(choice)
+    schemas = {tool.name: _engine_schema(tool, demanded=demanded) for tool in tools}
+    calls = [known.call(tool.name, Arguments(json.loads(schemas[tool.name] or ANY_OBJECT))) for tool in tools]
+    several = parallel and choice.name is None
+    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
+    written_calls = (_demanded if demanded else _free_until_calls)(known.frame, calls, several=several)
+    tag_ = sequence(*_before(thought, thinking=thinking), written_calls)
+    written = json.dumps({"type": "structural_tag", "format": tag_}, ensure_ascii=False, separators=(",", ":"))
+    held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
+    return HeldCalls(Grammar(GrammarKind.STRUCTURAL_TAG, written), held, demanded)
+
+
+def object_schema(tool: Tool) -> str:
+    """Return the schema of a tool as one of objects alone; raises `BadRequest` for a schema without any."""
+    schema = json.loads(tool.parameters)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise BadRequest("the parameters of a tool are the schema of an object", param=tool.param)
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise BadRequest('the parameters of a tool are the schema of an object: its type is "object"', param=tool.param)
+    return json.dumps({**schema, "type": "object"}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _demands(choice: ToolChoice) -> bool:
+    return choice.required or choice.name is not None
+
+
+def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
+    """Return the schema that an engine gets for a tool's, None for any object."""
+    if not tool.strict and not demanded:
+        return None
+    try:
+        return engine_grammar(Grammar(GrammarKind.JSON_SCHEMA, object_schema(tool))).text
+    except BadRequest as error:
+        if not tool.strict:
+            return None
+        error.param = tool.param
+        raise
+
+
+def _before(thought: Thought | None, *, thinking: bool) -> Sequence[Tag]:
+    """Return the grammar of what comes before an answer: the rest of a thought, or perhaps a whole one."""
+    if thought is None:
+        return ()
+    if thinking:
+        return text_until(thought.end), AFTER_THOUGHT
+    return (optional(sequence(text_until(thought.end, thought.begin), AFTER_THOUGHT)),)
+
+
+def _demanded(frame: CallFrame, calls: Sequence[Tag], *, several: bool) -> Tag:
+    """Return the grammar of an answer of calls alone."""
+    return sequence(frame.begin, separated(calls, frame.separator, several=several), frame.end)
+
+
+def _free_until_calls(frame: CallFrame, calls: Sequence[Tag], *, several: bool) -> Tag:
+    """Return the grammar of a text in which the marker of a call begins one."""
+    if frame.begin:
+        calls = [tag(frame.begin, separated(calls, frame.separator, several=several), frame.end)]
+    return triggered(frame.trigger, calls, several=several)

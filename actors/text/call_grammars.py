@@ -1,0 +1,93 @@
+"""The grammars for the calls of requests: each is made once, in a thread, and remembered while it is used.
+
+An agent sends the same tools with every turn, and to decide their schemas takes milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeAlias
+from weakref import WeakValueDictionary
+
+import trio
+from attrs import Factory, define
+
+from actors.kit.offload import RunWork
+from actors.text.call_grammar import HeldCalls, call_grammar, holds_calls
+from actors.text.formats.table import AnswerFormat
+from protocol.errors import BadRequest, Unsupported
+from protocol.messages.generation import GrammarKind
+from protocol.messages.grammars import WORDS
+from protocol.messages.text import Respond
+from protocol.messages.tools import Tool, ToolChoice
+
+CHARACTER_WORK = 64  # the work for one character of a schema, in characters to tokenise
+REMEMBERED_CHARACTERS_MAX = 8 * 2**20
+
+Key: TypeAlias = tuple[tuple[Tool, ...], ToolChoice, bool]
+
+
+@define(eq=False)
+class CallGrammars:
+    """Makes the grammars for the calls of one model, and remembers those that were used last."""
+
+    answers: AnswerFormat
+    _made: OrderedDict[Key, HeldCalls] = Factory(OrderedDict)
+    _characters: int = 0
+    _making: WeakValueDictionary[Key, trio.Lock] = Factory(WeakValueDictionary)
+
+    async def held(self, request: Respond, grammars: Sequence[GrammarKind], run: RunWork) -> HeldCalls | None:
+        """Return what the calls of a request are held to, by an engine with these kinds of grammars; None for nothing.
+
+        Raises `BadRequest` with the client's name of what cannot be kept.
+        """
+        await trio.lowlevel.checkpoint()
+        if not holds_calls(request.tools, request.tool_choice):
+            return None
+        demanding = request.tool_choice.required or request.tool_choice.name is not None
+        param = request.param("tool_choice" if demanding else "tools")
+        if request.grammar is not None:
+            raise Unsupported(
+                f"an answer keeps to one grammar: {request.param('grammar')} stands beside it", param=param
+            )
+        if request.tokens_min:
+            least = request.param("tokens_min")
+            raise BadRequest(f"an answer ends where its grammar does, which {param} asks for", param=least)
+        if GrammarKind.STRUCTURAL_TAG not in grammars:
+            raise Unsupported("the engine of this model cannot be held to calls of tools", param=param)
+        try:
+            return await self._remembered((request.tools, request.tool_choice, request.parallel_calls), run)
+        except BadRequest as error:
+            error.param = error.param or param
+            raise
+
+    async def _remembered(self, key: Key, run: RunWork) -> HeldCalls:
+        tools, choice, parallel = key
+        if key not in self._made:
+            async with self._making.setdefault(key, trio.Lock()):
+                if key not in self._made:
+                    work = CHARACTER_WORK * sum(len(tool.parameters) for tool in tools)
+                    made = await run(work, partial(call_grammar, tools, choice, self.answers, parallel=parallel))
+                    assert made is not None
+                    self._remember(key, made)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+    def _remember(self, key: Key, made: HeldCalls) -> None:
+        self._characters += _size(key, made)
+        self._made[key] = made
+        while self._characters > REMEMBERED_CHARACTERS_MAX and len(self._made) > 1:
+            self._characters -= _size(*self._made.popitem(last=False))
+
+
+def refused_as_tools(error: BadRequest, request: Respond) -> BadRequest:
+    """Return the error of a checker about the grammar for a request's calls, in words for the author of the tools."""
+    detail = error.detail.replace(WORDS[GrammarKind.STRUCTURAL_TAG], "the grammar of these tools")
+    return BadRequest(detail, param=request.param("tools"))
+
+
+def _size(key: Key, made: HeldCalls) -> int:
+    tools = sum(len(tool.parameters) + len(tool.definition) + len(tool.description or "") for tool in key[0])
+    return tools + sum(map(len, made.schemas.values())) + len(made.grammar.text)

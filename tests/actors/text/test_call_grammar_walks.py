@@ -1,0 +1,97 @@
+"""What the grammar backend lets a model write, our own parser reads as calls that validate."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("xgrammar")  # it comes with an engine
+
+from actors.text.call_grammar import HeldCalls, call_grammar
+from actors.text.conformance import SchemaValidator
+from actors.text.formats.call_tags import HeldFormat
+from actors.text.formats.table import TOOLS, AnswerFormat
+from protocol.messages.tools import AUTO, Tool, ToolChoice
+from tests.rig.written_calls import ends, has_to_end, parsed, walks
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Paris", "Rome"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "note": {"type": "string", "maxLength": 12},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]$"},
+        "where": {
+            "type": "object",
+            "properties": {"lat": {"type": "number"}, "tags": {"type": "array", "maxItems": 2}},
+        },
+        "maybe": {"anyOf": [{"type": "null"}, {"type": "boolean"}, {"type": "string", "maxLength": 3}]},
+    },
+    "required": ["city", "code"],
+    "additionalProperties": False,
+}
+TOOLS_OFFERED = (Tool("get_weather", parameters=json.dumps(SCHEMA), strict=True), Tool("now", strict=True))
+REQUIRED = ToolChoice(required=True)
+FORMATS = [name for name, known in TOOLS.items() if isinstance(known, HeldFormat)]
+EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
+WALKS = 24
+
+
+def held_by(name: str, choice: ToolChoice, *, parallel: bool = True, thinks: bool = False) -> HeldCalls:
+    reasoning = "think" if thinks else None
+    held = call_grammar(TOOLS_OFFERED, choice, AnswerFormat(name, reasoning), parallel=parallel, thinking=thinks)
+    assert held is not None
+    return held
+
+
+def check_calls(held: HeldCalls, calls: list[tuple[str, str]]) -> None:
+    for tool, arguments in calls:
+        assert SchemaValidator.of(held.schemas[tool]).find_fault(arguments) is None, arguments
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_demanded_answer_is_calls_that_validate(name: str, parallel: bool) -> None:
+    held = held_by(name, REQUIRED, parallel=parallel)
+    answers = walks(held, WALKS)
+    assert len(answers) > WALKS // 2
+    for text in answers:
+        found = parsed(text, AnswerFormat(name), TOOLS_OFFERED)
+        assert (found.text, found.reasoning) == ("", ""), text
+        assert len(found.calls) == 1 or (parallel and found.calls), text
+        check_calls(held, found.calls)
+        if not parallel:
+            assert has_to_end(held.grammar.text, text), text
+
+
+@EACH_FORMAT
+def test_a_demanded_answer_may_end_a_thought_first(name: str) -> None:
+    call = walks(held_by(name, REQUIRED, parallel=False), WALKS)[0]
+    held = held_by(name, REQUIRED, parallel=False, thinks=True)
+    text = f"Is it Rome?</think>\n\n{call}"
+    assert ends(held.grammar.text, text)
+    assert ends(held.grammar.text, call) is not True
+    found = parsed(text, AnswerFormat(name, "think"), TOOLS_OFFERED, thinking=True)
+    assert (found.text, found.reasoning, len(found.calls)) == ("", "Is it Rome?", 1)
+
+
+@EACH_FORMAT
+def test_with_strict_tools_an_answer_is_free_until_a_call_begins(name: str) -> None:
+    call = walks(held_by(name, REQUIRED, parallel=False), WALKS)[0]
+    for parallel in (False, True):
+        tag = held_by(name, AUTO, parallel=parallel).grammar.text
+        assert ends(tag, "")
+        assert ends(tag, "The oak is {old}, and 1 < 2.")
+        assert ends(tag, call)
+        assert ends(tag, call[: len(call) // 2]) is not True
+        assert ends(tag, call.replace("get_weather", "get_whether").replace("now", "then")) is None
+        assert has_to_end(tag, call) is not parallel
+
+
+@EACH_FORMAT
+def test_a_named_tool_is_called_once(name: str) -> None:
+    held = held_by(name, ToolChoice(name="now"))
+    for text in walks(held, 8):
+        assert [tool for tool, _ in parsed(text, AnswerFormat(name), TOOLS_OFFERED).calls] == ["now"]
+        assert has_to_end(held.grammar.text, text)
