@@ -26,7 +26,8 @@ from protocol.messages.tools import Tool, ToolChoice
 CHARACTER_WORK = 64  # the work for one character of a schema, in characters to tokenise
 REMEMBERED_CHARACTERS_MAX = 8 * 2**20
 
-Key: TypeAlias = tuple[tuple[Tool, ...], ToolChoice, bool]
+Key: TypeAlias = tuple[tuple[tuple[str, str, bool, str], ...], ToolChoice, bool]
+"""What a grammar depends on: of each tool its name, its parameters, whether it is strict, and its name in refusals."""
 
 
 @define(eq=False)
@@ -34,7 +35,7 @@ class CallGrammars:
     """Makes the grammars for the calls of one model, and remembers those that were used last."""
 
     answers: AnswerFormat
-    _made: OrderedDict[Key, HeldCalls] = Factory(OrderedDict)
+    _made: OrderedDict[Key, HeldCalls | BadRequest] = Factory(OrderedDict)
     _characters: int = 0
     _making: WeakValueDictionary[Key, trio.Lock] = Factory(WeakValueDictionary)
 
@@ -49,33 +50,30 @@ class CallGrammars:
         demanding = request.tool_choice.required or request.tool_choice.name is not None
         param = request.param("tool_choice" if demanding else "tools")
         if request.grammar is not None:
-            raise Unsupported(
-                f"an answer keeps to one grammar: {request.param('grammar')} stands beside it", param=param
-            )
+            own = request.param("grammar")
+            raise Unsupported(f"cannot stand beside {own}: an answer keeps to one grammar at most", param=param)
         if request.tokens_min:
             least = request.param("tokens_min")
             raise BadRequest(f"an answer ends where its grammar does, which {param} asks for", param=least)
         if GrammarKind.STRUCTURAL_TAG not in grammars:
             raise Unsupported("the engine of this model cannot be held to calls of tools", param=param)
-        try:
-            return await self._remembered((request.tools, request.tool_choice, request.parallel_calls), run)
-        except BadRequest as error:
-            error.param = error.param or param
-            raise
+        tools = tuple((tool.name, tool.parameters, tool.strict, tool.param) for tool in request.tools)
+        made = await self._remembered((tools, request.tool_choice, request.parallel_calls), request.tools, run)
+        if isinstance(made, BadRequest):
+            raise type(made)(made.detail, param=made.param or param)
+        return made
 
-    async def _remembered(self, key: Key, run: RunWork) -> HeldCalls:
-        tools, choice, parallel = key
-        if key not in self._made:
+    async def _remembered(self, key: Key, tools: Sequence[Tool], run: RunWork) -> HeldCalls | BadRequest:
+        if (made := self._made.get(key)) is None:
             async with self._making.setdefault(key, trio.Lock()):
-                if key not in self._made:
+                if (made := self._made.get(key)) is None:
                     work = CHARACTER_WORK * sum(len(tool.parameters) for tool in tools)
-                    made = await run(work, partial(call_grammar, tools, choice, self.answers, parallel=parallel))
-                    assert made is not None
+                    made = await run(work, partial(_made, tools, key, self.answers))
                     self._remember(key, made)
         self._made.move_to_end(key)
-        return self._made[key]
+        return made
 
-    def _remember(self, key: Key, made: HeldCalls) -> None:
+    def _remember(self, key: Key, made: HeldCalls | BadRequest) -> None:
         self._characters += _size(key, made)
         self._made[key] = made
         while self._characters > REMEMBERED_CHARACTERS_MAX and len(self._made) > 1:
@@ -88,6 +86,19 @@ def refused_as_tools(error: BadRequest, request: Respond) -> BadRequest:
     return BadRequest(detail, param=request.param("tools"))
 
 
-def _size(key: Key, made: HeldCalls) -> int:
-    tools = sum(len(tool.parameters) + len(tool.definition) + len(tool.description or "") for tool in key[0])
+def _made(tools: Sequence[Tool], key: Key, answers: AnswerFormat) -> HeldCalls | BadRequest:
+    _, choice, parallel = key
+    try:
+        made = call_grammar(tools, choice, answers, parallel=parallel)
+    except BadRequest as error:
+        # Without its traceback, which has the request.
+        return type(error)(error.detail, param=error.param)
+    assert made is not None
+    return made
+
+
+def _size(key: Key, made: HeldCalls | BadRequest) -> int:
+    tools = sum(len(name) + len(parameters) for name, parameters, *_ in key[0])
+    if isinstance(made, BadRequest):
+        return tools + len(made.detail)
     return tools + sum(map(len, made.schemas.values())) + len(made.grammar.text)

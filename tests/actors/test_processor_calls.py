@@ -64,7 +64,6 @@ async def test_the_engine_gets_the_grammar_and_the_client_the_calls(n: int, auto
             (0, "f", {"city": "Paris"}),
             (1, "f", {"city": "Paris"}),
         ]
-    assert sum(reply.tokens for reply in replies if isinstance(reply, CallPart | Text)) == n * len(ids(line))
     assert answered.usage.completion_tokens == n * len(ids(line))
 
 

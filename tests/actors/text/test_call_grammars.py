@@ -62,6 +62,15 @@ async def test_a_grammar_is_made_once(autojump_clock: MockClock) -> None:
     assert run.sizes[0] > OFFLOAD_SIZE_MIN
 
 
+async def test_a_refusal_is_remembered_as_well(autojump_clock: MockClock) -> None:
+    grammars, run = CallGrammars(HERMES), Runs()
+    for param in ("tools[0].x", "tools[0].x", "tools[1].x"):
+        with pytest.raises(BadRequest) as raised:
+            await grammars.held(respond(Tool("a", parameters='{"not":{}}', strict=True, param=param)), ALL, run)
+        assert raised.value.param == param
+    assert len(run.sizes) == 2
+
+
 async def test_what_was_used_last_is_remembered(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_grammars, "REMEMBERED_CHARACTERS_MAX", 2_000)
     grammars, run = CallGrammars(HERMES), Runs()
@@ -113,8 +122,8 @@ async def test_free_calls_cost_nothing(autojump_clock: MockClock) -> None:
         (respond(tool("a")), HERMES, (GrammarKind.REGEX,), Unsupported, "my choice", "cannot be held to calls"),
         (respond(tool("a", strict=True), choice=ToolChoice()), HERMES, (), Unsupported, "my tools", "cannot be held"),
         (
-            respond(Tool("a", parameters='{"uniqueItems":true}', strict=True, param="tools[0].x")),
-            *(HERMES, ALL, BadRequest, "tools[0].x", "#: uniqueItems: "),
+            respond(Tool("a", parameters='{"not":{}}', strict=True, param="tools[0].x")),
+            *(HERMES, ALL, BadRequest, "tools[0].x", "#: not: "),
         ),
     ],
 )
