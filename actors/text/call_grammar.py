@@ -16,10 +16,10 @@ from attrs import frozen
 from actors.text.engine_grammar import engine_grammar
 from actors.text.formats.answer import Thought
 from actors.text.formats.call_tags import (
-    Arguments,
     CallFrame,
+    HeldArguments,
     HeldFormat,
-    Tag,
+    TagPart,
     optional,
     separated,
     sequence,
@@ -33,7 +33,7 @@ from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import Tool, ToolChoice
 
 ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
-AFTER_THOUGHT: Tag = {"type": "regex", "pattern": "\\n{0,2}"}
+AFTER_THOUGHT: TagPart = {"type": "regex", "pattern": "\\n{0,2}"}
 
 
 @frozen
@@ -60,8 +60,8 @@ def call_grammar(
     """
     if not holds_calls(tools, choice):
         return None
-    known: object = None if answers.tools is None else TOOLS[answers.tools]
-    if not isinstance(known, HeldFormat):
+    its_format: object = None if answers.tools is None else TOOLS[answers.tools]
+    if not isinstance(its_format, HeldFormat):
         what = "a call cannot be demanded" if _demands(choice) else "strict tools cannot be kept to"
         own = "has no format of calls" if answers.tools is None else f"writes its calls in the format {answers.tools}"
         raise Unsupported(f"{what} of this model, which {own}")
@@ -69,10 +69,10 @@ def call_grammar(
         tools = [tool for tool in tools if tool.name == choice.name]
     demanded = _demands(choice)
     schemas = {tool.name: _engine_schema(tool, demanded=demanded) for tool in tools}
-    calls = [known.call(tool.name, Arguments(json.loads(schemas[tool.name] or ANY_OBJECT))) for tool in tools]
+    calls = [its_format.call(tool.name, HeldArguments(json.loads(schemas[tool.name] or ANY_OBJECT))) for tool in tools]
     several = parallel and choice.name is None
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
-    written_calls = (_demanded if demanded else _free_until_calls)(known.frame, calls, several=several)
+    written_calls = (_demanded if demanded else _free_until_calls)(its_format.frame, calls, several=several)
     tag_ = sequence(*_before(thought, thinking=thinking), written_calls)
     written = json.dumps({"type": "structural_tag", "format": tag_}, ensure_ascii=False, separators=(",", ":"))
     held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
@@ -109,7 +109,7 @@ def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
         raise
 
 
-def _before(thought: Thought | None, *, thinking: bool) -> Sequence[Tag]:
+def _before(thought: Thought | None, *, thinking: bool) -> Sequence[TagPart]:
     """Return the grammar of what comes before an answer: the rest of a thought, or perhaps a whole one."""
     if thought is None:
         return ()
@@ -118,12 +118,12 @@ def _before(thought: Thought | None, *, thinking: bool) -> Sequence[Tag]:
     return (optional(sequence(text_until(thought.end, thought.begin), AFTER_THOUGHT)),)
 
 
-def _demanded(frame: CallFrame, calls: Sequence[Tag], *, several: bool) -> Tag:
+def _demanded(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:
     """Return the grammar of an answer of calls alone."""
     return sequence(frame.begin, separated(calls, frame.separator, several=several), frame.end)
 
 
-def _free_until_calls(frame: CallFrame, calls: Sequence[Tag], *, several: bool) -> Tag:
+def _free_until_calls(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:
     """Return the grammar of a text in which the marker of a call begins one."""
     if frame.begin:
         calls = [tag(frame.begin, separated(calls, frame.separator, several=several), frame.end)]

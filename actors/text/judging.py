@@ -71,7 +71,7 @@ class Judges:
 
 @define(eq=False)
 class JudgedChoice:
-    """What one choice has given out, and what waits: calls, and everything behind the first of them."""
+    """A choice as it was given out, and its waiting replies: calls, and everything behind the first of them."""
 
     emit: Emit
     holds_calls: bool

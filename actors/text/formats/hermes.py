@@ -6,7 +6,7 @@ import json
 
 from attrs import frozen
 
-from actors.text.formats.call_tags import Arguments, CallFrame, Tag, tag
+from actors.text.formats.call_tags import CallFrame, HeldArguments, TagPart, tag
 from actors.text.formats.json_calls import call_of
 from actors.text.formats.json_text import SPACE, json_value
 from actors.text.formats.source import Reading, Source
@@ -34,6 +34,6 @@ class Hermes:
         else:
             source.fail()
 
-    def call(self, name: str, arguments: Arguments) -> Tag:
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
         """Return the grammar of one call."""
         return tag(f'{BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ', arguments.json, f"}}\n{END}")

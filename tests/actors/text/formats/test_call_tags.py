@@ -7,18 +7,18 @@ import json
 import pytest
 
 from actors.text.formats import call_tags
-from actors.text.formats.call_tags import Arguments, HeldFormat, Tag
+from actors.text.formats.call_tags import HeldArguments, HeldFormat, TagPart
 from actors.text.formats.table import TOOLS
 
 HELD = {name: known for name, known in TOOLS.items() if isinstance(known, HeldFormat)}
-NUMBER: Tag = {"type": "regex", "pattern": "[0-9]"}
+NUMBER: TagPart = {"type": "regex", "pattern": "[0-9]"}
 A, B = call_tags.tag("<a>", NUMBER, "</a>"), call_tags.tag("<b>", NUMBER, "</b>")
 
 
 @pytest.mark.parametrize("name", HELD)
 def test_a_call_begins_and_ends_with_a_text(name: str) -> None:
     """So a grammar may begin within the first text, and an answer ends behind the last."""
-    call = HELD[name].call('a "quoted" name', Arguments({"type": "object"}))
+    call = HELD[name].call('a "quoted" name', HeldArguments({"type": "object"}))
     assert call["type"] == "tag"
     assert isinstance(call["begin"], str)
     frame = HELD[name].frame
@@ -39,7 +39,7 @@ def test_a_call_begins_and_ends_with_a_text(name: str) -> None:
     ],
     ids=json.dumps,
 )
-def test_each_part_allows_what_it_says(tag: Tag, good: list[str], bad: list[str]) -> None:
+def test_each_part_allows_what_it_says(tag: TagPart, good: list[str], bad: list[str]) -> None:
     pytest.importorskip("xgrammar")
     from tests.rig.written_calls import ends  # it comes with an engine
 
