@@ -11,7 +11,7 @@ from attrs import define, evolve, field
 
 from actors.text.staged_text import StagedText
 from protocol.dialects.logprobs import finite
-from protocol.messages.generation import Logprob, Started, Tokens
+from protocol.messages.generation import FinishReason, Logprob, Started, Tokens
 from protocol.messages.text import Accepted, AnswerPiece, ChoiceEnded, Text
 
 # Tokens with their top log probabilities that are replayed in a turn: about a millisecond.
@@ -77,11 +77,11 @@ class CandidateChoice:
             for piece in text.give(TOKENS_A_TURN):
                 emit(piece)
             await trio.lowlevel.checkpoint()
-        text.finish()
+        assert self._ended is not None
+        text.finish(cut=self._ended.reason is FinishReason.LENGTH)
         while pieces := text.give(TOKENS_A_TURN):
             for piece in pieces:
                 emit(piece)
-        assert self._ended is not None
         await trio.lowlevel.checkpoint()
         return evolve(self._ended, choice=text.detokenizer.choice)
 

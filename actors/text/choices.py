@@ -19,8 +19,8 @@ from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
 from actors.text.formats.answer import Offer
-from actors.text.formats.stage import PLAIN
-from actors.text.formats.table import make_stage
+from actors.text.formats.stage import PLAIN, Stage
+from actors.text.formats.table import NO_FORMATS, begins_thinking, make_stage
 from actors.text.formats.tool_table import ToolTable
 from actors.text.judging import JudgedChoice, Judges
 from actors.text.logprobs import PendingLogprobs
@@ -31,6 +31,8 @@ from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
 from protocol.messages.text import ChoiceEnded, Respond, Text
 from protocol.weight_versions import VersionRecord
+
+PROMPT_TAIL_TOKENS = 16  # the last of a prompt, which show whether it ends within reasoning
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 
@@ -51,6 +53,7 @@ class Choices:
     _echoing: trio.Lock | None = None  # prompts are echoed one after the other, a piece a turn
     _cached: int = 0
     _completion: int = 0
+    _reasoning: int = 0
     _started: bool = False
 
     async def read(self, generations: Sequence[Sequence[Generate]]) -> Usage:
@@ -67,7 +70,9 @@ class Choices:
             async with trio.open_nursery() as nursery:
                 for prompt, choices in enumerate(generations):
                     nursery.start_soon(self._prompt, choices, prompt)
-        return Usage(sum(len(choices[0].tokens) for choices in generations), self._completion, self._cached)
+        return Usage(
+            sum(len(choices[0].tokens) for choices in generations), self._completion, self._cached, self._reasoning
+        )
 
     async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; if more are computed than wanted, pass on the likeliest in the end."""
@@ -92,7 +97,9 @@ class Choices:
             scored = self.request.logprobs is not None
             detokenizer = self._detokenizer(generations[index], first + index, scored=scored)
             kept, give = self._keeping(self.emit)
-            ended = await candidate.replay(self._staged(detokenizer, TOKENS_A_TURN), give)
+            staged = self._staged(detokenizer, generations[index], TOKENS_A_TURN)
+            ended = await candidate.replay(staged, give)
+            self._reasoning += staged.reasoning_tokens
             if kept is not None:
                 await self._judge_whole(kept, ended)
             self.emit(ended)
@@ -130,7 +137,7 @@ class Choices:
         """
         detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
         candidate = emit if isinstance(emit, CandidateChoice) else None
-        text = self._staged(detokenizer) if candidate is None else StagedText(detokenizer)
+        text = self._staged(detokenizer, generate) if candidate is None else StagedText(detokenizer)
         kept, give = self._keeping(emit)
         versions = VersionRecord()
 
@@ -165,7 +172,9 @@ class Choices:
                 pass_on(await self._take_scores(generation, prompt))
                 await self._echo(generate, prompt, choice, emit)
             finished = await generation.relay(pass_on)
-        await self._rest(text, give)
+        cut = finished is not None and finished.reason is FinishReason.LENGTH and detokenizer.matched is None
+        await self._rest(text, give, cut=cut)
+        self._reasoning += text.reasoning_tokens
         emit(await self._end(detokenizer, finished, versions, kept))
 
     def _begun(
@@ -190,10 +199,10 @@ class Choices:
         self._scores[prompt] = started.scores
         return started
 
-    async def _rest(self, text: StagedText, emit: Emit) -> None:
-        """Pass on the rest of the text of a choice."""
+    async def _rest(self, text: StagedText, emit: Emit, *, cut: bool) -> None:
+        """Pass on the rest of the text of a choice, which may have been cut at its limit of tokens."""
         if not self.request.warm_up:
-            text.finish()
+            text.finish(cut=cut)
         await trio.lowlevel.checkpoint()
         while rest := text.give(PIECES_A_STEP):
             for piece in rest:
@@ -251,11 +260,19 @@ class Choices:
             await self.judges.calls.judge(kept.calls, ended=whole, matched=own_stop)
             await kept.release()
 
-    def _staged(self, detokenizer: IncrementalDetokenizer, scored_max: int = SCORED_A_PIECE) -> StagedText:
+    def _staged(
+        self, detokenizer: IncrementalDetokenizer, generate: Generate, scored_max: int = SCORED_A_PIECE
+    ) -> StagedText:
         """Return the text of a choice behind the stage of its model's format."""
-        offer = Offer(ToolTable.of(self.request.tools))
-        stage = make_stage(self.model.answers, offer) if self.request.turns else PLAIN
-        return StagedText(detokenizer, stage, self.model.whole_tokens, scored_max)
+        model = self.model
+        stage: Stage = PLAIN
+        if self.request.turns and model.answers != NO_FORMATS:
+            tail = model.decode(generate.tokens[-PROMPT_TAIL_TOKENS:])
+            offer = Offer(ToolTable.of(self.request.tools), begins_thinking(model.answers, tail))
+            stage = make_stage(model.answers, offer)
+        if stage is not PLAIN:
+            detokenizer.markers = model.markers
+        return StagedText(detokenizer, stage, model.whole_tokens, scored_max)
 
     def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model

@@ -18,6 +18,7 @@ from actors.text.kept_texts import KeptTexts
 from actors.text.template_cost import REPEATED_STEPS_MAX, TemplateCost, learn_cost
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
 from actors.text.template_steps import LimitReached, Steps, counted
+from actors.text.template_tools import TemplateTool, ToolFacts, learn_tools, single_calls, template_tool
 from actors.text.template_variables import KWARGS, TemplateVariables, Variables
 from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.media import Media
@@ -25,6 +26,7 @@ from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
 from protocol.strict.mistakes import join, segment
 
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role  # by identity: the hash of a role is computed in Python
+_ROLES = {each: each.value for each in (USER, ASSISTANT, TOOL)}
 PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
 SYSTEMS_JOIN = "\n\n"
 SENTENCE_CHARACTERS_MAX = 300  # of a template, in a refusal
@@ -37,6 +39,7 @@ class ConversationTemplate:
     template: jinja2.Template
     specials: Mapping[str, str] = Factory(dict)  # `bos_token` and the like
     facts: TemplateFacts = TemplateFacts()
+    tools: ToolFacts = ToolFacts()
     cost: TemplateCost = TemplateCost()
     kept: KeptTexts = Factory(KeptTexts)
     variables: TemplateVariables = TemplateVariables()
@@ -60,13 +63,18 @@ class ConversationTemplate:
         facts = learn(lambda messages: unknown.rendered(messages, DEFAULT_RENDERING))
         cost = learn_cost(lambda messages, steps: unknown.rendered_with(messages, defaults, steps, begins_answer=True))
         role = Role.USER.value
-        hello = [{"role": role, "content": _content(Turn(Role.USER, "Hello"), facts.takes[role])}]
+        greeting = _content(Turn(Role.USER, "Hello"), facts.takes[role])
+        hello = [{"role": role, "content": greeting}]
+
+        def render_tools(messages: Sequence[TemplateMessage], tools: Sequence[TemplateTool] | None) -> str:
+            return bare.rendered_with(messages, defaults, Steps(), begins_answer=True, tools=tools)
 
         def hello_with(given: Variables) -> str:
             return bare.rendered_with(hello, given, Steps(), begins_answer=True)
 
         read = TemplateVariables.read(template.environment, source, defaults, hello_with)
-        learned = evolve(bare, facts=facts, cost=cost, kept=KeptTexts(salt), variables=read)
+        tools = learn_tools(render_tools, greeting)
+        learned = evolve(bare, facts=facts, tools=tools, cost=cost, kept=KeptTexts(salt), variables=read)
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:
@@ -80,7 +88,11 @@ class ConversationTemplate:
     def render(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the prompt of a conversation; raises `BadRequest` if the template refuses it, or leaves a text out."""
         merged = self._merged(turns)
-        messages = [self._message(turn) for turn in merged]
+        if rendering.tools or any(turn.calls or turn.call_id for turn in turns):
+            merged = self._with_single_calls(merged, rendering)
+        names = {call.id: call.name for turn in merged for call in turn.calls}
+        numbers = {name: number for number, name in enumerate(names)}
+        messages = [self._message(turn, names, numbers) for turn in merged]
         steps = Steps(self.cost.steps_max(len(messages)))
         try:
             prompt = self.rendered(messages, rendering, steps)
@@ -108,18 +120,25 @@ class ConversationTemplate:
         """Return what the template makes of messages, counting its `steps`; raises its own error."""
         variables = self.variables.values(rendering)
         steps = steps or Steps(self.cost.steps_max(len(messages)))
+        tools = list(map(template_tool, rendering.tools)) or None
 
         def render(messages: Sequence[TemplateMessage]) -> str:
-            return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer)
+            return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer, tools=tools)
 
         return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
 
     def rendered_with(
-        self, messages: Sequence[TemplateMessage], variables: Variables, steps: Steps, *, begins_answer: bool
+        self,
+        messages: Sequence[TemplateMessage],
+        variables: Variables,
+        steps: Steps,
+        *,
+        begins_answer: bool,
+        tools: Sequence[TemplateTool] | None = None,
     ) -> str:
         """Return what the template makes of messages with these variables; raises its own error, or `LimitReached`."""
         given = {name: counted(value) for name, value in variables.items()}
-        given |= {"add_generation_prompt": begins_answer, "tools": None, **self.specials}
+        given |= {"add_generation_prompt": begins_answer, "tools": tools, **self.specials}
         return render_conversation(self.template, messages, given, steps)
 
     def _merged(self, turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -133,15 +152,32 @@ class ConversationTemplate:
         name = next((turn.name for turn in leading if turn.name), "")
         return [Turn(Role.SYSTEM, SYSTEMS_JOIN.join(texts), name, leading[0].param), *turns[len(leading) :]]
 
-    def _message(self, turn: Turn) -> TemplateMessage:
-        """Return a turn as templates read it."""
+    def _with_single_calls(self, turns: Sequence[Turn], rendering: Rendering) -> Sequence[Turn]:
+        """Return a conversation with calls as the template takes them: all of an answer, or one each.
+
+        Raises `BadRequest` if the template has no place for tools, or for calls.
+        """
+        if rendering.tools and not self.tools.shows_tools:
+            raise BadRequest("the model's chat template shows no tools, so the model cannot call any", param="tools")
+        called = next((turn for turn in turns if turn.calls or turn.call_id), None)
+        if called is None or self.tools.several_calls:
+            return turns
+        if not self.tools.shows_calls:
+            sentence = "the model's chat template has no place for calls of tools and their results"
+            raise BadRequest(sentence, param=called.param or None)
+        return single_calls(turns)
+
+    def _message(self, turn: Turn, names: Mapping[str, str], numbers: Mapping[str, int]) -> TemplateMessage:
+        """Return a turn as templates read it; `names` and `numbers` of all calls are by their ids."""
         facts = self.facts
         content: object = turn.content
-        role = "user" if turn.role is USER else "assistant" if turn.role is ASSISTANT else facts.instructions
+        role = _ROLES.get(turn.role) or facts.instructions
         takes = facts.takes.get(role, Takes.TEXT)
         if takes is Takes.PARTS or not isinstance(content, str):
             content = _content(turn, takes)
-        message = {"role": role, "content": content}
+        message: dict[str, object] = {"role": role, "content": content}
+        if turn.calls or turn.call_id:
+            self.tools.add(message, turn, names, numbers)
         if turn.name:
             message["name"] = turn.name
         if turn.reasoning and self.variables.reasoning_key is not None:

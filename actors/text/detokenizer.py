@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from attrs import define, field
+from attrs import Factory, define, field
 from tokenizers import Tokenizer
 
 from actors.text.logprobs import PendingLogprobs
@@ -121,6 +121,7 @@ class IncrementalDetokenizer:
     whole_tokens: Mapping[int, Text | None] | None = None  # the table of `feed_whole`, which takes nothing without it
     prompt: Sequence[int] = ()  # the ids before the answer, for a decoder that depends on them
     scores_end: bool = False  # an end has a log probability, too
+    markers: Mapping[int, str] = Factory(dict)  # special tokens that have a text nevertheless
     tokens: int = 0
     matched: str | int | None = None
     _decoding: Decoding = field(init=False)
@@ -171,7 +172,8 @@ class IncrementalDetokenizer:
                 self.matched = token
                 out += self._held_back() + self._decoding.flush()
             elif token not in self.eos_ids:
-                new = self._decoding.step(token)
+                marker = self.markers.get(token)
+                new = self._decoding.step(token) if marker is None else self._decoding.flush() + marker
                 if self.pending_logprobs is not None and logprobs:
                     self.pending_logprobs.note(token, logprobs[index], len(new))
                 out += self._scan(new)

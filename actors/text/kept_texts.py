@@ -28,6 +28,7 @@ SHAPE_BYTES = 16  # of the digest of a conversation's shape
 THOUGHT_ENDS = "</think>"
 
 _OWN = frozenset({"role", "content"})  # the keys of every message
+_CALLS = "tool_calls"
 
 
 @define(eq=False)
@@ -161,6 +162,8 @@ def _texts(message: TemplateMessage) -> Iterator[str]:
         if content.strip():
             yield content
         return
+    if content is None:
+        return
     for piece in cast("list[dict[str, str]]", content):
         if "text" in piece and piece["text"].strip():
             yield piece["text"]
@@ -173,6 +176,8 @@ def _changed(message: TemplateMessage, change: Callable[[str], str]) -> Template
         return change(text) if text.strip() else text
 
     content = message["content"]
+    if content is None:
+        return message
     if isinstance(content, str):
         return {**message, "content": of(content)}
     pieces = cast("list[dict[str, str]]", content)
@@ -181,13 +186,30 @@ def _changed(message: TemplateMessage, change: Callable[[str], str]) -> Template
 
 def _neutral(message: TemplateMessage) -> TemplateMessage:
     """Return a message with another value in place of each that is neither its role nor its content."""
-    return {key: value if key in _OWN else "x" for key, value in message.items()}
+    others: dict[str, object] = {key: "x" for key in message if key not in _OWN and key != _CALLS}
+    if _CALLS in message:
+        others[_CALLS] = list(map(_neutral_call, _calls(message)))
+    return {"role": message["role"], "content": message["content"], **others}
+
+
+def _calls(message: TemplateMessage) -> list[dict[str, object]]:
+    return cast("list[dict[str, object]]", message[_CALLS])
+
+
+def _neutral_call(call: dict[str, object]) -> dict[str, object]:
+    function = cast("dict[str, object]", call["function"])
+    arguments: object = "{}" if isinstance(function["arguments"], str) else {}
+    return {**call, "id": "x00000000", "function": {"name": "x", "arguments": arguments}}
 
 
 def _shape(message: TemplateMessage) -> str:
     """Return what a template knows of a message without its texts, its name and its reasoning."""
     content, role = message["content"], cast("str", message["role"])
     others = "".join([f":{key}" for key in message if key not in _OWN])
+    if _CALLS in message:
+        others += str(len(_calls(message)))
+    if content is None:
+        return f"{role}{others}"
     if isinstance(content, str):
         return f"{role}{others}" if content.strip() else f"{role}{others}0"
     pieces = cast("list[dict[str, str]]", content)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from attrs import frozen
+from attrs import Factory, frozen
 from tokenizers import Tokenizer
 
 from actors.media.layout import VisionLayout
 from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
-from actors.text.formats.table import AnswerFormat
+from actors.text.formats.detection import AUTO, chosen
+from actors.text.formats.table import AnswerFormat, markers
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
@@ -56,6 +57,7 @@ class TextModel:
     turn_tokens_min: int = 0  # the fewest tokens that a further turn of a conversation has
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     answers: AnswerFormat = AnswerFormat()  # the formats of its answers
+    markers: Mapping[int, str] = Factory(dict)  # the markers of these formats that are tokens
 
     def prompt(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
@@ -89,12 +91,15 @@ def load(
     *,
     strftime: Callable[[str], str],
     salt: str,
+    tools: str = AUTO,
+    reasoning: str = AUTO,
 ) -> TextModel:
     """Build the text side of a model from the contents of `FILES`.
 
     `template` is the text of a file that overrides the model's own template; of several in one file,
     `template_name` chooses one, and `variables` are the operator's values of its variables. `strftime` formats the
-    current time, for templates that name today's date, and `salt` has digits that no client knows. Raises
+    current time, for templates that name today's date, and `salt` has digits that no client knows. `tools` and
+    `reasoning` name the formats of its answers. Raises
     `StartFailed` with a sentence if a file is missing or cannot be read, and its kind `BadTemplate` if there is no chat
     template or it cannot render a conversation.
     """
@@ -138,7 +143,15 @@ def load(
         turn_tokens_min=fewest_turn_tokens(partial(learned.rendered, rendering=DEFAULT_RENDERING), tokens_of),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),
+        answers=(answers := chosen(source, tools, reasoning)),
+        markers=_marker_tokens(tokenizer, markers(answers)),
     )
+
+
+def _marker_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:
+    """Return the markers that are tokens by themselves, by their ids."""
+    ids = ((tokenizer.token_to_id(text), text) for text in texts)
+    return {token: text for token, text in ids if token is not None}
 
 
 def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:

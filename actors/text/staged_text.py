@@ -42,6 +42,7 @@ class StagedText:
     _waiting: deque[Iterator[Text]] = field(factory=deque)
     _held: deque[tuple[int, Text]] = field(factory=deque)
     _owed: list[Text] = field(factory=list)
+    reasoning_tokens: int = 0  # that have been given
     _fed: int = 0  # characters that the stage has got
     _ending: bool = False
     _cut: bool = False
@@ -122,6 +123,7 @@ class StagedText:
             case TextPiece(text):
                 return Text(text, tokens, choice, logprobs, ids)
             case ReasoningPiece(text):
+                self.reasoning_tokens += tokens
                 return Reasoning(text, tokens, choice, logprobs, ids)
             case CallPiece(index, name, arguments):
                 return CallPart(index, name, arguments, tokens, choice, logprobs, ids)

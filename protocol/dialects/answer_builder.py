@@ -14,10 +14,11 @@ import msgspec
 from attrs import define, field
 
 from protocol.dialects.weight_versions import version_members
-from protocol.messages.generation import Started
-from protocol.messages.text import Accepted, Answered, AnswerPiece, ChoiceEnded, Text
+from protocol.messages.generation import FinishReason, Started
+from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Text
 
 PIECE_BYTES = 64 * 1024
+CALLS_REASON = b'"tool_calls"'  # of a choice with calls that ended by itself
 
 _encode = msgspec.json.Encoder().encode
 
@@ -56,6 +57,8 @@ class ChoiceParts:
     """One choice as far as it has come, as the insides of JSON strings and lists."""
 
     text: bytearray = field(factory=bytearray)
+    reasoning: bytearray = field(factory=bytearray)
+    calls: bytearray = field(factory=bytearray)  # up to the arguments of the last one, in a dialect that has calls
     ids: bytearray = field(factory=bytearray)
     logprobs: bytearray = field(factory=bytearray)
     ended: ChoiceEnded | None = None
@@ -64,6 +67,8 @@ class ChoiceParts:
     def reason(self) -> bytes:
         """The JSON of its finish reason; it must have ended."""
         assert self.ended is not None
+        if self.calls and self.ended.reason is FinishReason.STOP:
+            return CALLS_REASON
         return _encode(self.ended.reason)
 
     @property
@@ -86,10 +91,15 @@ class AnswerBuilder(ABC):
             case Text():
                 choice = self._choice(reply.choice)
                 choice.text += _encode(reply.text)[1:-1]
-                if self._ids and reply.ids:
-                    extend(choice.ids, reply.ids)
-                if self._logprobs and reply.logprobs:
-                    self.add_logprobs(choice, reply)
+                self._add_tokens(choice, reply)
+            case Reasoning():
+                choice = self._choice(reply.choice)
+                choice.reasoning += _encode(reply.text)[1:-1]
+                self._add_tokens(choice, reply)
+            case CallPart():
+                choice = self._choice(reply.choice)
+                self.add_call(choice, reply)
+                self._add_tokens(choice, reply)
             case ChoiceEnded():
                 self._choice(reply.choice).ended = reply
 
@@ -98,8 +108,18 @@ class AnswerBuilder(ABC):
         assert all(choice.ended is not None for choice in self._choices)
         return self._choices
 
+    def _add_tokens(self, choice: ChoiceParts, reply: AnswerPiece) -> None:
+        if self._ids and reply.ids:
+            extend(choice.ids, reply.ids)
+        if self._logprobs and reply.logprobs:
+            self.add_logprobs(choice, reply)
+
+    def add_call(self, choice: ChoiceParts, part: CallPart) -> None:
+        """Add the next part of a call to a choice, in a dialect that has calls."""
+        raise NotImplementedError
+
     @abstractmethod
-    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
+    def add_logprobs(self, choice: ChoiceParts, text: AnswerPiece) -> None:
         """Add the log probabilities of the next piece of a choice."""
 
     @abstractmethod

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar
 
-from attrs import frozen
+import msgspec
+from attrs import evolve, frozen
 
-from protocol.dialects.answer_builder import ChoiceParts, extend
-from protocol.dialects.chat_messages import ChatMessage, prefix_mistakes
+from protocol.dialects.answer_builder import CALLS_REASON, ChoiceParts, extend
+from protocol.dialects.chat_messages import ChatMessage, call_mistakes, prefix_mistakes
 from protocol.dialects.choices import ChoiceChunks, ChoicesBody, common_fields
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.media_parts import excess, media_count
@@ -20,10 +21,14 @@ from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogpro
 from protocol.dialects.other_servers import CHAT_KEYS, GENERATION_KEYS
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
-from protocol.messages.text import Respond, Text
+from protocol.dialects.tools import Choice, Tools, call_id, choice_mistakes, choice_of, offered, tool_mistakes
+from protocol.messages.generation import FinishReason
+from protocol.messages.text import AnswerPiece, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import FieldCheck, Harmless
+
+_encode = msgspec.json.Encoder().encode
 
 
 @frozen(kw_only=True)
@@ -34,9 +39,6 @@ class ChatRequest(ChoiceOptions):
         **GENERATION_KEYS,
         **CHAT_KEYS,
         "best_of": (1,),
-        "tools": ([],),
-        "tool_choice": ("auto", "none"),
-        "parallel_tool_calls": (bool,),
         "functions": ([],),
         "function_call": ("auto", "none"),
         "verbosity": ("medium",),
@@ -63,6 +65,9 @@ class ChatRequest(ChoiceOptions):
     max_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
+    tools: Tools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
@@ -85,6 +90,8 @@ class ChatRequest(ChoiceOptions):
             self._check_media,
             self._check_tokens_max,
             self._check_logprobs,
+            self._check_tools,
+            self._check_calls,
             self._check_ending,
             self._check_continuation,
             self._check_prefix,
@@ -101,6 +108,14 @@ class ChatRequest(ChoiceOptions):
     def _check_logprobs(self) -> Iterator[Mistake]:
         if self.top_logprobs and not self.logprobs:
             yield Mistake("top_logprobs", "needs logprobs to be true")
+
+    def _check_tools(self) -> Iterator[Mistake]:
+        names = [tool.function.name for tool in self.tools or ()]
+        yield from tool_mistakes(names, "tools[{}].function.name")
+        yield from choice_mistakes(self.tool_choice, names)
+
+    def _check_calls(self) -> Iterator[Mistake]:
+        yield from call_mistakes(self.messages)
 
     def _check_ending(self) -> Iterator[Mistake]:
         yield from ending_mistakes(self)
@@ -119,11 +134,15 @@ def parse(body: bytes) -> ChatRequest:
 
 def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
     """Return the request for a processor."""
+    tools = offered([tool.function.tool() for tool in request.tools or ()], request.tool_choice)
+    prefix = request.messages[-1].prefix
     return respond(
         request,
         request_id=request_id,
         turns=tuple(message.turn(index) for index, message in enumerate(request.messages)),
-        rendering=rendering(request, request.reasoning_effort, "reasoning_effort", prefix=request.messages[-1].prefix),
+        rendering=rendering(request, request.reasoning_effort, "reasoning_effort", prefix=prefix, tools=tools),
+        tool_choice=choice_of(request.tool_choice),
+        parallel_calls=request.parallel_tool_calls is not False,
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
@@ -137,28 +156,81 @@ def completion_id(request_id: str) -> str:
 
 
 class Chunks(ChoiceChunks):
-    """The chunks of a chat completion; the first chunk of a choice has the role, too."""
+    """The chunks of a chat completion; the first chunk of a choice has the role, too.
+
+    Calls come one after the other. The first chunk of a call has its id, its name and empty arguments.
+    """
 
     def __init__(self, request: ChatRequest, *, request_id: str, created: int) -> None:
         common = common_fields("chat.completion.chunk", completion_id(request_id), created=created, model=request.model)
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), closing=b"}")
+        self._request_id = request_id
+        self._calling: set[int] = set()  # choices with calls
+
+    def piece(self, reply: AnswerPiece) -> bytes:
+        """Return the chunks with the next piece of a choice."""
+        match reply:
+            case Text():
+                return self.text(reply)
+            case Reasoning():
+                return self._delta(reply, {"reasoning_content": reply.text})
+            case CallPart():
+                self._calling.add(reply.choice)
+                first = b""
+                if reply.name:
+                    name = call_id(self._request_id, reply.choice, reply.index)
+                    function = {"name": reply.name, "arguments": ""}
+                    call = {"index": reply.index, "id": name, "type": "function", "function": function}
+                    first = self._delta(evolve(reply, logprobs=(), ids=()), {"tool_calls": [call]})
+                more = {"index": reply.index, "function": {"arguments": reply.arguments}}
+                return first + self._delta(reply, {"tool_calls": [more]})
+
+    def _delta(self, reply: AnswerPiece, delta: dict[str, object]) -> bytes:
+        """Return the chunk with a piece that is no text."""
+        before = b""
+        if reply.choice not in self._heads:
+            before = self._begin_others(reply.choice)
+            self._set_head(reply.choice)
+            delta = {"role": "assistant", "content": None, **delta}
+        logprobs = _encode(self._logprobs_of(reply)) if self._logprobs and reply.logprobs else b"null"
+        ids = b',"token_ids":' + _encode(reply.ids) if self._ids else b""
+        return b'%b%b%d,"delta":%b,"logprobs":%b,"finish_reason":null%b}]}\n\n' % (
+            before,
+            self._start,
+            reply.choice,
+            _encode(delta),
+            logprobs,
+            ids,
+        )
 
     def _begin(self, choice: int) -> bytes:
-        """Return the first chunk of a choice up to its text, after empty chunks of earlier choices that have not begun.
+        """Return the first chunk of a choice up to its text, after those of earlier choices."""
+        before = self._begin_others(choice)
+        self._set_head(choice)
+        return before + self._first_head(choice)
 
-        OpenAI's own client expects new choices in their order.
-        """
+    def _begin_others(self, choice: int) -> bytes:
+        """Return empty chunks of earlier choices that have not begun: OpenAI's own client expects them in order."""
         chunks = b""
-        for index in range(len(self._heads), choice + 1):
-            head = b'%b%d,"delta":{"role":"assistant","content":' % (self._start, index)
-            chunks += head if index == choice else head + b'""' + self._plain_end
-            self._heads[index] = b'%b%d,"delta":{"content":' % (self._start, index)
+        for index in range(len(self._heads), choice):
+            chunks += self._first_head(index) + b'""' + self._plain_end
+            self._set_head(index)
         return chunks
+
+    def _first_head(self, choice: int) -> bytes:
+        return b'%b%d,"delta":{"role":"assistant","content":' % (self._start, choice)
+
+    def _set_head(self, choice: int) -> None:
+        self._heads[choice] = b'%b%d,"delta":{"content":' % (self._start, choice)
 
     def _last_head(self, choice: int) -> bytes:
         return b'%b%d,"delta":{' % (self._start, choice) if choice in self._heads else self._begin(choice) + b'""'
 
-    def _logprobs_of(self, reply: Text) -> dict[str, object]:
+    def _reason(self, ended: ChoiceEnded) -> bytes:
+        called = ended.choice in self._calling and ended.reason is FinishReason.STOP
+        return CALLS_REASON if called else super()._reason(ended)
+
+    def _logprobs_of(self, reply: AnswerPiece) -> dict[str, object]:
         return {"content": logprob_entries(reply.logprobs), "refusal": None}
 
 
@@ -169,10 +241,30 @@ class Completion(ChoicesBody):
         common = common_fields("chat.completion", completion_id(request_id), created=created, model=request.model)
         around = (b'"message":{"role":"assistant","content":"', b'","refusal":null}')
         super().__init__(request, common, choices=request.choices, logprobs=bool(request.logprobs), around=around)
+        self._request_id = request_id
 
-    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
+    def add_call(self, choice: ChoiceParts, part: CallPart) -> None:
+        """Add the next part of a call to a choice."""
+        if part.name:
+            name = _encode(call_id(self._request_id, part.choice, part.index))
+            before = b'"}},' if choice.calls else b""
+            head = b'%b{"id":%b,"type":"function","function":{"name":%b,"arguments":"'
+            choice.calls += head % (before, name, _encode(part.name))
+        choice.calls += _encode(part.arguments)[1:-1]
+
+    def add_logprobs(self, choice: ChoiceParts, text: AnswerPiece) -> None:
         """Add the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
+
+    def _around_text(self, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
+        if not choice.reasoning and not choice.calls:
+            return super()._around_text(choice)
+        # An answer without a text of its own has null, as OpenAI's.
+        text = (b'"', choice.text, b'"') if choice.text else (b"null",)
+        thought = (b',"reasoning_content":"', choice.reasoning, b'"') if choice.reasoning else ()
+        calls = (b',"tool_calls":[', choice.calls, b'"}}]') if choice.calls else ()
+        head = b'"message":{"role":"assistant","content":'
+        return (head, *text, b',"refusal":null', *thought, *calls, b"}")
 
     def _logprobs_parts(self, _: int, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
         return (b'{"content":[', choice.logprobs, b'],"refusal":null}')

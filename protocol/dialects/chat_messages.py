@@ -24,6 +24,7 @@ from protocol.dialects.media_parts import (
 from protocol.dialects.media_urls import EmbeddingsFile
 from protocol.dialects.message_parts import CACHE_HINTS, RefusalPart, misplaced_refusals
 from protocol.dialects.rendering import ONE_END, RenderingFields
+from protocol.dialects.tools import CallId, FunctionCall
 from protocol.messages.media import Media
 from protocol.messages.text import Role, Turn
 from protocol.strict.checks import Holds
@@ -32,6 +33,7 @@ from protocol.strict.objects import FieldCheck, Harmless
 from protocol.strict.tagged import tag
 
 NAME_CHARACTERS_MAX = 256
+CALLS_MAX = 256  # of one answer
 
 _HINTS: Harmless = {**CACHE_HINTS, "uuid": ()}  # `uuid` names a part in caches that are not here
 
@@ -140,8 +142,6 @@ class ChatMessage:
         "annotations": (list,),
         "audio": (),
         "function_call": (),
-        "tool_calls": ([],),
-        "tool_call_id": (),
         "phase": (str,),
     }
 
@@ -151,6 +151,8 @@ class ChatMessage:
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: Annotated[tuple[FunctionCall, ...], Holds(0, CALLS_MAX)] | None = None
+    tool_call_id: CallId | None = None  # of the call whose result a message of a tool is
     prefix: bool | None = None  # whether the answer goes on with this message, an extension of DeepSeek and Mistral
 
     def turn(self, index: int) -> Turn:
@@ -160,11 +162,15 @@ class ChatMessage:
         if self.refusal:
             pieces = (content,) if isinstance(content, str) else content
             content = (*pieces, self.refusal) if content else self.refusal
-        return Turn(self.role, content, self.name or "", path, self.reasoning_content or self.reasoning or "")
+        calls = tuple(call.call() for call in self.tool_calls or ())
+        reasoning = self.reasoning_content or self.reasoning or ""
+        # The name in a message of a tool is that of the function, which its call has.
+        name = "" if self.role is Role.TOOL else self.name or ""
+        return Turn(self.role, content, name, path, reasoning, calls, self.tool_call_id or "")
 
     def checks(self) -> tuple[FieldCheck, ...]:
         """Return the checks of fields against each other."""
-        return (self._check_content, self._check_answer, self._check_prefix)
+        return (self._check_content, self._check_answer, self._check_calls, self._check_prefix)
 
     def _check_content(self) -> Iterable[Mistake]:
         return () if isinstance(self.content, str) else self._mistakes_in_content()
@@ -176,6 +182,18 @@ class ChatMessage:
         else:
             yield from misplaced(self.role, self.content, "content")
             yield from misplaced_refusals(self.role, self.content, "content")
+
+    def _check_calls(self) -> Iterable[Mistake]:
+        plain = self.tool_calls is None and self.tool_call_id is None and self.role is not Role.TOOL
+        return () if plain else self._mistakes_of_calls()
+
+    def _mistakes_of_calls(self) -> Iterator[Mistake]:
+        if self.tool_calls and self.role is not Role.ASSISTANT:
+            yield Mistake("tool_calls", f"only messages of the assistant can have calls, not one of {self.role}")
+        if self.role is Role.TOOL and self.tool_call_id is None:
+            yield Mistake("tool_call_id", "is missing: a message of a tool is the result of a call")
+        elif self.role is not Role.TOOL and self.tool_call_id is not None:
+            yield Mistake("tool_call_id", f"only messages of a tool can have one, not one of {self.role}")
 
     def _check_prefix(self) -> Iterable[Mistake]:
         if not self.prefix or self.role is Role.ASSISTANT:
@@ -192,6 +210,18 @@ class ChatMessage:
                     yield Mistake(name, f"only messages of the assistant can have one, not one of {self.role}")
         elif self.reasoning and self.reasoning_content and self.reasoning != self.reasoning_content:
             yield Mistake("reasoning", "differs from reasoning_content, which is another name of it; send one")
+
+
+def call_mistakes(messages: Sequence[ChatMessage]) -> Iterator[Mistake]:
+    """Yield a mistake for each result of a call that no earlier message has, and for each id of two calls."""
+    called = set[str]()
+    for index, message in enumerate(messages):
+        for place, call in enumerate(message.tool_calls or ()):
+            if call.id in called:
+                yield Mistake(f"messages[{index}].tool_calls[{place}].id", "is the id of an earlier call, too")
+            called.add(call.id)
+        if message.tool_call_id is not None and message.tool_call_id not in called:
+            yield Mistake(f"messages[{index}].tool_call_id", "is the id of no earlier call")
 
 
 def prefix_mistakes(messages: Sequence[ChatMessage], request: RenderingFields) -> Iterator[Mistake]:

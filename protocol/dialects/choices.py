@@ -79,7 +79,7 @@ class ChoiceChunks(ABC):
     def choice_ended(self, ended: ChoiceEnded) -> bytes:
         """Return the chunk that ends a choice."""
         self._running -= 1
-        head, reason = self._last_head(ended.choice), _encode(ended.reason)
+        head, reason = self._last_head(ended.choice), self._reason(ended)
         versions = version_members(ended.weight_versions)
         return b'%b%b,"logprobs":null,"finish_reason":%b%b}]}\n\n' % (head, self._closing, reason, versions)
 
@@ -94,6 +94,10 @@ class ChoiceChunks(ABC):
     def failed(self, error: RequestError) -> bytes:
         """Return the event of a failed answer; no `[DONE]` follows, so it does not look whole."""
         return b"data: " + error_body(error) + b"\n\n"
+
+    def _reason(self, ended: ChoiceEnded) -> bytes:
+        """Return the JSON of the reason for which a choice ended."""
+        return _encode(ended.reason)
 
     @abstractmethod
     def _begin(self, choice: int) -> bytes:
@@ -129,13 +133,17 @@ class ChoicesBody(AnswerBuilder):
         return _body(self._common, map(self._parts, range(len(self._choices)), self.whole()), answered)
 
     def _parts(self, index: int, choice: ChoiceParts) -> Iterator[bytes | bytearray]:
-        before, after = self._around
-        yield from (before, choice.text, after, b',"logprobs":')
+        yield from (*self._around_text(choice), b',"logprobs":')
         yield from self._logprobs_parts(index, choice) if self._logprobs else (b"null",)
         yield b',"finish_reason":' + choice.reason
         if self._ids:
             yield from (b',"token_ids":[', choice.ids, b"]")
         yield choice.versions
+
+    def _around_text(self, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
+        """Return the text of a whole choice as JSON, in pieces."""
+        before, after = self._around
+        return (before, choice.text, after)
 
     @abstractmethod
     def _logprobs_parts(self, index: int, choice: ChoiceParts) -> Iterable[bytes | bytearray]:
@@ -159,5 +167,5 @@ def _usage(usage: Usage) -> dict[str, object]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }

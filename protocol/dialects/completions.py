@@ -18,7 +18,7 @@ from protocol.dialects.options import CHOICES_MAX, INT32_MAX, ChoiceCount, Choic
 from protocol.dialects.other_servers import GENERATION_KEYS
 from protocol.dialects.prompt import Prompts
 from protocol.dialects.request_body import decode, read
-from protocol.messages.text import Respond, Text
+from protocol.messages.text import AnswerPiece, Respond, Text
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake
 from protocol.strict.objects import FieldCheck, Harmless
@@ -172,8 +172,9 @@ class Completion(ChoicesBody):
         super().__init__(request, common, choices=choices, logprobs=logprobs, around=(b'"text":"', b'"'))
         self._tables = [_Table() for _ in range(choices * logprobs)]
 
-    def add_logprobs(self, _: ChoiceParts, text: Text) -> None:
-        """Add the log probabilities of the next piece of a choice."""
+    def add_logprobs(self, _: ChoiceParts, text: AnswerPiece) -> None:
+        """Add the log probabilities of the next piece of a choice, which is always text here."""
+        assert isinstance(text, Text)
         self._tables[text.choice].add(text)
 
     def _logprobs_parts(self, index: int, _: ChoiceParts) -> Iterable[bytes | bytearray]:

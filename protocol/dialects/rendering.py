@@ -10,6 +10,7 @@ from attrs import frozen
 
 from protocol.dialects.formats import JsonObject
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role
+from protocol.messages.tools import Tool
 from protocol.strict.mistakes import Mistake, wrong
 
 ONE_END = "an answer goes on with a message, or begins a new one"
@@ -54,7 +55,12 @@ class RenderingFields(Protocol):
 
 
 def rendering(
-    request: RenderingFields, effort: str | None, effort_field: str, *, prefix: bool | None = False
+    request: RenderingFields,
+    effort: str | None,
+    effort_field: str,
+    *,
+    prefix: bool | None = False,
+    tools: tuple[Tool, ...] = (),
 ) -> Rendering:
     """Return the choices of a client; `effort_field` is its name of the field that has `effort`.
 
@@ -63,9 +69,9 @@ def rendering(
     variables = {} if request.chat_template_kwargs is None else request.chat_template_kwargs.values
     continues = bool(request.continue_final_message or prefix)
     begins_answer = not continues and request.add_generation_prompt is not False
-    if not variables and effort is None and begins_answer:
+    if not variables and effort is None and begins_answer and not tools:
         return DEFAULT_RENDERING
-    return Rendering(variables, effort, effort_field, continues, begins_answer)
+    return Rendering(variables, effort, effort_field, continues, begins_answer, tools)
 
 
 def ending_mistakes(request: RenderingFields) -> Iterator[Mistake]:

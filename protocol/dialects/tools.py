@@ -163,3 +163,8 @@ def choice_mistakes(choice: Choice | None, names: Collection[str]) -> Iterator[M
         yield Mistake("tool_choice", "needs tools")
     elif choice.name is not None and choice.name not in names:
         yield Mistake("tool_choice", f"names {describe(choice.name)}, which is none of the tools")
+
+
+def call_id(request_id: str, choice: int, index: int) -> str:
+    """Return the id of a call in an answer; at most 40 characters, which OpenAI's own API takes back."""
+    return f"call_{request_id[:24]}{choice:02x}{index:04x}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from protocol.errors import ERRORS_BY_CODE
 from protocol.messages.generation import FinishReason
 from protocol.openapi.request_schemas import NULL, Schema
@@ -9,7 +11,7 @@ from protocol.openapi.request_schemas import NULL, Schema
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "integer", "minimum": 0}
 _IDS: Schema = {"type": "array", "items": _COUNT}
-_REASON: Schema = {"enum": [str(reason) for reason in FinishReason]}
+_REASON: Schema = {"enum": [*map(str, FinishReason), "tool_calls"]}
 
 
 def _object(**properties: Schema) -> Schema:
@@ -24,6 +26,10 @@ def _nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, NULL]}
 
 
+def _properties(schema: Schema) -> dict[str, Schema]:
+    return cast("dict[str, Schema]", schema["properties"])
+
+
 def _object_by_weights(**properties: Schema) -> Schema:
     """Return an object that may have the versions of its weights, too."""
     versions: Schema = {"weight_version": _TEXT, "weight_versions": _list(_object(version=_TEXT, tokens=_COUNT))}
@@ -33,7 +39,10 @@ def _object_by_weights(**properties: Schema) -> Schema:
 _USAGE = _object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT)
 _SHARED: dict[str, Schema] = {"id": _TEXT, "created": _COUNT, "model": _TEXT, "usage": _USAGE}
 _CHOICE: dict[str, Schema] = {"index": _COUNT, "logprobs": _nullable({"type": "object"}), "finish_reason": _REASON}
-_MESSAGE = _object(role={"const": "assistant"}, content=_TEXT)
+_CALLED = _object(name=_TEXT, arguments=_TEXT)
+_CALL = _object(id=_TEXT, type={"const": "function"}, function=_CALLED)
+_MESSAGE = _object(role={"const": "assistant"}, content=_nullable(_TEXT))
+_MESSAGE["properties"] = {**_properties(_MESSAGE), "reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
 _PART = _object(type={"const": "output_text"}, text=_TEXT, annotations=_list({}), logprobs=_list({}))
 _ITEM = _object(id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, status=_TEXT, content=_list(_PART))
 

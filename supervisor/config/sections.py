@@ -13,6 +13,8 @@ from attrs import Factory, evolve, frozen
 
 from actors.routing.policies.kv.policy import KvSettings
 from actors.routing.policies.table import POLICIES
+from actors.text.formats.detection import AUTO, NONE
+from actors.text.formats.table import REASONING, TOOLS
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment
@@ -26,6 +28,8 @@ NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letter
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
+ToolsName = Annotated[str, OneOf((AUTO, NONE, *TOOLS))]
+ReasoningName = Annotated[str, OneOf((AUTO, NONE, *REASONING))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
 
 
@@ -171,6 +175,8 @@ class ModelSection:
     path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
     template: str | TemplateSection = TemplateSection()
     template_name: str | None = None  # the chat template to use where a file has several; by default `default`
+    tools: ToolsName = AUTO  # format of its calls of tools: `auto`, found in its chat template; `none`; or a name
+    reasoning: ReasoningName = AUTO  # format of its reasoning, in the same way
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
     # choice of a worker: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
     # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and

@@ -58,7 +58,16 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str
         file = section.chat_template.file
         template = None if file is None else reading.template(cluster.folder / file)
         chosen = section.chat_template
-        model = load(contents, template, chosen.name, chosen.variables, strftime=strftime, salt=salt)
+        model = load(
+            contents,
+            template,
+            chosen.name,
+            chosen.variables,
+            strftime=strftime,
+            salt=salt,
+            tools=section.tools,
+            reasoning=section.reasoning,
+        )
         model = evolve(model, digest=model_files.model_digest(folder))
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}

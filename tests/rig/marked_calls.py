@@ -15,6 +15,7 @@ class Marked:
 
     begins: tuple[str, ...] = ("[call ",)
     bare: str = ""
+    markers: tuple[str, ...] = ()
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""

@@ -36,12 +36,20 @@ class Offer:
 class WholeFormat(Protocol):
     """A format of a whole answer, in which text, reasoning and calls have markers of one kind."""
 
+    @property
+    def markers(self) -> Sequence[str]:
+        """The markers that may be special tokens."""
+
     def read_whole(self, source: Source, offer: Offer) -> Reading[None]:
         """Read a whole answer."""
 
 
 class CallFormat(Protocol):
     """A way in which models write calls of tools."""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The markers that may be special tokens."""
 
     @property
     def begins(self) -> Sequence[str]:

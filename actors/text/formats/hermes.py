@@ -21,6 +21,7 @@ class Hermes:
 
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
+    markers: tuple[str, ...] = (BEGIN, END)
     frame: CallFrame = CallFrame(BEGIN, separator="\n")
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:

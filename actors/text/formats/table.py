@@ -33,6 +33,9 @@ class AnswerFormat:
     reasoning: str | None = None
 
 
+NO_FORMATS = AnswerFormat()
+
+
 def make_stage(answers: AnswerFormat, offer: Offer) -> Stage:
     """Return the stage of one choice."""
     calls = None if answers.tools is None else TOOLS[answers.tools]
@@ -43,3 +46,17 @@ def make_stage(answers: AnswerFormat, offer: Offer) -> Stage:
     if thought is None and (calls is None or not offer.tools):
         return PLAIN
     return ParserStage(source, read_answer(source, offer, thought, calls))
+
+
+def markers(answers: AnswerFormat) -> tuple[str, ...]:
+    """Return the markers of formats, which a tokenizer may have as special tokens."""
+    calls = () if answers.tools is None else TOOLS[answers.tools].markers
+    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
+    return (*calls, *(() if thought is None else (thought.begin, thought.end)))
+
+
+def begins_thinking(answers: AnswerFormat, prompt: str) -> bool:
+    """Return whether a prompt ends within reasoning, by its last characters."""
+    if answers.reasoning is None:
+        return False
+    return prompt.rstrip().endswith(REASONING[answers.reasoning].begin.rstrip())

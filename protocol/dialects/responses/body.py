@@ -10,7 +10,7 @@ from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, ChoicePa
 from protocol.dialects.logprobs import logprob_entries
 from protocol.dialects.responses.objects import item_id, item_object, response_id, response_object
 from protocol.messages.generation import FinishReason
-from protocol.messages.text import Answered, Text
+from protocol.messages.text import Answered, AnswerPiece
 
 if TYPE_CHECKING:
     from protocol.dialects.responses.requests import CreateHttp
@@ -25,7 +25,7 @@ class Completion(AnswerBuilder):
         super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
         self._create, self._request_id, self._created_at = create, request_id, created_at
 
-    def add_logprobs(self, choice: ChoiceParts, text: Text) -> None:
+    def add_logprobs(self, choice: ChoiceParts, text: AnswerPiece) -> None:
         """Add the log probabilities of the next piece of a choice."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
 
