@@ -146,6 +146,11 @@ def offered(tools: Sequence[Tool], choice: Choice | None) -> tuple[Tool, ...]:
     return () if choice is not None and choice.mode == "none" else tuple(tools)
 
 
+def call_id(request_id: str, choice: int, index: int) -> str:
+    """Return the id of a call in an answer, by its choice and its place among the calls of its choice."""
+    return f"call_{request_id[:CALL_ID_REQUEST_CHARACTERS]}{choice:02x}{index:04x}"
+
+
 def tool_mistakes(names: Sequence[str], path: str) -> Iterator[Mistake]:
     """Yield a mistake for each tool with the name of an earlier one; `path` is a pattern with the tool's index."""
     seen = set[str]()
@@ -164,7 +169,3 @@ def choice_mistakes(choice: Choice | None, names: Collection[str]) -> Iterator[M
     elif choice.name is not None and choice.name not in names:
         yield Mistake("tool_choice", f"names {describe(choice.name)}, which is none of the tools")
 
-
-def call_id(request_id: str, choice: int, index: int) -> str:
-    """Return the id of a call in an answer; at most 40 characters, which OpenAI's own API takes back."""
-    return f"call_{request_id[:24]}{choice:02x}{index:04x}"

@@ -311,7 +311,7 @@ class Gateway:
 
 
 def _of_tenant(request: Respond, tenant: str) -> Respond:
-    """Return a request whose caches and session are those of a tenant."""
+    """Return a request with the caches and the session of a tenant."""
     salt, session = tenant_salt(tenant, request.cache_salt), tenant_session(tenant, request.session)
     if (salt, session) == (request.cache_salt, request.session):
         return request

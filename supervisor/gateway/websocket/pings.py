@@ -1,11 +1,11 @@
 """When a quiet WebSocket is pinged, and when its client counts as gone. No I/O: the session asks, and sends.
 
-A client whose machine or network is gone sends no end, and what runs for it would run on. So after `PING_AFTER_S`
+A client whose machine or network is gone sends no end, and its responses would run on. So after `PING_AFTER_S`
 without a byte from it the client is pinged; any byte is an answer. How long one may take depends on what an honest
 client can be doing:
 
 - While it is being answered, it reads. Its library answers pings as soon as it reads them, and they are behind
-  everything that was sent before: so a client that reads slowly has as much longer as that takes at `READ_BYTES_S`.
+  everything that was sent before: so a slow reader has as much longer as those bytes take at `READ_BYTES_S`.
   Each ping names its place in what was sent, and its pong returns it: so far the client has read.
 - Otherwise it may be doing something else, such as running a tool, and synchronous clients read nothing meanwhile.
 
