@@ -174,7 +174,7 @@ class EngineSection:
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """The patterns of its files of weights, of which it reads those of the first that matches; none if none."""
+        """The patterns of its files of weights; it reads the files of the first pattern with any; none if none."""
         return ()
 
     @property
