@@ -64,7 +64,7 @@ def rendering(
 ) -> Rendering:
     """Return the choices of a client; `effort_field` is its name of the field that has `effort`.
 
-    `prefix`: the answer goes on with the last message by a key of that message.
+    `prefix`: the answer goes on with the last message by a key of that message. The template shows the `tools`.
     """
     variables = {} if request.chat_template_kwargs is None else request.chat_template_kwargs.values
     continues = bool(request.continue_final_message or prefix)

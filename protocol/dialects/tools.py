@@ -18,6 +18,7 @@ from protocol.strict.objects import Harmless
 from protocol.strict.tagged import tag
 
 TOOLS_MAX = 512
+CALL_ID_REQUEST_CHARACTERS = 24  # of the id of a request in those of its calls, which OpenAI bounds at 40 characters
 NAME_CHARACTERS_MAX = 128
 NAME_PATTERN = f"[A-Za-z0-9_.-]{{1,{NAME_CHARACTERS_MAX}}}"
 CALL_ID_CHARACTERS_MAX = 256
