@@ -18,7 +18,7 @@ from actors.kit.fast_path import FastPath, RelayedAnswer
 from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
-from actors.text.formats.answer import Offer
+from actors.text.formats.answer import Expected
 from actors.text.formats.stage import PLAIN, Stage
 from actors.text.formats.table import NO_FORMATS, begins_thinking, make_stage
 from actors.text.formats.tool_table import ToolTable
@@ -268,7 +268,7 @@ class Choices:
         stage: Stage = PLAIN
         if self.request.turns and model.answers != NO_FORMATS:
             tail = model.decode(generate.tokens[-PROMPT_TAIL_TOKENS:])
-            offer = Offer(ToolTable.of(self.request.tools), begins_thinking(model.answers, tail))
+            offer = Expected(ToolTable.of(self.request.tools), begins_thinking(model.answers, tail))
             stage = make_stage(model.answers, offer)
         if stage is not PLAIN:
             detokenizer.markers = model.markers

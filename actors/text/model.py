@@ -27,6 +27,7 @@ from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.model_folder import FILES, Digest, digest
 
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
+SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
 NEEDED = ("tokenizer.json", "config.json")
 
 
@@ -111,16 +112,11 @@ def load(
         for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
     tokenizer = cast("Tokenizer", read["tokenizer.json"])
-    tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
-    tokenizer.no_padding()
     source = own_template(files, template_name) if template is None else template_of(template, template_name)
-    description = json.loads(tokenizer.to_str())
+    description, answers = json.loads(tokenizer.to_str()), chosen(source, tools, reasoning)
     eos_ids = _eos(tokenizer, config, generation, tokenizing)
-    specials = {
-        name: text
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-        if (text := _as_text(tokenizing.get(name))) is not None
-    }
+    texts = {name: _as_text(tokenizing.get(name)) for name in SPECIALS}
+    specials = {name: text for name, text in texts.items() if text is not None}
     try:
         learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables, salt)
     except StartFailed as error:
@@ -143,7 +139,7 @@ def load(
         turn_tokens_min=fewest_turn_tokens(partial(learned.rendered, rendering=DEFAULT_RENDERING), tokens_of),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),
-        answers=(answers := chosen(source, tools, reasoning)),
+        answers=answers,
         markers=_marker_tokens(tokenizer, markers(answers)),
     )
 
@@ -157,7 +153,7 @@ def _marker_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]
 def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
     """Return the contents of the files, by name; raises `StartFailed` with the names of all that cannot be read."""
     parsers: dict[str, Callable[[str], object]] = {
-        "tokenizer.json": Tokenizer.from_str,
+        "tokenizer.json": _tokenizer,
         "config.json": _object,
         "generation_config.json": _object,
         "tokenizer_config.json": _object,
@@ -174,6 +170,13 @@ def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
     if wrong:
         raise StartFailed("; ".join(sorted(wrong)))
     return read
+
+
+def _tokenizer(text: str) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _object(text: str) -> dict[str, Json]:

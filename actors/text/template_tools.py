@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
+from actors.text.template_facts import TemplateMessage
 from protocol.messages.text import Role, Turn
 from protocol.messages.tools import Tool, ToolCall
 
-TemplateMessage: TypeAlias = Mapping[str, object]
 TemplateTool: TypeAlias = Mapping[str, object]
 
 RenderTools: TypeAlias = Callable[[Sequence[TemplateMessage], Sequence[TemplateTool] | None], str]

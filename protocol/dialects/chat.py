@@ -21,7 +21,7 @@ from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogpro
 from protocol.dialects.other_servers import CHAT_KEYS, GENERATION_KEYS
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
-from protocol.dialects.tools import Choice, Tools, call_id, choice_mistakes, choice_of, offered, tool_mistakes
+from protocol.dialects.tools import ChosenTool, Tools, call_id, choice_mistakes, offered, tool_mistakes, with_choice
 from protocol.messages.generation import FinishReason
 from protocol.messages.text import AnswerPiece, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.strict.checks import Holds
@@ -66,7 +66,7 @@ class ChatRequest(ChoiceOptions):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
@@ -136,18 +136,17 @@ def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
     """Return the request for a processor."""
     tools = offered([tool.function.tool() for tool in request.tools or ()], request.tool_choice)
     prefix = request.messages[-1].prefix
-    return respond(
+    made = respond(
         request,
         request_id=request_id,
         turns=tuple(message.turn(index) for index, message in enumerate(request.messages)),
         rendering=rendering(request, request.reasoning_effort, "reasoning_effort", prefix=prefix, tools=tools),
-        tool_choice=choice_of(request.tool_choice),
-        parallel_calls=request.parallel_tool_calls is not False,
         tokens_max=request.tokens_max,
         n=request.choices,
         logprobs=request.top_logprobs or 0 if request.logprobs else None,
         params={"turns": "messages", "tokens_max": request.tokens_max_field, "logprobs": "top_logprobs"},
     )
+    return with_choice(made, request.tool_choice, parallel=request.parallel_tool_calls)
 
 
 def completion_id(request_id: str) -> str:

@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
 import attrs
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 
 from protocol.dialects.formats import JsonObject
 from protocol.dialects.message_parts import CACHE_HINTS
+from protocol.messages.text import Respond
 from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
@@ -103,7 +104,7 @@ class FunctionCall:
 
 
 @frozen
-class Choice:
+class ChosenTool:
     """Whether tools may be called, have to be, or which one; with the name of a function, where one is chosen."""
 
     value_types: ClassVar[tuple[type, ...]] = (str, dict)
@@ -137,12 +138,15 @@ class Choice:
 Tools: TypeAlias = Annotated[tuple[FunctionTool, ...], Holds(0, TOOLS_MAX)]
 
 
-def choice_of(choice: Choice | None) -> ToolChoice:
-    """Return the choice for a processor; without one, the model chooses."""
-    return AUTO if choice is None else choice.choice
+def with_choice(respond: Respond, choice: ChosenTool | None, *, parallel: bool | None) -> Respond:
+    """Return a request for a processor with the client's choice among its tools."""
+    if choice is None and parallel is not False:
+        return respond
+    chosen = AUTO if choice is None else choice.choice
+    return evolve(respond, tool_choice=chosen, parallel_calls=parallel is not False)
 
 
-def offered(tools: Sequence[Tool], choice: Choice | None) -> tuple[Tool, ...]:
+def offered(tools: Sequence[Tool], choice: ChosenTool | None) -> tuple[Tool, ...]:
     """Return the tools that a model gets to see: none if it may call none."""
     return () if choice is not None and choice.mode == "none" else tuple(tools)
 
@@ -161,7 +165,7 @@ def tool_mistakes(names: Sequence[str], path: str) -> Iterator[Mistake]:
         seen.add(name)
 
 
-def choice_mistakes(choice: Choice | None, names: Collection[str]) -> Iterator[Mistake]:
+def choice_mistakes(choice: ChosenTool | None, names: Collection[str]) -> Iterator[Mistake]:
     """Yield the mistake of a choice that the tools with these names do not allow."""
     if choice is None or choice.mode != "required":
         return
@@ -169,4 +173,3 @@ def choice_mistakes(choice: Choice | None, names: Collection[str]) -> Iterator[M
         yield Mistake("tool_choice", "needs tools")
     elif choice.name is not None and choice.name not in names:
         yield Mistake("tool_choice", f"names {describe(choice.name)}, which is none of the tools")
-

@@ -19,7 +19,7 @@ from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, Top
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
 from protocol.dialects.rendering import ChatTemplateKwargs
 from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
-from protocol.dialects.tools import MODES, Arguments, Choice
+from protocol.dialects.tools import MODES, Arguments, ChosenTool
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.hooks import ITEMS_MAX
 from protocol.strict.objects import Harmless
@@ -47,7 +47,7 @@ _OWN: dict[object, Schema] = {
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
     ChatTemplateKwargs: {**_OBJECT, "description": "Variables of the model's chat template, by name."},
     ToolChoice: {"type": "string", "enum": [*TOOL_CHOICES]},
-    Choice: {
+    ChosenTool: {
         "anyOf": [
             {"type": "string", "enum": [*MODES]},
             {"type": "object", "properties": {"type": {"const": "function"}}, "required": ["type"]},

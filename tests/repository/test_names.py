@@ -10,7 +10,7 @@ import pytest
 
 from tests.repository.sources import FILES, tree
 
-TWICE_MAX = 5
+TWICE_MAX = 7
 """Names that two files may define, such as the parts that every dialect has under the same name."""
 
 

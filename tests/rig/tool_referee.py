@@ -10,7 +10,7 @@ from canitoolcall.checks import case_status, run_checks
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
 from canitoolcall.results import Observation, ParsedToolCall, ParseResult, Status
 
-from actors.text.formats.answer import Offer
+from actors.text.formats.answer import Expected
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
 from actors.text.formats.table import AnswerFormat, make_stage
 from actors.text.formats.tool_table import ToolTable
@@ -29,10 +29,10 @@ def format_of(fixture: Fixture) -> AnswerFormat | None:
     return next((FORMATS[name] for name in (*named, fixture.family) if name in FORMATS), None)
 
 
-def offer_of(fixture: Fixture, answers: AnswerFormat) -> Offer:
+def offer_of(fixture: Fixture, answers: AnswerFormat) -> Expected:
     """Return what the request of a fixture offered."""
     tools = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in fixture.tools}
-    return Offer(ToolTable(tools), begins_thinking(fixture.generation_prompt or "", answers, fixture.thinking))
+    return Expected(ToolTable(tools), begins_thinking(fixture.generation_prompt or "", answers, fixture.thinking))
 
 
 def begins_thinking(prompt: str, answers: AnswerFormat, thinking: bool | None) -> bool:

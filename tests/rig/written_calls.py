@@ -12,7 +12,7 @@ import xgrammar
 from attrs import Factory, define
 
 from actors.text.call_grammar import HeldCalls
-from actors.text.formats.answer import Offer
+from actors.text.formats.answer import Expected
 from actors.text.formats.stage import CallPiece, ReasoningPiece, TextPiece
 from actors.text.formats.table import AnswerFormat, make_stage
 from actors.text.formats.tool_table import ToolTable
@@ -59,7 +59,7 @@ class Parsed:
 
 def parsed(text: str, answers: AnswerFormat, tools: Sequence[Tool], *, thinking: bool = False) -> Parsed:
     """Return an answer as the stage of its format divides it."""
-    stage, found = make_stage(answers, Offer(ToolTable.of(tools), thinking)), Parsed()
+    stage, found = make_stage(answers, Expected(ToolTable.of(tools), thinking)), Parsed()
     for piece in [*stage.feed(text), *stage.end()]:
         match piece:
             case TextPiece(part):

@@ -25,8 +25,8 @@ class Thought:
 
 
 @frozen
-class Offer:
-    """What an answer may contain, from its request."""
+class Expected:
+    """The tools that an answer may call, and where it begins."""
 
     tools: ToolTable = ToolTable()
     thinking: bool = False  # the prompt ends within reasoning
@@ -40,7 +40,7 @@ class WholeFormat(Protocol):
     def markers(self) -> Sequence[str]:
         """The markers that may be special tokens."""
 
-    def read_whole(self, source: Source, offer: Offer) -> Reading[None]:
+    def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read a whole answer."""
 
 
@@ -67,7 +67,7 @@ class CallFormat(Protocol):
         """
 
 
-def read_answer(source: Source, offer: Offer, thought: Thought | None, calls: CallFormat | None) -> Reading[None]:
+def read_answer(source: Source, offer: Expected, thought: Thought | None, calls: CallFormat | None) -> Reading[None]:
     """Read a whole answer."""
     calls = calls if offer.tools else None
     if thought is not None and offer.thinking:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from actors.text.formats.answer import CallFormat, Offer, ParserStage, Thought, WholeFormat, read_answer
+from actors.text.formats.answer import CallFormat, Expected, ParserStage, Thought, WholeFormat, read_answer
 from actors.text.formats.hermes import Hermes
 from actors.text.formats.source import Source
 from actors.text.formats.stage import PLAIN, Stage
@@ -36,7 +36,7 @@ class AnswerFormat:
 NO_FORMATS = AnswerFormat()
 
 
-def make_stage(answers: AnswerFormat, offer: Offer) -> Stage:
+def make_stage(answers: AnswerFormat, offer: Expected) -> Stage:
     """Return the stage of one choice."""
     calls = None if answers.tools is None else TOOLS[answers.tools]
     source = Source()

@@ -99,14 +99,13 @@ def test_to_respond_maps_every_field() -> None:
     ("param", "fields"),
     [
         ("best_of", {"best_of": 4}),
-        ("tools", {"tools": [{"type": "function"}]}),
-        ("tool_choice", {"tool_choice": {"type": "function"}}),
+        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+        ("tool_choice", {"tool_choice": "any"}),
         ("response_format.type", {"response_format": {"type": "grammar", "grammar": "x"}}),
         ("store", {"store": True}),
         ("modalities", {"modalities": ["text", "audio"]}),
         ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
-        ("messages[0].role", {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]}),
-        ("messages[0].tool_calls", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}),
+        ("messages[0].role", {"messages": [{"role": "function", "content": "x", "name": "c"}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [
             {"type": "input_audio", "input_audio": {}}]}]}),
     ],

@@ -111,9 +111,13 @@ def test_calls_of_several_choices_are_apart() -> None:
 
 
 def test_the_tokens_of_calls_and_reasoning_have_their_log_probabilities_and_ids() -> None:
-    scored = {"logprobs": (TokenText("x", b"x", -1.0),), "ids": (7,)}
-    pieces = [Reasoning("Hm", 1, 0, **scored), CallPart(0, "g", "{}", 1, 0, **scored), Text("", 1, 0, **scored)]  # type: ignore[arg-type]
-    asked = {"logprobs": True, "return_token_ids": True}
+    scored: dict[str, Any] = {"logprobs": (TokenText("x", b"x", -1.0),), "ids": (7,)}
+    pieces: list[AnswerPiece] = [
+        Reasoning("Hm", 1, 0, **scored),
+        CallPart(0, "g", "{}", 1, 0, **scored),
+        Text("", 1, 0, **scored),
+    ]
+    asked: dict[str, Any] = {"logprobs": True, "return_token_ids": True}
     chunks = chunks_of(pieces, **asked)
     logprobs = [chunk.choices[0].logprobs for chunk in chunks]
     assert sum(len(each.content) for each in logprobs if each is not None) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.rig.dialects import check_refused
 ID = "0123456789abcdef0123456789abcdef"
 FUNCTION = {"name": "f", "description": "F.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
 TOOL = {"type": "function", "function": FUNCTION}
-BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
+BASE: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
@@ -27,8 +28,8 @@ def request(**fields: object) -> ChatRequest:
     return parse(json.dumps(BASE | fields).encode())
 
 
-def turns(*messages: dict[str, object]) -> tuple[Turn, ...]:
-    return to_respond(request(messages=[*BASE["messages"], *messages]), request_id=ID).turns  # type: ignore[misc]
+def turns(*messages: Mapping[str, object]) -> tuple[Turn, ...]:
+    return to_respond(request(messages=[*BASE["messages"], *messages]), request_id=ID).turns
 
 
 def test_a_function_reaches_the_processor() -> None:

@@ -18,14 +18,14 @@ ROW = """
 CUT = """
 import random
 
-from actors.text.formats.answer import Offer
+from actors.text.formats.answer import Expected
 from actors.text.formats.stage import CallPiece
 from actors.text.formats.table import AnswerFormat, make_stage
 from actors.text.formats.tool_table import ToolTable
 from tests.actors.text.formats.test_table import LINE
 
 def pieces(parts):
-    stage, out = make_stage(AnswerFormat("marked", "think"), Offer(ToolTable({"f": {}}))), []
+    stage, out = make_stage(AnswerFormat("marked", "think"), Expected(ToolTable({"f": {}}))), []
     for piece in [*(piece for part in parts for piece in stage.feed(part)), *stage.end()]:
         call = isinstance(piece, CallPiece)
         key = type(piece).__name__, piece.index if call else None
@@ -59,6 +59,7 @@ from protocol.messages.tools import Tool
 from tests.actors.text.formats.test_table import LINE
 from tests.rig.calls import mailbox
 from tests.rig.gateway import INFO, TINY, Worker, ids
+from tests.rig.tools import SHOWING
 
 async def main():
     address, inbox = mailbox(1)
@@ -71,7 +72,7 @@ async def main():
 
     async with trio.open_nursery() as nursery:
         limits = PromptLimits(INFO, 500, 500)
-        model = evolve(TINY, answers=AnswerFormat("marked", "think"))
+        model = evolve(TINY, template=SHOWING, answers=AnswerFormat("marked", "think"))
         arguments = inbox, model, Worker(line=LINE), lambda: limits, run_inline, 1
         await nursery.start(partial(processor, *arguments))
         async with address.ask(Respond("0" * 32, turns, Rendering(tools=(Tool("f"),))), 500) as answer:

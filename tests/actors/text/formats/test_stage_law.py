@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from actors.text.formats.answer import Offer
+from actors.text.formats.answer import Expected
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece
 from actors.text.formats.table import TOOLS, make_stage
 from actors.text.formats.tool_table import ToolTable
@@ -19,7 +19,7 @@ NAMES = sorted(MIXTURES)
 OFFER = ToolTable({"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}, "g": {}})
 
 
-def result(mixture: Mixture, offer: Offer, parts: list[str], *, cut: bool) -> list[tuple[object, ...]]:
+def result(mixture: Mixture, offer: Expected, parts: list[str], *, cut: bool) -> list[tuple[object, ...]]:
     """Return what a text becomes that comes in these parts: its pieces, those of one kind and one call joined."""
     stage = make_stage(mixture.answers, offer)
     out = list[tuple[object, ...]]()
@@ -65,7 +65,7 @@ def differences(name: str, seed: object, cuts: int) -> list[str]:
     mixture = MIXTURES[name]
     for _ in range(cuts // CUTS_A_TEXT):
         text = mixture.text(rng)
-        offer = Offer(OFFER if rng.random() < 0.9 else ToolTable(), thinking=rng.random() < 0.3)
+        offer = Expected(OFFER if rng.random() < 0.9 else ToolTable(), thinking=rng.random() < 0.3)
         cut = rng.random() < 0.5
         whole = result(mixture, offer, [text], cut=cut)
         for index in range(CUTS_A_TEXT):
