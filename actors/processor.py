@@ -112,7 +112,10 @@ async def processor(
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
-            request, judges = await _constrained(request, current, run, check_grammar, call_grammars)
+            judges = Judges()
+            # A plain request takes no step of a task here.
+            if request.grammar is not None or request.tools:
+                request, judges = await _constrained(request, current, run, check_grammar, call_grammars)
             return await _respond(request, model, current, decode, run, vision, answer, judges)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)

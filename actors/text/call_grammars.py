@@ -45,6 +45,9 @@ class CallGrammars:
         Raises `BadRequest` with the client's name of what cannot be kept.
         """
         await trio.lowlevel.checkpoint()
+        if request.tools and self.answers.tools is None:
+            sentence = "this model has no known format of calls; in the file of its operator, `tools` can name one"
+            raise Unsupported(sentence, param=request.param("tools"))
         if not holds_calls(request.tools, request.tool_choice):
             return None
         demanding = request.tool_choice.required or request.tool_choice.name is not None

@@ -24,8 +24,9 @@ from protocol.messages.tools import AUTO, Tool, ToolChoice
 from tests.actors.test_processor import LIMITS, ask, respond, running
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import TINY, Worker, ids
+from tests.rig.tools import SHOWING
 
-HERMES = evolve(TINY, answers=AnswerFormat("hermes"))
+HERMES = evolve(TINY, template=SHOWING, answers=AnswerFormat("hermes"))
 ROOM = evolve(LIMITS, total_max=500, prompt_max=500)
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
 STRICT = Tool("f", parameters=json.dumps(SCHEMA), strict=True)
@@ -138,8 +139,8 @@ async def test_the_grammar_is_tried_as_it_is_and_refused_as_the_tools(autojump_c
 
 async def test_a_model_without_a_format_refuses_demanded_calls(autojump_clock: MockClock) -> None:
     async with running(Worker(), TINY, ROOM) as address:
-        with pytest.raises(Unsupported, match="no format of calls") as raised:
-            await ask(address, asking("x", params={"tool_choice": "my choice"}))
-        assert raised.value.param == "my choice"
+        with pytest.raises(Unsupported, match="no known format of calls") as raised:
+            await ask(address, asking("x", params={"tools": "my tools"}))
+        assert raised.value.param == "my tools"
         plain = Respond("a" * 32, (Turn(Role.USER, "n=2"),))
         assert (await ask(address, plain))[0]

@@ -11,6 +11,7 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from actors.kit.fast_path import FastPath
+from actors.text.formats.table import AnswerFormat
 from protocol.errors import LinkLost
 from protocol.messages.text import Respond, Role, Text, Turn
 from tests.actors.test_processor import LIMITS, ask, respond, running
@@ -21,7 +22,7 @@ from tests.rig.marked_format import Marked
 from tests.rig.router import EOS, Fake, Play, routed
 
 LINE = 'An oak. [think]Is it [t old?[/think] Yes. [call f]{"a": [1]}[/call] An oak.'
-MARKED = TINY
+MARKED = evolve(TINY, answers=AnswerFormat("hermes", "think"))
 PIECES = [
     ("Text", -1, "", "An oak. "),
     ("Reasoning", -1, "", "Is it [t old?"),
