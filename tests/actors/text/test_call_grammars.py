@@ -109,7 +109,7 @@ async def test_free_calls_cost_nothing(autojump_clock: MockClock) -> None:
 @pytest.mark.parametrize(
     ("request_", "answers", "kinds", "kind", "param", "reason"),
     [
-        (respond(tool("a")), AnswerFormat(), ALL, Unsupported, "tools", "no known format of calls"),
+        (respond(tool("a")), AnswerFormat(), ALL, Unsupported, "my tools", "no known format of calls"),
         (
             respond(tool("a"), grammar=Grammar(GrammarKind.REGEX, "a")),
             HERMES,
