@@ -24,12 +24,13 @@ from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread, RunWork
 from actors.media.preparation import Vision, media_stage
-from actors.text.call_grammar import HeldCalls
-from actors.text.call_grammars import CallGrammars, refused_as_tools
+from actors.text.call_grammar import HeldCalls, behind_thought
+from actors.text.call_grammars import CHARACTER_WORK, CallGrammars, refused_as_tools
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
 from actors.text.conformance import Conformance
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.engine_grammar import engine_grammar
 from actors.text.generations import make_generations
 from actors.text.judging import CallConformance, Judges
 from actors.text.limits import PromptLimits
@@ -115,7 +116,7 @@ async def processor(
             judges = Judges()
             # A plain request takes no step of a task here.
             if request.grammar is not None or request.tools:
-                request, judges = await _constrained(request, current, run, check_grammar, call_grammars)
+                request, judges = await _constrained(request, model, current, run, check_grammar, call_grammars)
             return await _respond(request, model, current, decode, run, vision, answer, judges)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)
@@ -143,27 +144,33 @@ async def processor(
 
 
 async def _constrained(
-    request: Respond, limits: PromptLimits, run: RunWork, check: GrammarCheck, call_grammars: CallGrammars
+    request: Respond,
+    model: TextModel,
+    limits: PromptLimits,
+    run: RunWork,
+    check: GrammarCheck,
+    call_grammars: CallGrammars,
 ) -> tuple[Respond, Judges]:
     """Return the request with the grammar that engines get, and the judges of its choices."""
-    if (held := await call_grammars.held(request, limits.info.grammars, run)) is not None:
+    kinds = limits.info.grammars
+    thinking = bool(request.turns) and model.begins_thinking(request.rendering)
+    if (held := await call_grammars.held(request, kinds, run, thinking=thinking)) is not None:
         return await _held_to_calls(request, held, check), Judges(calls=CallConformance(held, run, request.param))
     if (grammar := request.grammar) is None:
         return request, Judges()
     is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
     judges = Judges(Conformance(grammar.text, run, request.param).judge) if is_schema else Judges()
-    return await _checked(request, grammar, limits, check), judges
-
-
-async def _checked(request: Respond, grammar: Grammar, limits: PromptLimits, check: GrammarCheck) -> Respond:
-    """Return the request with the grammar that engines get; raises `BadRequest` with the client's name of the field."""
-    await trio.lowlevel.checkpoint()
-    if grammar.kind not in limits.info.grammars:
-        await trio.lowlevel.checkpoint()
-        # Such a grammar is refused with the other options, by a sentence of its own.
-        return request
+    # Such a grammar is refused with the other options, by a sentence of its own.
+    if grammar.kind not in kinds:
+        return request, judges
+    reasons = bool(request.turns) and model.answers.reasoning is not None and GrammarKind.STRUCTURAL_TAG in kinds
     try:
-        return evolve(request, grammar=await check(grammar, request.owner))
+        if reasons and grammar.kind is not GrammarKind.STRUCTURAL_TAG:
+            work = CHARACTER_WORK * len(grammar.text)
+            engines = await run(work, partial(engine_grammar, grammar))
+            decided = behind_thought(engines, model.answers, thinking=thinking)
+            return evolve(request, grammar=await check(decided, request.owner, decided=True)), judges
+        return evolve(request, grammar=await check(grammar, request.owner)), judges
     except BadRequest as error:
         error.param = request.param("grammar")
         raise

@@ -74,9 +74,36 @@ def call_grammar(
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
     written_calls = (_demanded if demanded else _free_until_calls)(its_format.frame, calls, several=several)
     tag_ = sequence(*_before(thought, thinking=thinking), written_calls)
-    written = json.dumps({"type": "structural_tag", "format": tag_}, ensure_ascii=False, separators=(",", ":"))
     held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
-    return HeldCalls(Grammar(GrammarKind.STRUCTURAL_TAG, written), held, demanded)
+    return HeldCalls(_structural_tag(tag_), held, demanded)
+
+
+def behind_thought(grammar: Grammar, answers: AnswerFormat, *, thinking: bool) -> Grammar:
+    """Return an engine's grammar for an answer that comes behind its reasoning; unchanged without reasoning.
+
+    A client's structural tag describes a whole answer, and is left as it is.
+    """
+    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
+    if thought is None or (inner := _tag_part(grammar)) is None:
+        return grammar
+    return _structural_tag(sequence(*_before(thought, thinking=thinking), inner))
+
+
+def _tag_part(grammar: Grammar) -> TagPart | None:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+        case GrammarKind.REGEX:
+            return {"type": "regex", "pattern": grammar.text}
+        case GrammarKind.EBNF:
+            return {"type": "grammar", "grammar": grammar.text}
+        case GrammarKind.STRUCTURAL_TAG:
+            return None
+
+
+def _structural_tag(part: TagPart) -> Grammar:
+    written = json.dumps({"type": "structural_tag", "format": part}, ensure_ascii=False, separators=(",", ":"))
+    return Grammar(GrammarKind.STRUCTURAL_TAG, written)
 
 
 def object_schema(tool: Tool) -> str:

@@ -26,8 +26,11 @@ from protocol.messages.tools import Tool, ToolChoice
 CHARACTER_WORK = 64  # the work for one character of a schema, in characters to tokenise
 REMEMBERED_CHARACTERS_MAX = 8 * 2**20
 
-Key: TypeAlias = tuple[tuple[tuple[str, str, bool, str], ...], ToolChoice, bool]
-"""What a grammar depends on: of each tool its name, its parameters, whether it is strict, and its name in refusals."""
+Key: TypeAlias = tuple[tuple[tuple[str, str, bool, str], ...], ToolChoice, bool, bool]
+"""What a grammar depends on: of each tool its name, its parameters, whether it is strict, and its name in refusals.
+
+Behind the choice stand whether several calls are allowed, and whether the prompt ends within reasoning.
+"""
 
 
 @define(eq=False)
@@ -39,7 +42,9 @@ class CallGrammars:
     _characters: int = 0
     _making: WeakValueDictionary[Key, trio.Lock] = Factory(WeakValueDictionary)
 
-    async def held(self, request: Respond, grammars: Sequence[GrammarKind], run: RunWork) -> HeldCalls | None:
+    async def held(
+        self, request: Respond, grammars: Sequence[GrammarKind], run: RunWork, *, thinking: bool = False
+    ) -> HeldCalls | None:
         """Return what the calls of a request are held to, by an engine with these kinds of grammars; None for nothing.
 
         Raises `BadRequest` with the client's name of what cannot be kept.
@@ -61,7 +66,9 @@ class CallGrammars:
         if GrammarKind.STRUCTURAL_TAG not in grammars:
             raise Unsupported("the engine of this model cannot be held to calls of tools", param=param)
         tools = tuple((tool.name, tool.parameters, tool.strict, tool.param) for tool in request.tools)
-        made = await self._remembered((tools, request.tool_choice, request.parallel_calls), request.tools, run)
+        made = await self._remembered(
+            (tools, request.tool_choice, request.parallel_calls, thinking), request.tools, run
+        )
         if isinstance(made, BadRequest):
             raise type(made)(made.detail, param=made.param or param)
         return made
@@ -90,9 +97,9 @@ def refused_as_tools(error: BadRequest, request: Respond) -> BadRequest:
 
 
 def _made(tools: Sequence[Tool], key: Key, answers: AnswerFormat) -> HeldCalls | BadRequest:
-    _, choice, parallel = key
+    _, choice, parallel, thinking = key
     try:
-        made = call_grammar(tools, choice, answers, parallel=parallel)
+        made = call_grammar(tools, choice, answers, parallel=parallel, thinking=thinking)
     except BadRequest as error:
         # Without its traceback, which has the request.
         return type(error)(error.detail, param=error.param)

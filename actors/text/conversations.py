@@ -29,6 +29,7 @@ SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role  # by identity: the hash of a ro
 _ROLES = {each: each.value for each in (USER, ASSISTANT, TOOL)}
 PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server has it
 SYSTEMS_JOIN = "\n\n"
+TAIL_CHARACTERS = 64
 SENTENCE_CHARACTERS_MAX = 300  # of a template, in a refusal
 
 
@@ -43,6 +44,7 @@ class ConversationTemplate:
     cost: TemplateCost = TemplateCost()
     kept: KeptTexts = Factory(KeptTexts)
     variables: TemplateVariables = TemplateVariables()
+    greeting: object = "Hello"  # the content of a user's message, as the template takes it
 
     @classmethod
     def learned(
@@ -74,7 +76,9 @@ class ConversationTemplate:
 
         read = TemplateVariables.read(template.environment, source, defaults, hello_with)
         tools = learn_tools(render_tools, greeting)
-        learned = evolve(bare, facts=facts, tools=tools, cost=cost, kept=KeptTexts(salt), variables=read)
+        learned = evolve(
+            bare, facts=facts, tools=tools, cost=cost, kept=KeptTexts(salt), variables=read, greeting=greeting
+        )
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:
@@ -126,6 +130,13 @@ class ConversationTemplate:
             return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer, tools=tools)
 
         return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
+
+    def tail(self, rendering: Rendering) -> str:
+        """Return the last characters of a prompt that is rendered in this way, whatever its conversation is."""
+        if not rendering.begins_answer:
+            return ""
+        plain = evolve(rendering, tools=())
+        return self.rendered([{"role": USER.value, "content": self.greeting}], plain)[-TAIL_CHARACTERS:]
 
     def rendered_with(
         self,

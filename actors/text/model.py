@@ -15,7 +15,7 @@ from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.formats.detection import AUTO, chosen
-from actors.text.formats.table import AnswerFormat, markers
+from actors.text.formats.table import AnswerFormat, begins_thinking, markers
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
@@ -63,6 +63,10 @@ class TextModel:
     def prompt(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
         return self.template.render(turns, rendering)
+
+    def begins_thinking(self, rendering: Rendering) -> bool:
+        """Return whether prompts that are rendered in this way end within reasoning."""
+        return self.answers.reasoning is not None and begins_thinking(self.answers, self.template.tail(rendering))
 
     def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> list[int]:
         """Return the token ids of a conversation, up to the answer."""
