@@ -62,6 +62,7 @@ TextResult: TypeAlias = Answered | Tokenized | Detokenized
 TOKENIZE_TOKENS_MAX = 262_144
 # The work for one character of a stop string, in characters to tokenise.
 STOP_CHARACTER_WORK = 4
+FREE = Judges()  # of a request whose answer keeps to nothing
 
 
 class GrammarCheck(Protocol):
@@ -104,7 +105,7 @@ async def processor(
     free = trio.Semaphore(requests_max)
     bugs = BugCounter()
     direct = direct or DirectCalls()
-    call_grammars = CallGrammars(model.answers)
+    held = CallGrammars(model.answers)
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()
@@ -113,8 +114,7 @@ async def processor(
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
-            judges = Judges()
-            # A plain request takes no step of a task here.
+            judges = FREE  # a plain request takes no step of a task here
             if request.grammar is not None or request.tools:
                 request, judges = await _constrained(request, model, current, run, check_grammar, call_grammars)
             return await _respond(request, model, current, decode, run, vision, answer, judges)

@@ -132,7 +132,7 @@ class ConversationTemplate:
         return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
 
     def tail(self, rendering: Rendering) -> str:
-        """Return the last characters of a prompt that is rendered in this way, whatever its conversation is."""
+        """Return the last characters of every prompt that is rendered in this way."""
         if not rendering.begins_answer:
             return ""
         plain = evolve(rendering, tools=())
