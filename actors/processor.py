@@ -116,7 +116,7 @@ async def processor(
             current = current.within(request.total_max)
             judges = FREE  # a plain request takes no step of a task here
             if request.grammar is not None or request.tools:
-                request, judges = await _constrained(request, model, current, run, check_grammar, call_grammars)
+                request, judges = await _constrained(request, model, current, run, check_grammar, held)
             return await _respond(request, model, current, decode, run, vision, answer, judges)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)
