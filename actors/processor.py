@@ -102,10 +102,8 @@ async def processor(
     `Tokenize` and `Detokenize`. Long work runs in threads, by `run_in_thread`. Without `vision`, images and videos are
     refused.
     """
-    free = trio.Semaphore(requests_max)
-    bugs = BugCounter()
-    direct = direct or DirectCalls()
-    held = CallGrammars(model.answers)
+    free, bugs = trio.Semaphore(requests_max), BugCounter()
+    direct, held = direct or DirectCalls(), CallGrammars(model.answers)
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()

@@ -35,8 +35,8 @@ def thinking_model() -> TextModel:
     return evolve(TINY, template=learned, answers=AnswerFormat(None, "think"))
 
 
-def texts(replies: list[Any], kind: type) -> str:
-    return "".join(reply.text for reply in replies if type(reply) is kind)
+def texts(replies: list[Any], kind: type[Text | Reasoning]) -> str:
+    return "".join(reply.text for reply in replies if isinstance(reply, kind))
 
 
 def elements(grammar: Grammar | None) -> list[dict[str, Any]]:
