@@ -13,9 +13,9 @@ from actors.text.formats.tool_table import ToolTable
 class Marked:
     """A name in a marker, and a JSON object behind it."""
 
+    markers: tuple[str, ...] = ("[call ", "[/call]")
     begins: tuple[str, ...] = ("[call ",)
     bare: str = ""
-    markers: tuple[str, ...] = ()
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""

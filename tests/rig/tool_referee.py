@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from canitoolcall.checks import case_status, run_checks
 from canitoolcall.fixtures import Fixture, load_families, load_fixtures
@@ -12,13 +12,24 @@ from canitoolcall.results import Observation, ParsedToolCall, ParseResult, Statu
 
 from actors.text.formats.answer import Expected
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
-from actors.text.formats.table import AnswerFormat, make_stage
+from actors.text.formats.table import AnswerFormat, begins_thinking, make_stage
 from actors.text.formats.tool_table import ToolTable
 
 CUTS = ("one", "token", *(f"rand:{seed}:8" for seed in range(1, 6)))  # named as the referee's own, cut by characters
 
 FORMATS: Mapping[str, AnswerFormat] = {
+    "deepseek/DeepSeek-V3-0324": AnswerFormat("deepseek-v3", "think"),
+    "deepseek/DeepSeek-V3.1": AnswerFormat("deepseek-v3.1", "think"),
+    "gemma4": AnswerFormat("gemma4", "gemma"),
+    "glm": AnswerFormat("glm", "think"),
+    "gpt-oss": AnswerFormat("gpt-oss"),
+    "kimi/Kimi-K2.6": AnswerFormat("kimi-k2", "think"),
+    "kimi/Kimi-K2-Instruct-0905": AnswerFormat("kimi-k2"),
+    "llama/Llama-3.3-70B-Instruct": AnswerFormat("llama3"),
+    "mistral": AnswerFormat("mistral", "mistral"),
+    "mistral/Magistral-Small-2506": AnswerFormat("mistral", "think"),
     "qwen3-hermes": AnswerFormat("hermes", "think"),
+    "qwen3-xml": AnswerFormat("qwen3-coder", "qwen3"),
 }
 """By family, or by family and the last part of a model's name."""
 
@@ -32,13 +43,11 @@ def format_of(fixture: Fixture) -> AnswerFormat | None:
 def offer_of(fixture: Fixture, answers: AnswerFormat) -> Expected:
     """Return what the request of a fixture offered."""
     tools = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in fixture.tools}
-    return Expected(ToolTable(tools), begins_thinking(fixture.generation_prompt or "", answers, fixture.thinking))
-
-
-def begins_thinking(prompt: str, answers: AnswerFormat, thinking: bool | None) -> bool:
-    """Return whether a prompt ends within reasoning; where none is recorded, whether thinking was asked for."""
-    del answers
-    return prompt.rstrip().endswith("<think>") if prompt else bool(thinking)
+    prompt = fixture.generation_prompt
+    if prompt is None:
+        model = load_families()[fixture.family].reference_for(fixture.models[0])
+        prompt = (model and model.default_generation_prompt) or ""
+    return Expected(ToolTable(tools), begins_thinking(answers, prompt))
 
 
 def pieces_of(fixture: Fixture, answers: AnswerFormat, parts: Iterable[str]) -> list[Piece]:
@@ -76,13 +85,13 @@ def parts_of(text: str, cut: str) -> list[str]:
     return parts
 
 
-def judged(fixture: Fixture) -> tuple[Status, list[str]]:
-    """Return the referee's verdict about a fixture, and its reasons."""
+def judged(fixture: Fixture, cuts: Sequence[str] = CUTS) -> tuple[Status, list[str]]:
+    """Return the referee's verdict about a fixture that comes in these cuts, and its reasons."""
     answers = format_of(fixture)
     if answers is None:
         return Status.UNSUPPORTED, []
     raw = fixture.raw_output
-    streams = {cut: parsed(pieces_of(fixture, answers, parts_of(raw, cut))) for cut in CUTS}
+    streams = {cut: parsed(pieces_of(fixture, answers, parts_of(raw, cut))) for cut in cuts}
     family = load_families()[fixture.family]
     rows = run_checks(fixture, family, Observation(streams["one"], streams))
     reasons = [f"{row.check} {row.strategy}: {row.detail}" for row in rows if row.status is not Status.PASS]

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from attrs import define, field, frozen
 
+from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import NEWLINE, NoCall, Reading, Source
 from actors.text.formats.stage import Piece, ReasoningPiece, TextPiece
 from actors.text.formats.tool_table import ToolTable
@@ -22,11 +23,30 @@ class Thought:
 
     begin: str
     end: str
+    other_begins: tuple[str, ...] = ()  # that models write in place of `begin`
+    other_ends: tuple[str, ...] = ()
+    ended_by: tuple[str, ...] = ()  # markers of calls that end it too, if they begin a call
+    parts: tuple[str, ...] = ()  # of markers, that may be special tokens
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """All markers with which reasoning begins."""
+        return (self.begin, *self.other_begins)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """All markers with which reasoning ends."""
+        return (self.end, *self.other_ends)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The markers, any of which may be a special token of a model's tokenizer."""
+        return (*self.begins, *self.ends, *self.parts)
 
 
 @frozen
 class Expected:
-    """The tools that an answer may call, and where it begins."""
+    """The tools that an answer may call, and whether it begins within reasoning."""
 
     tools: ToolTable = ToolTable()
     thinking: bool = False  # the prompt ends within reasoning
@@ -38,7 +58,11 @@ class WholeFormat(Protocol):
 
     @property
     def markers(self) -> Sequence[str]:
-        """The markers that may be special tokens."""
+        """All markers, any of which may be a special token: a tokenizer leaves those out unless it is told not to."""
+
+    @property
+    def thought_begins(self) -> Sequence[str]:
+        """The markers with which reasoning begins."""
 
     def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read a whole answer."""
@@ -49,7 +73,7 @@ class CallFormat(Protocol):
 
     @property
     def markers(self) -> Sequence[str]:
-        """The markers that may be special tokens."""
+        """All markers, any of which may be a special token: a tokenizer leaves those out unless it is told not to."""
 
     @property
     def begins(self) -> Sequence[str]:
@@ -70,42 +94,66 @@ class CallFormat(Protocol):
 def read_answer(source: Source, offer: Expected, thought: Thought | None, calls: CallFormat | None) -> Reading[None]:
     """Read a whole answer."""
     calls = calls if offer.tools else None
+    begins = () if calls is None else tuple(calls.begins)
+    thoughts = () if thought is None else thought.begins
     if thought is not None and offer.thinking:
-        yield from _read_thought(source, thought)
-    elif calls is not None and calls.bare:
-        yield from _read_bare(source, offer.tools, calls)
-    begins = () if calls is None else calls.begins
-    thoughts = () if thought is None else (thought.begin,)
-    while (marker := (yield from source.pass_until(TextPiece, *begins, *thoughts, trimmed=NEWLINE))) is not None:
-        if thought is not None and marker == thought.begin:
-            yield from _read_thought(source, thought)
+        # A model may write the marker again that its prompt ends with.
+        yield from source.skip(NEWLINE)
+        yield from source.accept(*thoughts)
+        source.forget()
+        yield from _read_thought(source, thought, offer.tools, calls)
+    begun = False  # the answer itself: a call without a marker comes there, also behind reasoning
+    while True:
+        if calls is not None and calls.bare and not begun:
+            yield from _read_bare(source, offer.tools, calls)
+        marker = yield from source.pass_until(TextPiece, *begins, *thoughts, trimmed=NEWLINE)
+        if marker is None:
+            return
+        begun = marker not in thoughts
+        if not begun and thought is not None:
+            yield from _read_thought(source, thought, offer.tools, calls)
         elif calls is not None:
             source.begin(marker)
             yield from _attempt(source, offer.tools, calls, marker)
 
 
-def _read_thought(source: Source, thought: Thought) -> Reading[None]:
+def _read_thought(source: Source, thought: Thought, tools: ToolTable, calls: CallFormat | None) -> Reading[None]:
     yield from source.skip(NEWLINE)
-    yield from source.pass_until(ReasoningPiece, thought.end, trimmed=NEWLINE)
-    yield from source.skip(NEWLINE)
+    ends = *thought.ends, *(() if calls is None else thought.ended_by)
+    while (marker := (yield from source.pass_until(ReasoningPiece, *ends, trimmed=NEWLINE))) is not None:
+        if calls is None or marker in thought.ends:
+            yield from source.skip(NEWLINE)
+            return
+        source.begin(marker)
+        if (yield from _attempt(source, tools, calls, marker, ReasoningPiece)):
+            return
 
 
 def _read_bare(source: Source, tools: ToolTable, calls: CallFormat) -> Reading[None]:
-    """Read a call without a marker, if an answer begins with one."""
-    yield from source.run(" \n")
+    """Read a call without a marker, if the text goes on with one."""
+    yield from source.run(SPACE)
     if (first := (yield from source.peek())) and first in calls.bare:
         yield from _attempt(source, tools, calls, "")
     else:
         source.fail()
 
 
-def _attempt(source: Source, tools: ToolTable, calls: CallFormat, marker: str) -> Reading[None]:
+def _attempt(
+    source: Source,
+    tools: ToolTable,
+    calls: CallFormat,
+    marker: str,
+    make: type[TextPiece | ReasoningPiece] = TextPiece,
+) -> Reading[bool]:
+    """Read calls behind a marker, or make a piece of what is none; return whether there was one."""
+    before = source.calls
     try:
         yield from calls.read(source, tools, marker)
     except NoCall:
-        source.fail()
+        source.fail(make if source.calls == before else TextPiece)
     else:
         source.forget()
+    return source.calls > before
 
 
 @define(eq=False)

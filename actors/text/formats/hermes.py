@@ -19,9 +19,9 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class Hermes:
     """One JSON object between two markers."""
 
+    markers: tuple[str, ...] = (BEGIN, END)
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
-    markers: tuple[str, ...] = (BEGIN, END)
     frame: CallFrame = CallFrame(BEGIN, separator="\n")
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
@@ -29,11 +29,7 @@ class Hermes:
         name, arguments = call_of((yield from json_value(source)), tools)
         source.call(name, arguments)
         # The object is the call: a model that ends its answer, or begins the next call, leaves the marker out.
-        yield from source.run(SPACE)
-        if (yield from source.accept(END)) is not None:
-            source.forget()
-        else:
-            source.fail()
+        yield from source.close(SPACE, END)
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:
         """Return the grammar of one call."""

@@ -24,8 +24,9 @@ def json_value(source: Source) -> Reading[str]:
     parts = list[str]()
     ends = list[str]()  # of the objects and lists that are open
     while True:
-        begin = yield from _scalar_or_begin(source, parts)
+        begin = yield from source.peek()
         if begin in ENDS:
+            parts.append(source.take(1))
             ends.append(ENDS[begin])
             if len(ends) > LEVELS_MAX:
                 raise NoCall
@@ -36,6 +37,8 @@ def json_value(source: Source) -> Reading[str]:
                 continue
             parts.append(end)
             ends.pop()
+        else:
+            parts.append((yield from json_scalar(source)))
         # A value is complete, and with it those around it that end here.
         while ends and (yield from _mark_behind(source, parts, ends[-1])) != ",":
             ends.pop()
@@ -43,6 +46,19 @@ def json_value(source: Source) -> Reading[str]:
             return "".join(parts)
         if ends[-1] == "}":
             yield from _key(source, parts)
+
+
+def json_scalar(source: Source) -> Reading[str]:
+    """Take a string, a number, `true`, `false` or `null`, and return its text; raises `NoCall`."""
+    first = yield from source.peek()
+    if first == '"':
+        return (yield from json_string(source))
+    if not first or first not in "-0123456789":
+        return (yield from source.expect(*WORDS))
+    number = yield from source.run(NUMBER_CHARACTERS)
+    if NUMBER.fullmatch(number) is None:
+        raise NoCall
+    return number
 
 
 def json_string(source: Source) -> Reading[str]:
@@ -65,23 +81,6 @@ def json_string(source: Source) -> Reading[str]:
             parts.append(digits := (yield from source.run(HEXADECIMAL, 4)))
             if len(digits) < 4:
                 raise NoCall
-
-
-def _scalar_or_begin(source: Source, parts: list[str]) -> Reading[str]:
-    """Take a value without values in it, or the beginning of another one; return its first character."""
-    first = yield from source.peek()
-    if first == '"':
-        parts.append((yield from json_string(source)))
-    elif first in ENDS:
-        parts.append(source.take(1))
-    elif first and first in "-0123456789":
-        number = yield from source.run(NUMBER_CHARACTERS)
-        if NUMBER.fullmatch(number) is None:
-            raise NoCall
-        parts.append(number)
-    else:
-        parts.append((yield from source.expect(*WORDS)))
-    return first
 
 
 def _key(source: Source, parts: list[str]) -> Reading[None]:

@@ -4,17 +4,18 @@ A parser is a generator. It takes text from its source, and yields while it need
 text was cut. Text in which a call may come is an *attempt*: it becomes a call as a whole, or remains text. So no client
 ever gets a part of a call, and what is no call is not lost.
 
-An attempt that fails becomes text up to the character at which it failed, and reading goes on behind that: each
-character is read once, whatever a model writes.
+An attempt that fails becomes text up to the character of the failure, and reading goes on behind it. So each character
+is read once, whatever a model writes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
 
@@ -40,24 +41,30 @@ class Source:
     cut: bool = False  # the text ended at its limit of tokens, not by itself
     watched: frozenset[str] | None = None  # see `Stage.watched`
     calls: int = 0  # the number of calls so far
-    _text: str = ""  # not yet taken
+    # The text behind `_place` is not yet taken. Cutting off each part would copy all text behind it.
+    _text: str = ""
+    _place: int = 0
     _taken: list[str] = field(factory=list)  # the texts of an attempt
     _taken_size: int = 0
+    _trimmed: str = ""  # left out before the last end that `pass_until` found
     _pieces: list[Piece] = field(factory=list)
+    _parts: list[str] = field(factory=list)  # of the last piece, of this kind
+    _kind: type[TextPiece | ReasoningPiece] = TextPiece
 
     # For a stage ---------------------------------------------------------------------------
 
     @property
     def held(self) -> int:
         """The number of characters in no piece yet."""
-        return len(self._text) + self._taken_size
+        return self._come + self._taken_size
 
     def add(self, text: str) -> None:
         """Add the next text."""
-        self._text += text
+        self._text, self._place = f"{self._text[self._place :]}{text}", 0
 
     def take_pieces(self) -> Sequence[Piece]:
         """Return the pieces since the last call, those of one kind joined."""
+        self._join()
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -65,20 +72,21 @@ class Source:
 
     def need(self, count: int) -> Reading[bool]:
         """Wait for so many characters; return whether there are as many."""
-        while len(self._text) < count and not self.ended:
+        while self._come < count and not self.ended:
             self.watched = None
             yield
-        return len(self._text) >= count
+        return self._come >= count
 
     def peek(self) -> Reading[str]:
         """Return the next character, without taking it; empty at the end."""
         yield from self.need(1)
-        return self._text[:1]
+        return self._text[self._place : self._place + 1]
 
     def starts_with(self, *options: str) -> Reading[str | None]:
         """Return the longest of these texts with which the text goes on, without taking it; None for none."""
+        size = max(map(len, options), default=0)
         while True:
-            text = self._text
+            text = self._text[self._place : self._place + size]
             found = max((each for each in options if text.startswith(each)), key=len, default=None)
             open_ = (each for each in options if len(each) > len(text) and each.startswith(text))
             if self.ended or not any(found is None or len(each) > len(found) for each in open_):
@@ -96,18 +104,48 @@ class Source:
     def expect(self, *options: str) -> Reading[str]:
         """Take one of these texts; raises `NoCall` if the text goes on with none."""
         if (found := (yield from self.accept(*options))) is None:
+            # The end of the text may have cut one off, which then belongs to the attempt.
+            if self.ended and any(each.startswith(self._text[self._place :]) for each in options):
+                self.take(self._come)
             raise NoCall
+        return found
+
+    def close(self, space: str, *ends: str) -> Reading[str | None]:
+        """Leave out the longest of these end markers behind a call, and a run of `space` before it, and return that.
+
+        Without any of them, the run is text.
+        """
+        yield from self.run(space)
+        try:
+            found = yield from self.expect(*ends)
+        except NoCall:
+            self.fail()
+            return None
+        self.forget()
         return found
 
     def run(self, characters: str, most: int | None = None) -> Reading[str]:
         """Take and return the longest run of these characters, at most `most` of them."""
+        if self._come and self._text[self._place] not in characters:
+            return ""
         parts = list[str]()
         while True:
-            limit = len(self._text) if most is None else min(most, len(self._text))
-            size = next((index for index in range(limit) if self._text[index] not in characters), limit)
-            parts.append(self.take(size))
-            most = None if most is None else most - size
-            if self._text or self.ended or most == 0:
+            parts.append(part := self.take(self._run_size(characters, most)))
+            most = None if most is None else most - len(part)
+            if self._come or self.ended or most == 0:
+                return "".join(parts)
+            self.watched = None
+            yield
+
+    def run_without(self, characters: str, most: int) -> Reading[str]:
+        """Take and return the longest run of other characters than these, at most `most` of them."""
+        parts = list[str]()
+        while True:
+            limit = min(len(self._text), self._place + most)
+            end = next((place for place in range(self._place, limit) if self._text[place] in characters), limit)
+            parts.append(part := self.take(end - self._place))
+            most -= len(part)
+            if self._come or self.ended or most == 0:
                 return "".join(parts)
             self.watched = None
             yield
@@ -119,14 +157,12 @@ class Source:
         """
         parts = list[str]()
         while True:
-            place, found, certain = self._find(ends)
+            size, found = self._find(ends)
+            parts.append(self.take(size))
             if found is not None:
-                parts.append(self.take(place))
                 self.take(len(found))
+            if found is not None or self.ended:
                 return "".join(parts), found
-            parts.append(self.take(certain))
-            if self.ended:
-                return "".join(parts), None
             self.watched = None
             yield
 
@@ -137,65 +173,73 @@ class Source:
         """
         watched = frozenset({*trimmed, *(end[0] for end in ends)}) if make is TextPiece else None
         while True:
-            place, found, certain = self._find(ends)
-            if found is not None:
-                kept = len(self._text[:place].rstrip(trimmed)) if trimmed else place
-                self.pass_on(make, kept)
-                self._drop(place - kept + len(found))
-                return found
-            if self.ended:
-                self.pass_on(make, len(self._text))
+            size, found = self._find(ends)
+            if self.ended and found is None:
+                self.pass_on(make, size)
                 return None
             # What is trimmed before an end may stand before the beginning of one, too.
-            self.pass_on(make, len(self._text[:certain].rstrip(trimmed)) if trimmed else certain)
+            kept = len(self._text[self._place : self._place + size].rstrip(trimmed)) if trimmed else size
+            self.pass_on(make, kept)
+            if found is not None:
+                self._trimmed = self._next(size - kept)
+                self._next(len(found))
+                return found
             self.watched = watched
             yield
 
     def size_of(self, pattern: re.Pattern[str]) -> int:
-        """Return the size of what a pattern matches at the beginning of the text that has come."""
-        found = pattern.match(self._text)
-        return 0 if found is None else found.end()
+        """Return the size of a pattern's match at the beginning of the text so far."""
+        found = pattern.match(self._text, self._place)
+        return 0 if found is None else found.end() - self._place
 
     def skip(self, characters: str) -> Reading[None]:
         """Leave out a run of these characters."""
         while True:
-            self._text = self._text.lstrip(characters)
-            if self._text or self.ended:
+            self._place += self._run_size(characters)
+            if self._come or self.ended:
                 return
             self.watched = None
             yield
 
     def begin(self, marker: str) -> None:
-        """Begin an attempt with a marker that has been taken."""
-        self._taken.append(marker)
-        self._taken_size += len(marker)
+        """Begin an attempt with a marker, and with the characters that `pass_until` trimmed before it."""
+        self._taken += (self._trimmed, marker)
+        self._taken_size += len(self._trimmed) + len(marker)
+        self._trimmed = ""
+
+    @property
+    def mark(self) -> int:
+        """The number of texts that were taken for the attempt."""
+        return len(self._taken)
+
+    def between(self, begin: int, end: int) -> str:
+        """Return what was taken for the attempt from one mark to another."""
+        return "".join(self._taken[begin:end])
 
     def take(self, size: int) -> str:
-        """Take so many characters of those that have come, as a part of the attempt."""
-        text, self._text = self._text[:size], self._text[size:]
-        if text:
+        """Take so many of the next characters as a part of the attempt."""
+        if text := self._next(size):
             self._taken.append(text)
             self._taken_size += len(text)
         return text
 
     def pass_on(self, make: type[TextPiece | ReasoningPiece], size: int) -> None:
-        """Take so many characters of those that have come as a piece."""
-        text, self._text = self._text[:size], self._text[size:]
-        self.put(make, text)
+        """Take so many of the next characters as a piece."""
+        self.put(make, self._next(size))
 
     def put(self, make: type[TextPiece | ReasoningPiece], text: str) -> None:
         """Make a piece of a text."""
         if not text:
             return
-        last = self._pieces[-1] if self._pieces else None
-        if type(last) is make:
-            self._pieces[-1] = make(last.text + text)
-        else:
-            self._pieces.append(make(text))
+        if make is not self._kind:
+            self._join()
+            self._kind = make
+        self._parts.append(text)
 
     def call(self, name: str, arguments: str) -> None:
         """Make a call of what was taken since the attempt began."""
         self.forget()
+        self._join()
         first, rest = arguments[:ARGUMENTS_CHARACTERS_MAX], arguments[ARGUMENTS_CHARACTERS_MAX:]
         self._pieces.append(CallPiece(self.calls, name, first))
         while rest:
@@ -208,31 +252,71 @@ class Source:
         self._taken.clear()
         self._taken_size = 0
 
-    def fail(self) -> None:
-        """End an attempt that is no call: its text is text, unless it was cut off at the end."""
-        if self.ended and not self._text and self.cut:
+    def fail(self, make: type[TextPiece | ReasoningPiece] = TextPiece) -> None:
+        """End an attempt that is no call: its text becomes a piece, unless it was cut off at the end."""
+        if self.ended and not self._come and self.cut:
             self.forget()
         else:
             text = "".join(self._taken)
             self.forget()
-            self.put(TextPiece, text)
+            self.put(make, text)
 
-    def _drop(self, size: int) -> None:
-        self._text = self._text[size:]
+    @property
+    def _come(self) -> int:
+        """The number of characters that have come and are not taken."""
+        return len(self._text) - self._place
 
-    def _find(self, ends: Iterable[str]) -> tuple[int, str | None, int]:
-        """Return the place of the first end and the end, and how many characters certainly come before any."""
-        text = self._text
-        places = [(place, -len(end), end) for end in ends if (place := text.find(end)) >= 0]
-        certain = len(text) if self.ended else len(text) - max((_open(text, end) for end in ends), default=0)
+    def _next(self, size: int) -> str:
+        begin, self._place = self._place, min(self._place + size, len(self._text))
+        return self._text[begin : self._place]
+
+    def _join(self) -> None:
+        if self._parts:
+            self._pieces.append(self._kind("".join(self._parts)))
+            self._parts.clear()
+
+    def _run_size(self, characters: str, most: int | None = None) -> int:
+        """Return how many of the next characters are of these."""
+        begin, limit = self._place, len(self._text)
+        if most is not None:
+            limit = min(limit, begin + most)
+        return next((place for place in range(begin, limit) if self._text[place] not in characters), limit) - begin
+
+    def _find(self, ends: tuple[str, ...]) -> tuple[int, str | None]:
+        """Return how many characters certainly come before the first end, and that end if it has come."""
+        if not ends:
+            return self._come, None
+        search = _search(ends)
+        certain = len(self._text) if self.ended else search.certain(self._text, self._place)
         # An end that has begun earlier, or a longer one at the same place, would come first.
-        if places and min(places)[0] < certain:
-            place, _, end = min(places)
-            return place, end, place
-        return -1, None, certain
+        if (found := search.pattern.search(self._text, self._place)) is not None and found.start() < certain:
+            return found.start() - self._place, found[0]
+        return certain - self._place, None
 
 
-def _open(text: str, end: str) -> int:
-    """Return the size of the longest end of a text with which `end` may begin, without being complete."""
-    sizes = range(min(len(text), len(end) - 1), 0, -1)
-    return next((size for size in sizes if text.endswith(end[:size])), 0)
+@frozen
+class _Search:
+    """A search for the first of several texts in one pass, whichever of them are missing."""
+
+    pattern: re.Pattern[str]
+    firsts: frozenset[str]  # the first character of each
+    beginnings: frozenset[str]  # of each, without the whole
+    size_max: int  # of a beginning
+
+    def certain(self, text: str, place: int) -> int:
+        """Return the first place at which one of the texts may have begun and is incomplete, else the end."""
+        begin = max(place, len(text) - self.size_max)
+        if self.firsts.isdisjoint(text[begin:]):
+            return len(text)
+        return next((each for each in range(begin, len(text)) if text[each:] in self.beginnings), len(text))
+
+
+@lru_cache(maxsize=256)
+def _search(ends: tuple[str, ...]) -> _Search:
+    longest_first = sorted(ends, key=len, reverse=True)
+    return _Search(
+        re.compile("|".join(map(re.escape, longest_first))),
+        frozenset(end[0] for end in ends),
+        frozenset(end[:size] for end in ends for size in range(1, len(end))),
+        len(longest_first[0]) - 1,
+    )

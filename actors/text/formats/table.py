@@ -5,21 +5,48 @@ Names are those of an operator's file: `tools` and `reasoning` of a model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 
 from actors.text.formats.answer import CallFormat, Expected, ParserStage, Thought, WholeFormat, read_answer
+from actors.text.formats.deepseek import DeepSeek
+from actors.text.formats.gemma4 import Gemma4
+from actors.text.formats.glm import Glm
+from actors.text.formats.gpt_oss import GptOss
 from actors.text.formats.hermes import Hermes
+from actors.text.formats.kimi_k2 import KimiK2
+from actors.text.formats.llama3 import Llama3
+from actors.text.formats.mistral import Mistral
+from actors.text.formats.qwen_coder import QwenCoder
 from actors.text.formats.source import Source
 from actors.text.formats.stage import PLAIN, Stage
 
 TOOLS: Mapping[str, CallFormat | WholeFormat] = {
+    "deepseek-v3": DeepSeek(fenced=True),
+    "deepseek-v3.1": DeepSeek(fenced=False),
+    "gemma4": Gemma4(),
+    "glm": Glm(),
+    "gpt-oss": GptOss(),
     "hermes": Hermes(),
+    "kimi-k2": KimiK2(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+    "qwen3-coder": QwenCoder(),
 }
 """Formats of calls; a whole format has reasoning of its own, too."""
 
 REASONING: Mapping[str, Thought] = {
+    "gemma": Thought("<|channel>thought", "<channel|>", parts=("<|channel>",)),
+    "granite": Thought(
+        "Here is my thought process:",
+        "Here is my response:",
+        other_begins=("Here's my thought process:",),
+        other_ends=("Here's my response:",),
+    ),
+    "kimi": Thought("◁think▷", "◁/think▷"),
+    "mistral": Thought("[THINK]", "[/THINK]"),
+    "qwen3": Thought("<think>", "</think>", ended_by=("<tool_call>",)),
     "think": Thought("<think>", "</think>"),
 }
 """Formats of reasoning."""
@@ -52,11 +79,15 @@ def markers(answers: AnswerFormat) -> tuple[str, ...]:
     """Return the markers of formats, which a tokenizer may have as special tokens."""
     calls = () if answers.tools is None else TOOLS[answers.tools].markers
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
-    return (*calls, *(() if thought is None else (thought.begin, thought.end)))
+    return (*calls, *(() if thought is None else thought.markers))
 
 
 def begins_thinking(answers: AnswerFormat, prompt: str) -> bool:
     """Return whether a prompt ends within reasoning, by its last characters."""
-    if answers.reasoning is None:
-        return False
-    return prompt.rstrip().endswith(REASONING[answers.reasoning].begin.rstrip())
+    calls = None if answers.tools is None else TOOLS[answers.tools]
+    begins: Sequence[str]
+    if isinstance(calls, WholeFormat):
+        begins = calls.thought_begins
+    else:
+        begins = () if answers.reasoning is None else REASONING[answers.reasoning].begins
+    return prompt.rstrip().endswith(tuple(begin.rstrip() for begin in begins))

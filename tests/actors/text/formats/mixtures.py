@@ -41,7 +41,7 @@ class Mixture:
 
     def text(self, rng: random.Random) -> str:
         """Return a random text."""
-        fragments = (rng.choice(self.own if rng.random() < 0.6 else COMMON) for _ in range(rng.randint(1, 12)))
+        fragments = (rng.choice(self.own if rng.random() < 0.6 else COMMON) for _ in range(rng.randint(1, 7)))
         return "".join(self._damaged(fragment, rng) for fragment in fragments)
 
     def _damaged(self, fragment: str, rng: random.Random) -> str:
@@ -56,6 +56,79 @@ class Mixture:
 
 
 MIXTURES: dict[str, Mixture] = {
+    "deepseek-v3": Mixture(
+        AnswerFormat("deepseek-v3", "think"),
+        (
+            "<think>",
+            "</think>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "<｜tool▁call▁end｜>"}\n```<｜tool▁call▁end｜>',
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>\n",
+            'function<｜tool▁sep｜>f\n{"n": 1}',
+            "```",
+        ),
+    ),
+    "deepseek-v3.1": Mixture(
+        AnswerFormat("deepseek-v3.1", "think"),
+        (
+            "<think>",
+            "</think>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "\\""}<｜tool▁call▁end｜>',
+            "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            '<｜tool▁call▁begin｜>h<｜tool▁sep｜>{"a": [1, {}]}',
+        ),
+    ),
+    "gemma4": Mixture(
+        AnswerFormat("gemma4", "gemma"),
+        (
+            "<|channel>thought\n",
+            "\n<channel|>",
+            "<|tool_call>",
+            "<tool_call|>",
+            '<|"|>',
+            '<|tool_call>call:f{a:<|"|>} <tool_call|>\n<|"|>,n:3}<tool_call|>',
+            "<|tool_call>call:g{}<tool_call|>",
+            '<|tool_call>call:f{a b: [1, {c:true}, [null,"x"]], <|"|>d<|"|>:-1.5e-05 }',
+            "call:f{",
+            "a:",
+        ),
+    ),
+    "gpt-oss": Mixture(
+        AnswerFormat("gpt-oss"),
+        (
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>",
+            "<|channel|>final<|message|>",
+            "<|channel|>commentary",
+            "<|message|>",
+            "<|end|>",
+            "<|call|>",
+            "<|return|>",
+            " to=functions.f",
+            " to=python",
+            " <|constrain|>json",
+            "<|channel|>commentary to=functions.g<|message|>{}<|call|>",
+            '<|start|>assistant to=functions.f<|channel|>analysis json<|message|>{"a": "<|end|>"}',
+        ),
+    ),
+    "granite": Mixture(
+        AnswerFormat("hermes", "granite"),
+        (
+            "Here is my thought process:",
+            "Here is my response:",
+            "Here's my response:",
+            "Here's my",
+            "Here",
+            '<tool_call>{"name": "g"}',
+        ),
+    ),
     "hermes": Mixture(
         AnswerFormat("hermes", "think"),
         (
@@ -67,6 +140,82 @@ MIXTURES: dict[str, Mixture] = {
             '{"name": "f", "arguments": {"a": "\\u00e9\\n", "n": -1.5e3}}',
             '<tool_call>{"name": "h", "arguments": {}}</tool_call>',
             '{"name": "f", "arguments": [1, {"b": [true, null]}]}',
+        ),
+    ),
+    "glm": Mixture(
+        AnswerFormat("glm", "think"),
+        (
+            *THINK,
+            "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value> x </arg_value>\n</tool_call>",
+            "<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value></tool_call>",
+            "<tool_call>g<arg_key>a</arg_key><arg_value>[1, {</arg_value>\n",
+            "<tool_call>g</tool_call>",
+            "<tool_call>f",
+            "<tool_call>h</tool_call>",
+            "<arg_key>n</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+            "</tool_call>",
+            '"</arg_value>"',
+        ),
+    ),
+    "qwen3-coder": Mixture(
+        AnswerFormat("qwen3-coder", "qwen3"),
+        (
+            *THINK,
+            "<tool_call>\n<function=f>\n<parameter=a>\n x \n</parameter>\n</function>\n</tool_call>",
+            "<function=f><parameter=n>3</parameter></function></tool_call>",
+            "<tool_call>\n<function=g>\n</function>\n",
+            "<tool_call>\n<function=f>\n<parameter=a>\n",
+            "<tool_call>",
+            "<function=h>",
+            "\n<parameter=n>",
+            "</parameter>",
+            "</function>",
+            "</tool_call>",
+            '["</parameter>"]',
+        ),
+    ),
+    "kimi-k2": Mixture(
+        AnswerFormat("kimi-k2", "kimi"),
+        (
+            "◁think▷",
+            "◁/think▷",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_end|>",
+            '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "<|tool_call_end|>"}<|tool_call_end|>',
+            "<|tool_calls_section_begin|> x <|tool_call_begin|>g:12 <|tool_call_argument_begin|>{} <|tool_call_end|>",
+            "<|tool_call_begin|>functions.h:0<|tool_call_argument_begin|>{}",
+        ),
+    ),
+    "llama3": Mixture(
+        AnswerFormat("llama3", "think"),
+        (
+            "<|python_tag|>",
+            ";",
+            "; ",
+            "<think>",
+            "</think>",
+            '{"name": "f", "parameters": {"a": "<|python_tag|>"}}',
+            '{"name": "g", "arguments": {}}',
+            '{"name": "g"}',
+            '{"a": 1}',
+        ),
+    ),
+    "mistral": Mixture(
+        AnswerFormat("mistral", "mistral"),
+        (
+            "[THINK]",
+            "[/THINK]",
+            "[TOOL_CALLS]",
+            "[CALL_ID]a1",
+            "[ARGS]",
+            '[TOOL_CALLS]f[ARGS]{"a": "[TOOL_CALLS]"}',
+            "[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}",
+            '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1}}, {"name": "g", "arguments": {}}]',
+            '{"name": "g"}',
         ),
     ),
     "think": Mixture(AnswerFormat(None, "think"), THINK),

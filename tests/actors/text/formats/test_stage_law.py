@@ -69,7 +69,7 @@ def differences(name: str, seed: object, cuts: int) -> list[str]:
         cut = rng.random() < 0.5
         whole = result(mixture, offer, [text], cut=cut)
         for index in range(CUTS_A_TEXT):
-            count = len(text) - 1 if index == 0 else rng.randint(0, min(len(text) - 1, 20)) if text else 0
+            count = len(text) - 1 if index == 0 else rng.randint(0, min(len(text) - 1, 8)) if text else 0
             places = sorted(rng.sample(range(1, len(text)), max(0, count))) if len(text) > 1 else []
             parts = [text[begin:end] for begin, end in zip([0, *places], [*places, len(text)], strict=True)]
             if (other := result(mixture, offer, parts, cut=cut)) != whole:

@@ -1,0 +1,128 @@
+"""Arguments of calls that a model writes as plain text, with the types of the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final, NoReturn, cast
+
+from actors.text.formats.json_text import LEVELS_MAX
+from actors.text.formats.tool_table import ANY, Schema, ToolTable
+
+STRING: Final = frozenset({"string"})
+# Some templates write these values as Python does.
+PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
+NAMES: Mapping[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def decoded(text: str) -> object:
+    """Return the value of a JSON text; raises `ValueError`, also for one that JSON cannot give back."""
+    try:
+        value: object = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("too deep") from None
+    level = [value]
+    for _ in range(LEVELS_MAX + 1):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _inner(outer)]
+        if not level:
+            return value
+    raise ValueError("too deep")
+
+
+def encoded(value: object) -> str:
+    """Return the JSON text of a value."""
+    text = json.dumps(value, ensure_ascii=False)
+    # Half a surrogate pair is a character of JSON, and none of UTF-8.
+    return text if text.isascii() or _encodable(text) else json.dumps(value)
+
+
+def types_of(tools: ToolTable, tool: str, name: str) -> frozenset[str]:
+    """Return the JSON types of an argument by the schema of its tool; empty for any."""
+    return frozenset(_types(tools.property(tool, name), tools.schemas.get(tool, ANY), {}, LEVELS_MAX))
+
+
+def value_of(text: str, types: frozenset[str]) -> object:
+    """Return the value of an argument: a string as it stands, other types by JSON; text that is none is a string."""
+    if types == STRING:
+        return text
+    bare = text.strip()
+    try:
+        value = PYTHON_WORDS[bare] if types and bare in PYTHON_WORDS else decoded(bare)
+    except ValueError:
+        return text
+    if not types:
+        return value
+    kind = NAMES[type(value)]
+    if kind == "number" and "number" not in types and "integer" in types and cast("float", value).is_integer():
+        return int(cast("float", value))
+    fits = kind != "string" and (kind in types or (kind == "integer" and "number" in types))
+    return value if fits or "string" not in types else text
+
+
+def _types(schema: object, root: Schema, followed: dict[str, set[str]], levels: int) -> set[str]:
+    """Return the types of a schema; empty for any. Each reference is followed once."""
+    if not isinstance(schema, dict) or not levels:
+        return set()
+    types = schema.get("type")
+    found = {types} if isinstance(types, str) else {each for each in _listed(types) if isinstance(each, str)}
+    if not found and isinstance(reference := schema.get("$ref"), str):
+        if reference not in followed:
+            followed[reference] = set()
+            followed[reference] = _types(_referred(reference, root), root, followed, levels - 1)
+        found = set(followed[reference])
+    if not found:
+        values = [schema["const"]] if "const" in schema else _listed(schema.get("enum"))
+        found = {NAMES[type(value)] for value in values}
+    for key in ("anyOf", "oneOf"):
+        if not found and (options := _listed(schema.get(key))):
+            each = [_types(option, root, followed, levels - 1) for option in options]
+            found = set().union(*each) if all(each) else set()
+    if not found:
+        parts = (_types(part, root, followed, levels - 1) for part in _listed(schema.get("allOf")))
+        found = next((part for part in parts if part), set())
+    return found | {"null"} if found and schema.get("nullable") is True else found
+
+
+def _referred(reference: str, root: Schema) -> object:
+    """Return the schema that a reference within a schema names; None for none."""
+    place: object = root
+    if not reference.startswith("#"):
+        return None
+    for key in reference.split("/")[1:]:
+        place = place.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
+    return place
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _inner(value: dict[str, object] | list[object]) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(text)
+    return value
