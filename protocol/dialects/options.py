@@ -13,6 +13,7 @@ from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.dialects.targets import TargetMs
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
+from protocol.messages.tools import AUTO, ToolChoice
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import FieldCheck, Harmless
@@ -192,6 +193,8 @@ def respond(
     params: Mapping[str, str],
     turns: tuple[Turn, ...] = (),
     rendering: Rendering = DEFAULT_RENDERING,
+    tool_choice: ToolChoice = AUTO,
+    parallel_calls: bool = True,
     texts: tuple[str, ...] = (),
     token_lists: tuple[tuple[int, ...], ...] = (),
     n: int = 1,
@@ -211,6 +214,8 @@ def respond(
         id=request_id,
         turns=turns,
         rendering=rendering,
+        tool_choice=tool_choice,
+        parallel_calls=parallel_calls,
         texts=texts,
         token_lists=token_lists,
         n=n,
