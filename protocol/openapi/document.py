@@ -5,7 +5,7 @@ Each route describes itself as one `Operation`. The routes belong to the gateway
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from attrs import Factory, frozen
@@ -13,6 +13,7 @@ from attrs import Factory, frozen
 from protocol.access import Access
 from protocol.dialects import chat, chat_messages, completions, formats, responses, tokens
 from protocol.dialects.responses import items
+from protocol.dialects.responses.tools import OtherTool
 from protocol.errors import ERRORS_BY_CODE, RequestError
 from protocol.messages.text import Role
 from protocol.openapi import answer_schemas
@@ -56,10 +57,18 @@ def json_body(schema: Schema | str) -> MediaTypes:
 
 
 def document(
-    version: str, operations: Sequence[Operation], *, models: Sequence[str] = (), keys_wanted: bool = True
+    version: str,
+    operations: Sequence[Operation],
+    *,
+    models: Sequence[str] = (),
+    keys_wanted: bool = True,
+    leave_out_tools: Collection[str] = (),
 ) -> dict[str, object]:
-    """Return the document of a server with these operations and models; without models, any name is valid."""
-    schemas = Schemas(_RULES)
+    """Return the document of a server with these operations and models; without models, any name is valid.
+
+    Tools of the types `leave_out_tools` are accepted without effect.
+    """
+    schemas = Schemas(_RULES, {OtherTool: _left_out(leave_out_tools)} if leave_out_tools else {})
     paths: dict[str, dict[str, Schema]] = {}
     for operation in operations:
         described = _operation(operation, schemas, keys_wanted)
@@ -87,6 +96,10 @@ def document(
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _left_out(types: Collection[str]) -> Schema:
+    return {"type": "object", "properties": {"type": {"enum": sorted(types)}}, "required": ["type"]}
 
 
 def _operation(operation: Operation, schemas: Schemas, keys_wanted: bool) -> Schema:

@@ -18,7 +18,7 @@ from protocol.dialects.media_urls import URL_CHARACTERS_MAX, EmbeddingsFile, Loc
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
 from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
 from protocol.dialects.rendering import ChatTemplateKwargs
-from protocol.dialects.responses.requests import TOOL_CHOICES, ToolChoice
+from protocol.dialects.responses.tools import OtherTool
 from protocol.dialects.tools import MODES, Arguments, ChosenTool
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.hooks import ITEMS_MAX
@@ -41,19 +41,30 @@ _PLAIN: dict[object, str] = {
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": INT32_MAX}, "minItems": 1}
 _OBJECT: Schema = {"type": "object", "description": f"Nested at most {JSON_LEVELS_MAX} levels deep."}
 _TEXT: Schema = {"type": "string", "contentMediaType": "application/json", "maxLength": JSON_BYTES_MAX}
+_NEVER: Schema = {"not": {}}
+_CHOSEN_MODE: Schema = {
+    "type": "object",
+    "properties": {"type": {"type": "string", "enum": [*MODES]}},
+    "required": ["type"],
+    "maxProperties": 1,
+}
+_NAMED: Schema = {"required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
+_CHOSEN_FUNCTION: Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}},
+    "required": ["type"],
+    "if": {"required": ["function"]},
+    "then": {"properties": {"function": {"type": "object", **_NAMED}}},
+    "else": _NAMED,
+}
 _SEVERAL: Schema = {"minItems": 1, "maxItems": CHOICES_MAX}
 _OWN: dict[object, Schema] = {
     JsonObject: _OBJECT,
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
     ChatTemplateKwargs: {**_OBJECT, "description": "Variables of the model's chat template, by name."},
-    ToolChoice: {"type": "string", "enum": [*TOOL_CHOICES]},
-    ChosenTool: {
-        "anyOf": [
-            {"type": "string", "enum": [*MODES]},
-            {"type": "object", "properties": {"type": {"const": "function"}}, "required": ["type"]},
-        ]
-    },
-    Arguments: {"type": "string", "contentMediaType": "application/json", "description": "The JSON text of an object."},
+    Arguments: {"type": "string", "contentMediaType": "application/json", "description": "The JSON of an object."},
+    ChosenTool: {"anyOf": [{"type": "string", "enum": [*MODES]}, _CHOSEN_MODE, _CHOSEN_FUNCTION]},
+    OtherTool: _NEVER,
     TokenIds: {**_IDS, "maxItems": IDS_MAX},
     EmbeddingsFile: {"type": "string", "contentEncoding": "base64", "minLength": 1},
     Prompts: {
@@ -81,16 +92,17 @@ _MEDIA_EXAMPLES = ["data:image/png;base64,iVBORw0KGgo=", "https://media.example/
 
 @define(eq=False)
 class Schemas:
-    """The schemas of classes by name, each written once and completed by `more`."""
+    """The schemas of classes by name, each written once and completed by `more`; `own` replaces the schemas of some."""
 
     more: More
+    own: Mapping[object, Schema] = Factory(dict)
     named: dict[str, Schema] = Factory(dict)
     _names: dict[type, str] = Factory(dict)
 
     def schema(self, kind: object) -> Schema:
         """Return the schema of a type, or a reference to that of a class; raises `TypeError` for a type without one."""
         if isinstance(kind, type) and kind in _OWN:
-            return _OWN[kind]
+            return self.own.get(kind, _OWN[kind])
         if kind in _PLAIN:
             return {"type": _PLAIN[kind]}
         if isinstance(kind, type) and issubclass(kind, StrEnum):

@@ -15,6 +15,7 @@ from actors.routing.policies.kv.policy import KvSettings
 from actors.routing.policies.table import POLICIES
 from actors.text.formats.detection import AUTO, NONE
 from actors.text.formats.table import REASONING, TOOLS
+from protocol.dialects.responses.tools import OtherToolName
 from protocol.dialects.targets import TargetMs
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment
@@ -110,6 +111,9 @@ class GatewaySection:
     allowed_origins: tuple[str, ...] = ()
     # kinds of grammars that a request may use if its key lists none
     grammars: tuple[GrammarName, ...] = get_args(GrammarName)
+    # types of tools of other servers, such as `web_search`, that are left out of a request of Responses; the others are
+    # refused
+    leave_out_tools: tuple[OtherToolName, ...] = ()
     keys: str | None = None  # file of client keys
     tls_certificate: str | None = None  # file with the certificate for clients; it turns TLS on
     tls_key: str | None = None  # file with the key of that certificate

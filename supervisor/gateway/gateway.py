@@ -80,6 +80,7 @@ class Gateway:
     probes: Probes
     administration: Administration
     grammars: frozenset[str] = KINDS  # kinds that requests may use whose key names none of its own
+    leave_out_tools: frozenset[str] = frozenset()  # types of tools of other servers, which are refused otherwise
     keepalive_s: float = KEEPALIVE_S  # without anything sent, then a stream sends a comment; 0: none does
     draining: bool = False  # connections get no further request
     connections: Connections = field(init=False)

@@ -15,7 +15,7 @@ from protocol.messages.text import Turn
 from supervisor.gateway.memory_budgets import UNBOUNDED
 
 TURN_BYTES = 200  # of a turn, beside its text
-PART_BYTES = 200  # of a part of a turn, beside its text or its URL, which may contain the whole image
+PART_BYTES = 200  # of a part of a turn or a call, beside its text or its URL, which may contain the whole image
 
 
 @frozen
@@ -36,11 +36,15 @@ class Conversation:
 
 
 def _size_bytes(turn: Turn) -> int:
-    content = turn.content
+    content, size_bytes = turn.content, TURN_BYTES
+    if turn.reasoning:
+        size_bytes += turn.reasoning.__sizeof__()
+    for call in turn.calls:
+        size_bytes += PART_BYTES + sum(text.__sizeof__() for text in (call.id, call.name, call.arguments))
     if isinstance(content, str):
-        return TURN_BYTES + content.__sizeof__()
+        return size_bytes + content.__sizeof__()
     texts = (part if isinstance(part, str) else part.url for part in content)
-    return TURN_BYTES + sum(PART_BYTES + text.__sizeof__() for text in texts)
+    return size_bytes + sum(PART_BYTES + text.__sizeof__() for text in texts)
 
 
 @frozen

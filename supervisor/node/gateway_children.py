@@ -47,6 +47,7 @@ def make_gateway(
         keys=credentials.keys,
         origins=Origins(frozenset(section.allowed_hosts), frozenset(section.allowed_origins)),
         grammars=frozenset(section.grammars),
+        leave_out_tools=frozenset(section.leave_out_tools),
         keepalive_s=section.keepalive_s,
         port=GatewayPort(
             shared=len(cluster.port_sharers(directory.name)) > 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.dialects.responses.body import Completion
 from protocol.dialects.responses.events import FINAL_EVENTS, Events, error_event
 from protocol.dialects.responses.objects import response_id
+from protocol.dialects.responses.output import GivenAnswer
 from protocol.dialects.responses.requests import (
     INCLUDABLE,
     INCLUDED_MAX,
@@ -29,6 +30,7 @@ __all__ = [
     "Create",
     "CreateHttp",
     "Events",
+    "GivenAnswer",
     "error_event",
     "parse_http",
     "read_event",

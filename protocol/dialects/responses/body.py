@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from protocol.dialects.answer_builder import AnswerBody, AnswerBuilder, ChoiceParts, extend
 from protocol.dialects.logprobs import logprob_entries
-from protocol.dialects.responses.objects import item_id, item_object, response_id, response_object
-from protocol.messages.generation import FinishReason
-from protocol.messages.text import Answered, AnswerPiece
+from protocol.dialects.responses.objects import response_id, response_object
+from protocol.dialects.responses.output import MessageItem, Output, piece_text
+from protocol.dialects.responses.tools import places
+from protocol.messages.generation import FinishReason, Started
+from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Text
 
 if TYPE_CHECKING:
     from protocol.dialects.responses.requests import CreateHttp
@@ -24,9 +27,21 @@ class Completion(AnswerBuilder):
     def __init__(self, create: CreateHttp, *, request_id: str, created_at: int) -> None:
         super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
         self._create, self._request_id, self._created_at = create, request_id, created_at
+        self._output = Output(request_id, places(create.tools or ()))
+        self._more: dict[int, ChoiceParts] = {}  # the log probabilities and ids of each message, by the item's index
+
+    def add(self, reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
+        """Add the next reply of any kind."""
+        if isinstance(reply, Text | Reasoning | CallPart):
+            item = self._output.item_for(reply)
+            item.text += _encode(piece_text(reply))[1:-1]
+            if isinstance(reply, Text) and isinstance(item, MessageItem) and (reply.ids or reply.logprobs):
+                self._add_more(self._more.setdefault(item.index, ChoiceParts()), reply)
+        else:
+            super().add(reply)
 
     def add_logprobs(self, choice: ChoiceParts, text: AnswerPiece) -> None:
-        """Add the log probabilities of the next piece of a choice."""
+        """Add the log probabilities of the next piece of a message."""
         extend(choice.logprobs, logprob_entries(text.logprobs))
 
     def finish(self, answered: Answered) -> AnswerBody:
@@ -40,14 +55,30 @@ class Completion(AnswerBuilder):
         response = response_object(self._create, name, self._created_at, status, (), answered.usage, versions)
         if incomplete:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if not self._output.items:
+            self._output.item_for(Text("", 0))
         before, after = _around(response, "output")
-        item_before, item_after = _around(item_object(item_id(self._request_id), status, ()), "content")
-        parts: list[bytes | bytearray] = [before, b"[", item_before]
-        parts += [b'[{"type":"output_text","text":"', choice.text]
-        parts += [b'","annotations":[],"logprobs":[', choice.logprobs]
+        return AnswerBody.from_parts([before, b"[", *self._items(status), b"]", after])
+
+    def _items(self, status: str) -> Iterator[bytes | bytearray]:
+        """Yield the parts of the JSON of all items."""
+        *_, last = self._output.items
+        for item in self._output.items:
+            if isinstance(item, MessageItem):
+                item.more = self._more_of(item.index)
+            before, after = item.around(item.status(status) if item is last else "completed")
+            yield from (b"," * bool(item.index) + before, item.text, after)
+
+    def _add_more(self, parts: ChoiceParts, text: Text) -> None:
         if self._ids:
-            parts += [b'],"token_ids":[', choice.ids]
-        return AnswerBody.from_parts([*parts, b"]}]", item_after, b"]", after])
+            extend(parts.ids, text.ids)
+        if self._logprobs:
+            self.add_logprobs(parts, text)
+
+    def _more_of(self, index: int) -> dict[str, object]:
+        parts = self._more.get(index, ChoiceParts())
+        ids = {"token_ids": msgspec.Raw(b"[" + parts.ids + b"]")} if self._ids else {}
+        return {"logprobs": msgspec.Raw(b"[" + parts.logprobs + b"]"), **ids}
 
 
 def _around(fields: dict[str, object], name: str) -> tuple[bytes, bytes]:

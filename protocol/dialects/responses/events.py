@@ -7,16 +7,19 @@ therefore kept as encoded JSON while it comes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from protocol.dialects.http import error_object, error_type
 from protocol.dialects.logprobs import logprob_entries, split_text
-from protocol.dialects.responses.objects import item_id, item_object, part_object, response_id, response_object
-from protocol.errors import InternalError, RequestError
+from protocol.dialects.responses.objects import response_id, response_object
+from protocol.dialects.responses.output import GivenAnswer, MessageItem, Output, OutputItem
+from protocol.dialects.responses.tools import places
+from protocol.errors import RequestError
 from protocol.messages.generation import FinishReason, Usage
-from protocol.messages.text import AnswerPiece, ChoiceEnded, Text
+from protocol.messages.text import AnswerPiece, CallPart, ChoiceEnded, Reasoning, Text
 from protocol.weight_versions import WeightVersions
 
 if TYPE_CHECKING:
@@ -44,34 +47,33 @@ def error_event(error: RequestError, stream_id: str | None = None) -> bytes:
 
 
 class Events:
-    """Builds the events of one response in their order: begin, open, delta..., and one of the three ends.
+    """Builds the events of one response in their order: begin, deltas..., and one of the three ends.
 
-    Each is the text of a WebSocket message or, with `sse`, a whole server-sent event.
+    Each is the text of a WebSocket message or, with `sse`, a whole server-sent event. An item begins with its first
+    piece, so a piece may bring the events that end the item before it.
     """
 
     def __init__(self, create: AnyCreate, *, request_id: str, created_at: int, sse: bool = False) -> None:
         self.id = response_id(request_id)
-        self._item_id = item_id(request_id)
         self._stream = {} if create.stream_id is None else {"stream_id": create.stream_id}
         self._create = create
         self._created_at = created_at
         self._sse = sse
         self._sequence = 0
-        self._pieces: list[str] = []
-        self._encoded = bytearray()  # the inside of the JSON string of the whole text, which the last events repeat
-        self.opened = False  # whether the events before the first text have been made
-        self._place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        self._output = Output(request_id, places(create.tools or ()))
+        self._done: list[msgspec.Raw] = []  # the JSON of the items that have ended
+        self._encoded = bytearray()  # the text of the open item
+        self.opened = False  # whether the open item is a message, so that `delta` may be called with more of its text
         self._logprobs: list[bytes] | None = None if create.logprobs is None else []  # None if they are not repeated
         self._logprobs_bytes = 0
         self._plain = create.logprobs is None and not create.return_token_ids
-        head = {"type": "response.output_text.delta", **self._place, **({"logprobs": []} if self._plain else {})}
-        before, self._delta_tail = (b"event: response.output_text.delta\ndata: ", b"}\n\n") if sse else (b"", b"}")
-        self._delta_head = before + _encode(head | self._stream)[:-1] + b',"sequence_number":'
+        self._delta_tail = b"}\n\n" if sse else b"}"
+        self._delta_head = b""  # of the open item
 
     @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._pieces)
+    def given(self) -> GivenAnswer:
+        """The answer so far, for a later request."""
+        return self._output.given()
 
     def begin(self) -> tuple[bytes, ...]:
         """Return the events of a request that was accepted."""
@@ -82,35 +84,26 @@ class Events:
         )
 
     def open(self) -> tuple[bytes, ...]:
-        """Return the events before the first text; a warm-up has neither."""
-        assert not self.opened
-        if self._create.warm_up:
-            return ()
-        self.opened = True
-        return (
-            self._event("response.output_item.added", output_index=0, item=self._item("in_progress", whole=False)),
-            self._event("response.content_part.added", **self._place, part=part_object("")),
-        )
+        """Return the events that begin a message, which otherwise come with its first text."""
+        return self._turn_to(Text("", 0))
 
     def deltas(self, reply: AnswerPiece) -> tuple[bytes, ...]:
-        """Return the events of the next piece of text: several if it has many log probabilities, or is the first.
-
-        The events of `open` come before the first piece, unless they have been sent.
-        """
+        """Return the events of the next piece: several if it has many log probabilities, or begins an item."""
         if not isinstance(reply, Text):
-            raise InternalError(f"the answer has a part that Responses cannot send yet: {type(reply).__name__}")
+            return self._other_delta(reply)
         short = len(reply.logprobs) <= LOGPROBS_A_DELTA_MAX or self._create.logprobs is None
         if self.opened and short:
             return (self.delta(reply),)
-        opening = () if self.opened else self.open()
+        opening = self._turn_to(reply)
+        if not self.opened:
+            return self._ids_delta(reply)
         return (*opening, *map(self.delta, (reply,) if short else split_text(reply, LOGPROBS_A_DELTA_MAX)))
 
     def delta(self, reply: Text) -> bytes:
-        """Return the one event of the next piece of text, however long it is."""
+        """Return the one event of the next piece of text of the open message, however long it is."""
         number = self._sequence
         self._sequence = number + 1
         text = _encode(reply.text)
-        self._pieces.append(reply.text)
         self._encoded += text[1:-1]
         if self._plain:
             return b'%b%d,"delta":%b%b' % (self._delta_head, number, text, self._delta_tail)
@@ -123,12 +116,14 @@ class Events:
         """Return the events of a response that ended by itself, or at its limit of tokens."""
         if self._create.warm_up:
             return (self._event("response.completed", response=self._response("completed", usage=usage)),)
-        opening = () if self.opened else self.open()
+        # An answer of nothing at all is an empty message.
+        opening = () if self._output.items else self.open()
         versions = ended.weight_versions
         if ended.reason is FinishReason.LENGTH:
             return (*opening, *self._incomplete("max_output_tokens", usage, versions))
-        response = self._response("completed", usage=usage, item="completed", versions=versions)
-        return (*opening, *self._close("completed"), self._event("response.completed", response=response))
+        closing = self._close("completed")
+        response = self._response("completed", usage=usage, versions=versions)
+        return (*opening, *closing, self._event("response.completed", response=response))
 
     def cancelled(self, usage: Usage | None = None) -> tuple[bytes, ...]:
         """Return the events of a response that its client has cancelled by `response.cancel`."""
@@ -145,27 +140,60 @@ class Events:
             "type": error_type(error),
             "cause": error.code,
         }
-        response = self._response("failed", usage=usage, item="incomplete" if self.opened else None)
+        last = self._output.last
+        unfinished = [] if last is None else [last.shown(last.status("incomplete"))]
+        response = self._response("failed", usage=usage, unfinished=unfinished)
         return self._event("response.failed", response=response | {"error": details})
 
     def _incomplete(self, reason: str, usage: Usage | None, versions: WeightVersions = ()) -> tuple[bytes, ...]:
-        closing = self._close("incomplete") if self.opened else ()
-        item = "incomplete" if self.opened else None
-        response = self._response("incomplete", usage=usage, item=item, versions=versions)
+        last = self._output.last
+        closing = () if last is None else self._close(last.status("incomplete"))
+        response = self._response("incomplete", usage=usage, versions=versions)
         response["incomplete_details"] = {"reason": reason}
         return (*closing, self._event("response.incomplete", response=response))
 
-    def _close(self, status: str) -> tuple[bytes, ...]:
-        text = self._whole_text()
-        logprobs = msgspec.Raw(b"[" + b",".join(self._logprobs or ()) + b"]")
-        return (
-            self._event("response.output_text.done", **self._place, text=text, logprobs=logprobs),
-            self._event("response.content_part.done", **self._place, part=part_object(text)),
-            self._event("response.output_item.done", output_index=0, item=self._item(status)),
-        )
+    def _turn_to(self, piece: AnswerPiece) -> tuple[bytes, ...]:
+        """Return the events before the piece: none if it belongs to the open item."""
+        last = self._output.last
+        item = self._output.item_for(piece)
+        if item is last:
+            return ()
+        closing = () if last is None else self._close("completed", last)
+        self._encoded, self.opened = item.text, isinstance(item, MessageItem)
+        head = {"type": item.delta_type, **item.place, **({"logprobs": []} if self.opened and self._plain else {})}
+        before = b"event: %b\ndata: " % item.delta_type.encode() if self._sse else b""
+        self._delta_head = before + _encode(head | self._stream)[:-1] + b',"sequence_number":'
+        return (*closing, *(self._event(kind, **fields) for kind, fields in item.begins()))
 
-    def _whole_text(self) -> msgspec.Raw:
-        return msgspec.Raw(b'"' + self._encoded + b'"')
+    def _other_delta(self, reply: Reasoning | CallPart) -> tuple[bytes, ...]:
+        """Return the events of the next piece of reasoning, or of a call."""
+        opening = self._turn_to(reply)
+        text = reply.arguments if isinstance(reply, CallPart) else reply.text
+        if not text and not (reply.ids and self._create.return_token_ids):
+            return opening
+        return (*opening, self._bare_delta(text, reply.ids))
+
+    def _ids_delta(self, reply: Text) -> tuple[bytes, ...]:
+        """Return the event of tokens without text behind an item that is no message."""
+        return (self._bare_delta("", reply.ids),) if reply.ids and self._create.return_token_ids else ()
+
+    def _bare_delta(self, text: str, token_ids: Sequence[int]) -> bytes:
+        number = self._sequence
+        self._sequence = number + 1
+        encoded = _encode(text)
+        self._encoded += encoded[1:-1]
+        ids = b',"token_ids":' + _encode(token_ids) if self._create.return_token_ids else b""
+        return b'%b%d,"delta":%b%b%b' % (self._delta_head, number, encoded, ids, self._delta_tail)
+
+    def _close(self, status: str, item: OutputItem | None = None) -> tuple[bytes, ...]:
+        """Return the events that end the open item, or one that was open until now."""
+        item = item or self._output.last
+        assert item is not None
+        if isinstance(item, MessageItem):
+            item.logprobs, self._logprobs = self._logprobs or (), None if self._logprobs is None else []
+        events = tuple(self._event(kind, **fields) for kind, fields in item.ends(status))
+        self._done.append(msgspec.Raw(_encode(item.shown(status))))
+        return events
 
     def _remember(self, logprobs: bytes) -> None:
         """Keep the log probabilities of a delta for the end of the text, unless they become too long for one event."""
@@ -183,11 +211,13 @@ class Events:
         payload = _encode({"type": kind, "sequence_number": number, **self._stream, **fields})
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), payload) if self._sse else payload
 
-    def _item(self, status: str, *, whole: bool = True) -> dict[str, object]:
-        return item_object(self._item_id, status, [part_object(self._whole_text())] if whole else [])
-
     def _response(
-        self, status: str, *, usage: Usage | None = None, item: str | None = None, versions: WeightVersions = ()
+        self,
+        status: str,
+        *,
+        usage: Usage | None = None,
+        unfinished: Sequence[object] = (),
+        versions: WeightVersions = (),
     ) -> dict[str, object]:
-        output = [] if item is None else [self._item(item)]
+        output = [*self._done, *unfinished]
         return response_object(self._create, self.id, self._created_at, status, output, usage, versions)

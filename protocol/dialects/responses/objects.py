@@ -1,4 +1,4 @@
-"""The JSON objects of which events and bodies of Responses are made: the response, its item, its part, its usage.
+"""The JSON objects of which events and bodies of Responses are made: the response and its usage.
 
 A response repeats the fields of its request. Stock WebSocket clients accept messages of at most 1 MiB, so that fields
 without a limit of their own are left out if they are long.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from protocol.dialects.responses.tools import echo, echoed_choice, left_out
 from protocol.dialects.weight_versions import version_fields
 from protocol.messages.generation import Usage
 from protocol.weight_versions import WeightVersions
@@ -62,15 +63,21 @@ def response_object(
         "store": False,
         "temperature": create.temperature,
         "text": {"format": _format(create.format)},
-        "tool_choice": "auto" if create.tool_choice is None else create.tool_choice.mode,
-        "tools": [],
+        "tool_choice": echoed_choice(create.tool_choice),
+        "tools": echo(create.tools),
         "top_logprobs": create.top_logprobs or 0,
         "top_p": create.top_p,
         "truncation": create.truncation or "disabled",
         "usage": None if usage is None else usage_object(usage),
         "user": create.user,
+        **_left_out(create),
         **version_fields(versions),
     }
+
+
+def _left_out(create: AnyCreate) -> dict[str, object]:
+    names = left_out(create.tools or ())
+    return {"left_out_tools": names} if names else {}
 
 
 def _format(wanted: TextFormat | None) -> dict[str, object]:
@@ -86,27 +93,12 @@ def _format(wanted: TextFormat | None) -> dict[str, object]:
     }
 
 
-def item_id(request_id: str) -> str:
-    """Return the `id` of the one item of the response to a request."""
-    return f"msg_{request_id}"
-
-
-def item_object(name: str, status: str, content: Sequence[object]) -> dict[str, object]:
-    """Return an item with this id, which is a message of the assistant."""
-    return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-def part_object(text: str | msgspec.Raw) -> dict[str, object]:
-    """Return a part of an item, which is text."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
 def usage_object(usage: Usage) -> dict[str, object]:
     """Return the tokens of a request."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -9,8 +9,8 @@ nevertheless.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from attrs import evolve, frozen
 
@@ -20,14 +20,19 @@ from protocol.dialects.options import Name, Options, TokenCount, TopLogprobs, re
 from protocol.dialects.other_servers import GENERATION_KEYS
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import as_request_error, decode, read
-from protocol.dialects.responses.items import InputMessage, continued
+from protocol.dialects.responses.items import FunctionCallItem, InputItem, continued, turns_of, unknown_calls
+from protocol.dialects.responses.output import GivenAnswer
+from protocol.dialects.responses.tools import AnyTool, for_model, name_mistakes, places, refused
+from protocol.dialects.tools import TOOLS_MAX, ChosenTool, choice_mistakes, choice_of, offered
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
+from protocol.messages.media import Media
 from protocol.messages.text import Respond, Role, Turn
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.expected import either
-from protocol.strict.mistakes import Mistake, describe, wrong
+from protocol.strict.mistakes import Mistake, Mistakes, describe
 from protocol.strict.objects import FieldCheck, Harmless
+from protocol.strict.structure import structure
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
@@ -43,29 +48,11 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
 )
 INCLUDED_MAX = 64  # names in `include`, of which OpenAI has about ten
-TOOL_CHOICES = ("auto", "none")
 
 StreamId = Annotated[str, Matches(STREAM_ID, "1 to 256 of the characters A-Z a-z 0-9 _ . -")]
 MetadataKey = Annotated[str, Holds(0, 64)]
 MetadataValue = Annotated[str, Holds(0, 512)]
 Label = Annotated[str, Holds(0, 512)]  # of the end user; it is returned in the response
-
-
-@frozen
-class ToolChoice:
-    """Whether tools may be called, which is returned in the response; without tools it has no effect."""
-
-    value_types: ClassVar[tuple[type, ...]] = (str, dict)
-
-    mode: str
-
-    @classmethod
-    def from_value(cls, value: object) -> Self:
-        """Return a choice that requires no tool; raises `Mistakes` for any other."""
-        if value in TOOL_CHOICES:
-            return cls(str(value))
-        named = " or ".join(map(describe, TOOL_CHOICES))
-        raise wrong(f"{describe(value)} is not supported here; only {named} is", unsupported=True)
 
 
 @frozen
@@ -98,7 +85,6 @@ class ResponseRequest(Options):
     harmless: ClassVar[Harmless] = {
         **GENERATION_KEYS,
         "store": (False,),  # responses are kept only by the connection, if at all
-        "tools": ([],),
         "max_tool_calls": (),
         "service_tier": ("auto", "default"),
         "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
@@ -114,7 +100,7 @@ class ResponseRequest(Options):
     }
 
     model: Name
-    input: str | Annotated[tuple[InputMessage, ...], Holds(1)]
+    input: str | Annotated[tuple[InputItem, ...], Holds(1)]
     instructions: str | None = None
     previous_response_id: Name | None = None
     max_output_tokens: TokenCount | None = None
@@ -125,8 +111,9 @@ class ResponseRequest(Options):
     truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
+    tools: Annotated[tuple[AnyTool, ...], Holds(0, TOOLS_MAX)] | None = None
     parallel_tool_calls: bool | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: ChosenTool | None = None
     reasoning: ReasoningOptions | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
@@ -151,7 +138,7 @@ class ResponseRequest(Options):
         """Return the turns of this request without its instructions, which later requests do not inherit."""
         if isinstance(self.input, str):
             return (Turn(Role.USER, self.input, param="input"),)
-        return tuple(item.turn(index) for index, item in enumerate(self.input))
+        return turns_of(self.input)
 
     def format_grammar(self) -> tuple[str, Grammar] | None:
         """Return `text.format` and the grammar that it requires."""
@@ -173,6 +160,9 @@ class ResponseRequest(Options):
         """Return the checks of fields against each other."""
         return (
             self._check_media,
+            self._check_tools,
+            self._check_choice,
+            self._check_outputs,
             self._check_include,
             self._check_logprobs,
             self._check_ending,
@@ -182,7 +172,17 @@ class ResponseRequest(Options):
 
     def _check_media(self) -> Iterator[Mistake]:
         items = () if isinstance(self.input, str) else self.input
-        yield from excess(sum(media_count(item.content) for item in items), "input")
+        yield from excess(sum(map(_media_count, items)), "input")
+
+    def _check_tools(self) -> Iterator[Mistake]:
+        yield from name_mistakes(self.tools or ())
+
+    def _check_choice(self) -> Iterator[Mistake]:
+        yield from choice_mistakes(self.tool_choice, places(self.tools or ()))
+
+    def _check_outputs(self) -> Iterator[Mistake]:
+        if self.previous_response_id is None:
+            yield from unknown_calls(self.input)
 
     def _check_include(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.include or ()):
@@ -198,7 +198,9 @@ class ResponseRequest(Options):
         yield from ending_mistakes(self)
 
     def _check_continuation(self) -> Iterator[Mistake]:
-        yield from continuation_mistakes(self, Role.USER if isinstance(self.input, str) else self.input[-1].role)
+        last = None if isinstance(self.input, str) else self.input[-1]
+        role = Role.USER if last is None else Role.TOOL if isinstance(last, FunctionCallItem) else Role(last.role)
+        yield from continuation_mistakes(self, role)
 
 
 @frozen(kw_only=True)
@@ -245,15 +247,23 @@ class CancelResponse:
     stream_id: StreamId | None = None
 
 
-def read_event(data: dict[str, object], *, default_model: str | None = None) -> Create | CancelResponse:
-    """Return the event in a decoded message, or raise one `RequestError` with all its mistakes."""
+C = TypeVar("C", bound=ResponseRequest)
+
+
+def read_event(
+    data: dict[str, object], *, default_model: str | None = None, leave_out: Collection[str] = ()
+) -> Create | CancelResponse:
+    """Return the event in a decoded message, or raise one `RequestError` with all its mistakes.
+
+    `leave_out`: the types of tools that are left out, where others of their kind are refused.
+    """
     kind = data.get("type")
     if kind == "response.cancel":
         return read(data, CancelResponse)
     if kind == "response.create":
         if default_model is not None and data.get("model") is None:
             data["model"] = default_model
-        return read(data, Create)
+        return _read(data, Create, leave_out)
     supported = '"response.create" or "response.cancel"'
     if isinstance(kind, str):
         raise Unsupported(f"type: {describe(kind)} is not an event of this server; send {supported}", param="type")
@@ -261,9 +271,9 @@ def read_event(data: dict[str, object], *, default_model: str | None = None) -> 
     raise BadRequest(f"type: expected {supported}, {seen}", param="type")
 
 
-def parse_http(body: bytes) -> CreateHttp:
+def parse_http(body: bytes, *, leave_out: Collection[str] = ()) -> CreateHttp:
     """Return the posted request, or raise one `RequestError` with all its mistakes."""
-    create = read(decode(body), CreateHttp)
+    create = _read(decode(body), CreateHttp, leave_out)
     if create.previous_response_id is not None:
         raise PreviousResponseNotFound(
             f"Previous response with id {describe(create.previous_response_id)} not found: responses are not stored,"
@@ -273,13 +283,24 @@ def parse_http(body: bytes) -> CreateHttp:
     return create
 
 
+def _read(data: dict[str, object], cls: type[C], leave_out: Collection[str]) -> C:
+    mistakes = tuple(refused(data.get("tools"), leave_out))
+    try:
+        create = structure(data, cls)
+    except Mistakes as error:
+        raise as_request_error((*error.mistakes, *mistakes)) from None
+    if mistakes:
+        raise as_request_error(mistakes)
+    return create
+
+
 def stream_id_of(data: Mapping[str, object]) -> str | None:
     """Return the lane of an event that is otherwise invalid, None if its `stream_id` is invalid, too."""
     stream_id = data.get("stream_id")
     return stream_id if isinstance(stream_id, str) and re.fullmatch(STREAM_ID, stream_id) else None
 
 
-def turns_with_answer(create: Create, answer: str | None) -> tuple[Turn, ...]:
+def turns_with_answer(create: Create, answer: GivenAnswer | None) -> tuple[Turn, ...]:
     """Return the turns of a request and of its answer, for a later request; None if there is no answer.
 
     An answer that goes on with the last message is a part of that message.
@@ -288,12 +309,17 @@ def turns_with_answer(create: Create, answer: str | None) -> tuple[Turn, ...]:
     if answer is None:
         return turns
     if not create.continue_final_message:
-        return (*turns, continued(Turn(Role.ASSISTANT, answer)))
+        given = Turn(Role.ASSISTANT, answer.text, reasoning=answer.reasoning, calls=answer.calls)
+        return (*turns, continued(given))
     *before, last = turns
+    content: str | tuple[str | Media, ...]
     if isinstance(last.content, str):
-        return (*before, evolve(last, content=last.content + answer))
-    *pieces, end = last.content
-    return (*before, evolve(last, content=(*pieces, f"{end}{answer}")))
+        content = last.content + answer.text
+    else:
+        *pieces, end = last.content
+        content = (*pieces, f"{end}{answer.text}")
+    reasoning, calls = last.reasoning + answer.reasoning, last.calls + answer.calls
+    return (*before, evolve(last, content=content, reasoning=reasoning, calls=calls))
 
 
 def to_respond(
@@ -302,19 +328,24 @@ def to_respond(
     """Return the request for a processor; `history` has the turns of earlier responses, without instructions.
 
     Requests of one `session` share a beginning; a `prompt_cache_key` takes its place. Raises `BadRequest` if there are
-    too many images and videos in all.
+    too many images and videos in all, or results of unknown calls.
     """
     instructions = (
         () if create.instructions is None else (Turn(Role.SYSTEM, create.instructions, param="instructions"),)
     )
     turns = instructions + history + create.turns()
-    if history and (mistakes := tuple(excess(sum(len(turn.media) for turn in turns), "previous_response_id"))):
-        raise as_request_error(mistakes)
+    if history:
+        media = excess(sum(len(turn.media) for turn in turns), "previous_response_id")
+        if mistakes := (*media, *unknown_calls(create.input, history)):
+            raise as_request_error(mistakes)
+    tools = offered(for_model(create.tools or ()), create.tool_choice)
     return respond(
         create,
         request_id=request_id,
         turns=turns,
-        rendering=rendering(create, create.effort, "reasoning.effort"),
+        rendering=rendering(create, create.effort, "reasoning.effort", tools=tools),
+        tool_choice=choice_of(create.tool_choice),
+        parallel_calls=create.parallel_tool_calls is not False,
         tokens_max=create.max_output_tokens,
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",
@@ -322,3 +353,8 @@ def to_respond(
         session=session,
         params={"turns": "input", "tokens_max": "max_output_tokens", "logprobs": "top_logprobs"},
     )
+
+
+def _media_count(item: InputItem) -> int:
+    parts = getattr(item, "output" if item.role == Role.TOOL else "content", None)
+    return media_count(parts)

@@ -115,7 +115,7 @@ class LaneAnswers:
                     # The last events repeat the text several times.
                     await self.outbox.wait_room(size)
                 record.sent_bytes += self.send(*last)
-        turns = responses.turns_with_answer(request, None if request.warm_up else events.text)
+        turns = responses.turns_with_answer(request, None if request.warm_up else events.given)
         self.history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
 
     def _sender(self, running: LaneResponse) -> Callable[[RenderedReply], None]:

@@ -76,7 +76,8 @@ class MessageReader:
         """Return the event of a message, or the error with which it is answered; adds its JSON fields to `fields`."""
         try:
             fields.update(decode(message))
-            return responses.read_event(fields, default_model=self.default_model)
+            left_out = self.gateway.leave_out_tools
+            return responses.read_event(fields, default_model=self.default_model, leave_out=left_out)
         except RequestError as error:
             return error
         except MemoryError:

@@ -29,16 +29,33 @@ SHARED = {
 }
 CHAT = {"logprobs": True, "top_logprobs": 2, "max_completion_tokens": 4, "tools": [], **SHARED, **OPTIONS}
 COMPLETION = {"logprobs": 1, "max_tokens": 4, "echo": True, "best_of": 2, **SHARED, **OPTIONS}
+FUNCTION: Body = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+FLAT_TOOLS: list[Body] = [FUNCTION, {"type": "namespace", "name": "n", "description": "d", "tools": [FUNCTION]}]
 RESPONSE = {
     "instructions": "be brief", "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "top_logprobs": 1,
     "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}, "truncation": "auto", "stream": True,
-    "previous_response_id": "resp_1", "tools": [], "reasoning": {}, **OPTIONS,
+    "previous_response_id": "resp_1", "tools": FLAT_TOOLS, "tool_choice": "auto", "parallel_tool_calls": False,
+    "reasoning": {}, **OPTIONS,
 }  # fmt: skip
 PROMPTS = ("n=3", ["n=2", "n=1"], [5, 6, 7], [[5, 6], [7]])
 INPUTS: tuple[str | list[Body], ...] = (
     "n=3",
     [{"role": "user", "content": "n=2"}],
     [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "n=2"}], "id": "m"}],
+    [
+        {"role": "user", "content": "n=2"},
+        {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "n=2"}]},
+        {
+            "type": "function_call",
+            "call_id": "c",
+            "namespace": "n",
+            "name": "f",
+            "arguments": "{}",
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "n=2"}]},
+        {"type": "function_call_output", "call_id": "c", "output": "n=2"},
+    ],
 )
 
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="

@@ -19,11 +19,16 @@ async def openapi(exchange: Exchange, _: Body) -> None:
     await trio.lowlevel.checkpoint()
     gateway = exchange.gateway
     models = tuple(sorted(gateway.runner.served))
-    exchange.response.reply(200, [JSON], _body(exchange.operations, models, keys_wanted=gateway.keys.wanted))
+    exchange.response.reply(
+        200, [JSON], _body(exchange.operations, models, gateway.leave_out_tools, keys_wanted=gateway.keys.wanted)
+    )
     log_answered(exchange)
 
 
 @lru_cache(maxsize=4)
-def _body(operations: tuple[Operation, ...], models: tuple[str, ...], *, keys_wanted: bool) -> bytes:
+def _body(
+    operations: tuple[Operation, ...], models: tuple[str, ...], leave_out: frozenset[str], *, keys_wanted: bool
+) -> bytes:
     """Return the encoded document; it changes with the configuration alone, so it is cached."""
-    return msgspec.json.encode(document(version(), operations, models=models, keys_wanted=keys_wanted))
+    described = document(version(), operations, models=models, keys_wanted=keys_wanted, leave_out_tools=leave_out)
+    return msgspec.json.encode(described)

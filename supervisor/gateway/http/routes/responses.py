@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from protocol.dialects import responses
@@ -23,7 +25,7 @@ async def upgrade(_: Exchange, __: Body) -> None:
 
 async def answer(exchange: Exchange, body: Body) -> None:
     """Answer one request; raises the `RequestError` by which it failed before its response began."""
-    request = await exchange.read(responses.parse_http, body)
+    request = await exchange.read(partial(responses.parse_http, leave_out=exchange.gateway.leave_out_tools), body)
     if request.stream:
         await _streamed(exchange, request)
         return
@@ -46,7 +48,7 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         nonlocal ended, accepted
         if isinstance(reply, ChoiceEnded):
             ended = reply
-        else:
+        elif not isinstance(reply, Started):  # the first piece brings the events before it
             accepted = True
             exchange.response.stream(_encode(events, reply))
 
@@ -77,11 +79,9 @@ async def _streamed(exchange: Exchange, request: responses.CreateHttp) -> None:
         gateway.streams.remove(stream)
 
 
-def _encode(events: responses.Events, reply: Accepted | Started | AnswerPiece) -> bytes:
+def _encode(events: responses.Events, reply: Accepted | AnswerPiece) -> bytes:
     match reply:
         case Text() | Reasoning() | CallPart():
             return b"".join(events.deltas(reply))
-        case Started():
-            return b"".join(events.open())
         case Accepted():
             return b"".join(events.begin())

@@ -73,7 +73,13 @@ def test_a_complete_response_has_its_events_in_order() -> None:
     assert {event["stream_id"] for event in sent} == {"main"}
     assert [event["delta"] for event in sent[4:8]] == pieces
     text = "".join(pieces)
-    assert events.text == sent[8]["text"] == sent[9]["part"]["text"] == sent[10]["item"]["content"][0]["text"] == text
+    assert (
+        events.given.text
+        == sent[8]["text"]
+        == sent[9]["part"]["text"]
+        == sent[10]["item"]["content"][0]["text"]
+        == text
+    )
     assert {event["item_id"] for event in sent if "item_id" in event} == {f"msg_{ID}"}
     for event in (sent[0], sent[1], sent[11]):
         assert event["response"]["id"] == events.id == response_id(ID) == f"resp_{ID}"
@@ -211,7 +217,7 @@ def test_text_with_many_log_probabilities_is_sent_in_several_deltas() -> None:
     sent = [json.loads(frame) for frame in frames]
     assert max(map(len, frames)) < 2**20
     assert [each["sequence_number"] for each in sent] == [*range(4, 4 + len(sent))]
-    assert "".join(each["delta"] for each in sent) == text.text == events.text
+    assert "".join(each["delta"] for each in sent) == text.text == events.given.text
     assert sent[0]["delta"] == "ab" * (LOGPROBS_A_DELTA_MAX // 2)
     assert [token["logprob"] for each in sent for token in each["logprobs"]] == [-1.0] * 1024
     assert [bytes(token["bytes"]) for each in sent for token in each["logprobs"]] == [each.data for each in scored]
@@ -248,11 +254,11 @@ def test_token_ids_are_returned_if_requested() -> None:
 
 def test_a_warm_up_is_a_whole_response_without_output() -> None:
     events = events_of(generate=False, stream_id="a")
-    frames = whole_stream(events, reason=FinishReason.LENGTH)
+    frames = [*events.begin(), *finish(events, FinishReason.LENGTH)]
     sent = [check(frame) for frame in frames]
     assert [each["type"] for each in sent] == ["response.created", "response.in_progress", "response.completed"]
     response = sent[-1]["response"]
-    assert (response["status"], response["output"], events.text) == ("completed", [], "")
+    assert (response["status"], response["output"], events.given.text) == ("completed", [], "")
     assert response["usage"]["input_tokens"] == 37
 
 

@@ -82,8 +82,7 @@ def test_an_item_of_an_earlier_response_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
+        ("max_tool_calls", 3),
         ("store", True),
         ("conversation", "conv_1"),
         ("service_tier", "priority"),
@@ -111,7 +110,7 @@ def test_unsupported_values_inside_a_field_are_refused_by_their_path(param: str,
 @pytest.mark.parametrize(
     ("param", "items"),
     [
-        ("input[0].type", [{"type": "function_call_output", "call_id": "c", "output": "x"}]),
+        ("input[0].type", [{"type": "web_search_call", "id": "x"}]),
         ("input[0].type", [{"type": "item_reference", "id": "x"}]),
         ("input[1].content[0].type", [
             {"role": "user", "content": "x"},
@@ -175,8 +174,8 @@ def test_several_mistakes_are_one_error() -> None:
     refused(
         Unsupported,
         "store",
-        "store: true is not supported here; only false is; tools: a list is not supported here; leave it out",
-        tools=[{}], store=True,
+        "store: true is not supported here; only false is; max_tool_calls: 1 is not supported here; leave it out",
+        max_tool_calls=1, store=True,
     )  # fmt: skip
 
 

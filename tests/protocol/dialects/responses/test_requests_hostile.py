@@ -36,7 +36,13 @@ def test_text_that_is_not_valid_json_is_refused(text: str, reason: str) -> None:
 
 def test_depth_below_the_limit_is_refused_by_name() -> None:
     deep = "[" * 500 + "]" * 500
-    for field, kind in (("tools", Unsupported), ("input", BadRequest), ("metadata", BadRequest), ("xyz", BadRequest)):
+    for field, kind in (
+        ("prompt", Unsupported),
+        ("tools", BadRequest),
+        ("input", BadRequest),
+        ("metadata", BadRequest),
+        ("xyz", BadRequest),
+    ):
         with pytest.raises(BadRequest) as raised:
             parse_event(json.dumps(BASE | {field: None}).replace("null", deep))
         assert type(raised.value) is kind
