@@ -84,7 +84,7 @@ class Events:
         )
 
     def open(self) -> tuple[bytes, ...]:
-        """Return the events that begin a message, which otherwise come with its first text."""
+        """Return the events that begin a message before its first text."""
         return self._turn_to(Text("", 0))
 
     def deltas(self, reply: AnswerPiece) -> tuple[bytes, ...]:
@@ -186,7 +186,7 @@ class Events:
         return b'%b%d,"delta":%b%b%b' % (self._delta_head, number, encoded, ids, self._delta_tail)
 
     def _close(self, status: str, item: OutputItem | None = None) -> tuple[bytes, ...]:
-        """Return the events that end the open item, or one that was open until now."""
+        """Return the events that end an item, by default the open one."""
         item = item or self._output.last
         assert item is not None
         if isinstance(item, MessageItem):

@@ -7,7 +7,7 @@ of other servers of this API send. Other parts, audio and files, are refused by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal, Protocol, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import attrs
 from attrs import evolve, frozen
@@ -93,17 +93,6 @@ class InputVideo(MediaPart):
 InputPart: TypeAlias = InputText | RefusalPart | InputImage | InputVideo
 
 
-class Item(Protocol):
-    """An item of the input."""
-
-    @property
-    def role(self) -> Role:
-        """The author of its turn."""
-
-    def turn(self, index: int) -> Turn:
-        """Return the item as a turn of its own; `index` is its place in the input."""
-
-
 @frozen
 class InputMessage:
     """A message of the conversation."""
@@ -136,7 +125,7 @@ class ReasoningText:
 
 
 @frozen
-class ReasoningItem:
+class InputReasoning:
     """The reasoning of an earlier answer; one that only another server can read is refused."""
 
     harmless: ClassVar[Harmless] = {"id": (str,), "status": (str,), "encrypted_content": ()}
@@ -200,7 +189,7 @@ class FunctionCallOutput:
         return Turn(self.role, content, param=path, call_id=self.call_id)
 
 
-InputItem: TypeAlias = InputMessage | ReasoningItem | FunctionCallItem | FunctionCallOutput
+InputItem: TypeAlias = InputMessage | InputReasoning | FunctionCallItem | FunctionCallOutput
 
 
 def turns_of(items: Sequence[InputItem]) -> tuple[Turn, ...]:

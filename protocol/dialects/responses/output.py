@@ -42,7 +42,7 @@ class OutputItem(ABC):
 
     @property
     def place(self) -> dict[str, object]:
-        """The fields of an event that name the item, and the part that it consists of."""
+        """The fields of an event that name the item and its only part."""
         return {"item_id": self.id, "output_index": self.index, "content_index": 0}
 
     @property

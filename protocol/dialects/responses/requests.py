@@ -303,7 +303,7 @@ def stream_id_of(data: Mapping[str, object]) -> str | None:
 def turns_with_answer(create: Create, answer: GivenAnswer | None) -> tuple[Turn, ...]:
     """Return the turns of a request and of its answer, for a later request; None if there is no answer.
 
-    An answer that goes on with the last message is a part of that message.
+    An answer that goes on with the last message is a part of it.
     """
     turns = tuple(map(continued, create.turns()))
     if answer is None:

@@ -1,8 +1,8 @@
 """The tools of a request of Responses: functions, namespaces of functions, and the tools of other servers.
 
-A model sees one list of functions: those of a namespace under joined names, `NAMESPACE__NAME`, which an answer divides
-again. Tools of other servers, such as a search of the web, are refused by name, or left out where the operator allows
-it.
+A model sees one list of functions: the functions of a namespace have joined names there, `NAMESPACE__NAME`, and short
+ones in answers. Tools of other servers, such as a search of the web, are refused by name, or left out where the
+operator allows it.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def refused(tools: object, allowed: Collection[str]) -> Iterator[Mistake]:
 
 
 def echo(tools: Sequence[AnyTool] | None) -> msgspec.Raw:
-    """Return the tools of a response, which are those of its request without the left-out ones."""
+    """Return the tools of a response: the tools of its request without the left-out ones."""
     shown = [tool for tool in tools or () if not isinstance(tool, OtherTool)]
     short = sum(map(_text_bytes, (each for _, _, each in functions(shown)))) > ECHOED_BYTES_MAX
     encoded = msgspec.json.encode([tool.echo(short=short) for tool in shown])
