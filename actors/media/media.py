@@ -59,7 +59,7 @@ C = TypeVar("C", bound=Content)
 
 
 @frozen
-class MediaSource:
+class Source:
     """A URL before it is opened: the most memory of its content, and whether its fetch waits for others."""
 
     bytes_max: int
@@ -87,7 +87,7 @@ class Inspected(Generic[C]):
 class MediaPorts(Generic[C]):
     """The ports of the work; each raises `RequestError`, and ends at once when it is cancelled."""
 
-    source: Callable[[str], MediaSource]
+    source: Callable[[str], Source]
     fetch: Callable[[str, Allowance], Awaitable[C]]
     inspect: Callable[[C, Modality], Awaitable[Inspected[C]]]
     decode: Callable[[C, Plan], Awaitable[Tensor]]
@@ -253,7 +253,7 @@ class _Item(Generic[C]):
     """One image or video of a request, while it is prepared."""
 
     media: Media
-    source: MediaSource
+    source: Source
     content: C | None = None
     plan: Plan | None = None
     tensor: Tensor = NO_TENSOR

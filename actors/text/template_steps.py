@@ -1,8 +1,8 @@
 """The steps of a rendering, which are counted and limited, since a template is a program and a conversation its input.
 
 A step is an attribute, an item or a call through the sandbox, or an iteration over the conversation or a range. Long
-loops count as they go, so that a loop with an early end costs its own iterations alone. A long rendering gives its
-thread up again and again.
+loops count as they go, so that one that ends early costs what it did. A long rendering gives its thread up again and
+again.
 """
 
 from __future__ import annotations

@@ -7,13 +7,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from protocol.dialects.formats import JsonObjectOrText, Pattern, ResponseFormat
 from protocol.dialects.targets import TargetMs
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
-from protocol.messages.tools import AUTO, ToolChoice
 from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake, describe
 from protocol.strict.objects import FieldCheck, Harmless
@@ -193,8 +192,6 @@ def respond(
     params: Mapping[str, str],
     turns: tuple[Turn, ...] = (),
     rendering: Rendering = DEFAULT_RENDERING,
-    tool_choice: ToolChoice = AUTO,
-    parallel_calls: bool = True,
     texts: tuple[str, ...] = (),
     token_lists: tuple[tuple[int, ...], ...] = (),
     n: int = 1,
@@ -206,32 +203,19 @@ def respond(
     session: str = "",
 ) -> Respond:
     """Return the request for a processor; `params` has the client's names of fields that differ from `Respond`'s."""
-    return evolve(
-        _of_options(options, request_id, {"tokens_min": "min_tokens", **params}),
-        turns=turns,
-        rendering=rendering,
-        tool_choice=tool_choice,
-        parallel_calls=parallel_calls,
-        texts=texts,
-        token_lists=token_lists,
-        n=n,
-        best_of=best_of,
-        tokens_max=tokens_max,
-        logprobs=logprobs,
-        echo=echo,
-        truncate=truncate,
-        warm_up=warm_up,
-        session=(options.prompt_cache_key or session)[:SESSION_LENGTH_MAX],
-    )
-
-
-def _of_options(options: Options, request_id: str, names: dict[str, str]) -> Respond:
-    """Return a request with the fields of all dialects; the name of its grammar's field is added to `names`."""
+    names = {"tokens_min": "min_tokens", **params}
     grammar: Grammar | None = None
     if grammars := options.grammars():  # one at most
         names["grammar"], grammar = grammars[0]
     return Respond(
         id=request_id,
+        turns=turns,
+        rendering=rendering,
+        texts=texts,
+        token_lists=token_lists,
+        n=n,
+        best_of=best_of,
+        tokens_max=tokens_max,
         tokens_min=options.min_tokens or 0,
         temperature=options.temperature,
         top_p=options.top_p,
@@ -247,10 +231,15 @@ def _of_options(options: Options, request_id: str, names: dict[str, str]) -> Res
         seed=options.seed,
         logit_bias={int(token): bias for token, bias in (options.logit_bias or {}).items()},
         grammar=grammar,
+        logprobs=logprobs,
         token_ids=options.return_token_ids or False,
+        echo=echo,
+        truncate=truncate,
+        warm_up=warm_up,
         priority=options.priority,
         cache_salt=options.cache_salt,
         ttft_target_ms=options.ttft_target_ms,
         itl_target_ms=options.itl_target_ms,
+        session=(options.prompt_cache_key or session)[:SESSION_LENGTH_MAX],
         params=names,
     )

@@ -35,11 +35,11 @@ from supervisor.cluster.model_weights import NewestWeights
 Work: TypeAlias = Generate | Encode
 """A request that occupies a worker; an encoder gets the second, all others the first."""
 
-WorkerReplies: TypeAlias = Answer[Started | Tokens, Finished]
+Replies: TypeAlias = Answer[Started | Tokens, Finished]
 EncodedReplies: TypeAlias = Answer[Encoded, Encoded]
 """The answer to an `Encode`: no replies, then its result."""
 
-AnyReplies: TypeAlias = WorkerReplies | EncodedReplies
+AnyReplies: TypeAlias = Replies | EncodedReplies
 Ask: TypeAlias = Callable[[Message, int], AbstractAsyncContextManager[Answer[Message, Message]]]
 """A function that passes a request on, with so much credit."""
 
@@ -142,7 +142,7 @@ class ClusterWorker(ABC):
         return self.in_flight.load(self.full_name, self.stated, self.info, self.directory.routers)
 
     @overload
-    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[WorkerReplies]: ...
+    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]: ...
 
     @overload
     def ask(self, request: Encode, credit: int) -> AbstractAsyncContextManager[EncodedReplies]: ...

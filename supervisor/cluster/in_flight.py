@@ -23,7 +23,7 @@ NO_OTHERS = InFlightCounts(name="", requests=0, tokens=0)
 
 
 @define(eq=False)
-class RequestShare:
+class Share:
     """The requests of one node that are in flight at a worker."""
 
     requests: int = 0
@@ -37,8 +37,8 @@ class InFlight:
 
     requests: int = 0  # of all nodes
     tokens: int = 0  # of all nodes, that they may come to hold
-    own: RequestShare = field(factory=RequestShare)
-    by_node: dict[str, RequestShare] = field(factory=dict)  # of other nodes, as they ask here
+    own: Share = field(factory=Share)
+    by_node: dict[str, Share] = field(factory=dict)  # of other nodes, as they ask here
     others: InFlightCounts = InFlightCounts(name="", requests=0, tokens=0)  # of other nodes, as announced
 
     @property
@@ -54,7 +54,7 @@ class InFlight:
 
         `prompt_tokens` of its prompt are to be computed before its first reply.
         """
-        share = self.own if asker is None else self.by_node.setdefault(asker, RequestShare())
+        share = self.own if asker is None else self.by_node.setdefault(asker, Share())
         share.pending.add(request_id, prompt_tokens)
         self._count(share, 1, tokens)
 
@@ -66,7 +66,7 @@ class InFlight:
         if asker is not None and not share.requests:
             del self.by_node[asker]
 
-    def _count(self, share: RequestShare, requests: int, tokens: int) -> None:
+    def _count(self, share: Share, requests: int, tokens: int) -> None:
         share.requests += requests
         share.tokens += tokens
         self.requests += requests

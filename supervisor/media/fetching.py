@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 import trio
 from attrs import frozen
 
-from actors.media.media import Allowance, MediaSource
+from actors.media.media import Allowance, Source
 from protocol.errors import BadRequest, Overloaded
 from supervisor.config import media as config
 from supervisor.config.media import HostPattern, is_address
@@ -62,17 +62,17 @@ class Fetcher:
     tls: ssl.SSLContext
     free: Callable[[int], None]  # closes the descriptor of a content outside the event loop
 
-    def source(self, url: str) -> MediaSource:
+    def source(self, url: str) -> Source:
         """Return the cost of a URL; raises `BadRequest`, `TooLarge` or `Unsupported` if it may not be opened."""
         if urls.is_data(url):
             urls.check_data(url, self.rules.bytes_max)
-            return MediaSource(2 * len(url), is_remote=False)  # the text, and beside it the decoded bytes
+            return Source(2 * len(url), is_remote=False)  # the text, and beside it the decoded bytes
         parsed = urls.parse(url)
         if isinstance(parsed, FileUrl):
             self.files.check()
         else:
             urls.check_allowed(parsed, self.rules.hosts)
-        return MediaSource(self.rules.bytes_max, is_remote=True)
+        return Source(self.rules.bytes_max, is_remote=True)
 
     async def fetch(self, url: str, allowance: Allowance) -> StoredContent:
         """Return the content of a URL; raises `RequestError`."""

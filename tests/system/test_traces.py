@@ -17,7 +17,7 @@ from actors.kit.calls import Address
 from protocol.errors import EngineLost, EngineRefused, InternalError
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.trace import Trace, child_span
-from supervisor.cluster.cluster_worker import WorkerReplies
+from supervisor.cluster.cluster_worker import Replies
 from supervisor.cluster.workers import RemoteWorker
 from tests.actors import test_decode
 from tests.rig import router
@@ -251,6 +251,6 @@ class Noting:
     address: GenerateAddress
     asked: list[Generate]
 
-    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[WorkerReplies]:
+    def ask(self, request: Generate, credit: int) -> AbstractAsyncContextManager[Replies]:
         self.asked.append(request)
         return self.address.ask(request, credit)

@@ -23,7 +23,7 @@ from protocol.dialects.request_body import as_request_error, decode, read
 from protocol.dialects.responses.items import FunctionCallItem, InputItem, continued, turns_of, unknown_calls
 from protocol.dialects.responses.output import GivenAnswer
 from protocol.dialects.responses.tools import AnyTool, for_model, name_mistakes, places, refused
-from protocol.dialects.tools import TOOLS_MAX, ChosenTool, choice_mistakes, choice_of, offered
+from protocol.dialects.tools import TOOLS_MAX, ChosenTool, choice_mistakes, offered, with_choice
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
 from protocol.messages.media import Media
@@ -339,13 +339,11 @@ def to_respond(
         if mistakes := (*media, *unknown_calls(create.input, history)):
             raise as_request_error(mistakes)
     tools = offered(for_model(create.tools or ()), create.tool_choice)
-    return respond(
+    asked = respond(
         create,
         request_id=request_id,
         turns=turns,
         rendering=rendering(create, create.effort, "reasoning.effort", tools=tools),
-        tool_choice=choice_of(create.tool_choice),
-        parallel_calls=create.parallel_tool_calls is not False,
         tokens_max=create.max_output_tokens,
         logprobs=create.logprobs,
         truncate=create.truncation == "auto",
@@ -353,6 +351,7 @@ def to_respond(
         session=session,
         params={"turns": "input", "tokens_max": "max_output_tokens", "logprobs": "top_logprobs"},
     )
+    return with_choice(asked, create.tool_choice, parallel=create.parallel_tool_calls)
 
 
 def _media_count(item: InputItem) -> int:

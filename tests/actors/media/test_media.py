@@ -20,10 +20,10 @@ from actors.media.media import (
     Allowance,
     Inspected,
     MediaPorts,
-    MediaSource,
     MediaStatistics,
     PreparationLimits,
     Preparations,
+    Source,
     media,
 )
 from actors.media.planning import Plan
@@ -70,10 +70,10 @@ class Ports:
     bytes_max: list[int] = Factory(list)  # of the fetches
     size: int = SIZE
 
-    def source(self, url: str) -> MediaSource:
+    def source(self, url: str) -> Source:
         if "forbidden" in url:
             raise BadRequest("this server does not fetch from there")
-        return MediaSource(int(self.number(url, "most", CONTENT_BYTES_MIN)), is_remote="remote" in url)
+        return Source(int(self.number(url, "most", CONTENT_BYTES_MIN)), is_remote="remote" in url)
 
     async def fetch(self, url: str, allowance: Allowance) -> FakeContent:
         self.bytes_max.append(allowance.bytes_max)

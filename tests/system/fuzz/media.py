@@ -20,7 +20,7 @@ import trio
 from attrs import Factory, define
 
 from actors.kit.calls import Address, mailbox
-from actors.media.media import Allowance, MediaPorts, MediaSource, PreparationLimits, Preparations, media
+from actors.media.media import Allowance, MediaPorts, PreparationLimits, Preparations, Source, media
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaItem, MediaPrepared, PrepareMedia
 from protocol.tensors import BYTES
@@ -126,11 +126,7 @@ async def _run(numbers: range | list[int], seed: int, report: Report, *, show: b
     with tempfile.TemporaryDirectory() as folder:
         async with decoders(Path(folder), limited(decode_s=5.0)) as found, trio.open_nursery() as actor:
             ports = MediaPorts(
-                lambda _: MediaSource(MIB, is_remote=False),
-                player.fetch,
-                found.inspect,
-                found.decode,
-                found.memory.release,
+                lambda _: Source(MIB, is_remote=False), player.fetch, found.inspect, found.decode, found.memory.release
             )
             preparations = Preparations({"seeing": LAYOUT}, ports, LIMITS, lambda *_: None)
             address: Address[PrepareMedia, MediaPrepared, None]

@@ -14,10 +14,10 @@ from actors.media.media import (
     Allowance,
     Inspected,
     MediaPorts,
-    MediaSource,
     MediaStatistics,
     PreparationLimits,
     Preparations,
+    Source,
 )
 from actors.media.planning import Plan
 from protocol.errors import BadRequest, NotReady
@@ -94,8 +94,8 @@ class SimMedia:
 
     # The ports -------------------------------------------------------------------------------
 
-    def _source(self, url: str) -> MediaSource:
-        return MediaSource(len(url), is_remote=read(url).remote)
+    def _source(self, url: str) -> Source:
+        return Source(len(url), is_remote=read(url).remote)
 
     async def _fetch(self, url: str, _: Allowance) -> SimContent:
         picture = read(url)
