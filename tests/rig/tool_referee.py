@@ -28,6 +28,11 @@ FORMATS: Mapping[str, AnswerFormat] = {
     "llama/Llama-3.3-70B-Instruct": AnswerFormat("llama3"),
     "mistral": AnswerFormat("mistral", "mistral"),
     "mistral/Magistral-Small-2506": AnswerFormat("mistral", "think"),
+    "deepseek/DeepSeek-V3.2": AnswerFormat("deepseek-v3.2", "think"),
+    "deepseek/DeepSeek-V4-Flash": AnswerFormat("deepseek-v4", "think"),
+    "deepseek/DeepSeek-V4.1-Flash": AnswerFormat("deepseek-v4.1", "think"),
+    "kimi/Kimi-K3": AnswerFormat("kimi-k3"),
+    "llama/Llama-4-Scout-17B-16E-Instruct": AnswerFormat("pythonic"),
     "qwen3-hermes": AnswerFormat("hermes", "think"),
     "qwen3-xml": AnswerFormat("qwen3-coder", "qwen3"),
 }

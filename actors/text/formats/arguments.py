@@ -50,6 +50,11 @@ def types_of(tools: ToolTable, tool: str, name: str) -> frozenset[str]:
     return frozenset(_types(tools.property(tool, name), tools.schemas.get(tool, ANY), {}, LEVELS_MAX))
 
 
+def is_json(types: frozenset[str]) -> bool:
+    """Return whether a value of these types can only be JSON, and no plain text."""
+    return bool(types) and "string" not in types
+
+
 def value_of(text: str, types: frozenset[str]) -> object:
     """Return the value of an argument: a string as it stands, other types by JSON; text that is none is a string."""
     if types == STRING:

@@ -16,6 +16,10 @@ AUTO, NONE = "auto", "none"
 TOOL_MARKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("gpt-oss", re.compile(r"<\|channel\|>")),
     ("gemma4", re.compile(r"<\|tool_call>")),
+    ("kimi-k3", re.compile(r"<\|open\|>")),
+    ("deepseek-v3.2", re.compile(r"\A(?=.*DSML)(?=.*function_calls>)", re.DOTALL)),
+    ("deepseek-v4", re.compile(r"\A(?=.*DSML)(?=.*tool_calls>)", re.DOTALL)),
+    ("deepseek-v4.1", re.compile(r"\A(?=.*DSML)(?=.* calls>)", re.DOTALL)),
     ("glm", re.compile(r"<arg_key>")),
     ("qwen3-coder", re.compile(r"<function=")),
     ("minimax-m2", re.compile(r"<minimax:tool_call>")),
@@ -23,6 +27,7 @@ TOOL_MARKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("deepseek-v3", re.compile(r"<｜tool▁sep｜>[^{]*\{\{[^}]*\}\}[^`]*```json")),
     ("deepseek-v3.1", re.compile(r"<｜tool▁sep｜>")),
     ("mistral", re.compile(r"\[TOOL_CALLS\]")),
+    ("pythonic", re.compile(r"<\|python_start\|>|\[func_name1\(")),
     ("llama3", re.compile(r"<\|python_tag\|>|\{\"name\": function name, \"parameters\"")),
     ("hermes", re.compile(r"<tool_call>")),
 )
@@ -31,6 +36,7 @@ REASONING_MARKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("gemma", re.compile(r"<\|channel>thought")),
     ("granite", re.compile(r"Here is my thought process:")),
     ("kimi", re.compile(r"◁think▷")),
+    ("qwen3", re.compile(r"\A(?=.*<function=)(?=.*</think>)", re.DOTALL)),
     ("think", re.compile(r"</think>")),
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from actors.text.formats.arguments import encoded, types_of, value_of
+from actors.text.formats.arguments import encoded, is_json, types_of, value_of
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
@@ -52,7 +52,7 @@ class Glm:
         while key is not None:
             arguments[key] = ""
             types = types_of(tools, tool, key)
-            text, following = yield from raw_value(source, types, (VALUE_END, END, KEY), follow)
+            text, following = yield from raw_value(source, (VALUE_END, END, KEY), follow, json=is_json(types))
             arguments[key], key = value_of(text, types), following
         source.call(tool, encoded(arguments))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from actors.text.formats.arguments import encoded, types_of, value_of
+from actors.text.formats.arguments import encoded, is_json, types_of, value_of
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NEWLINE, NoCall, Reading, Source
@@ -64,7 +64,9 @@ class QwenCoder:
         while name is not None:
             arguments[name] = ""
             types = types_of(tools, tool, name)
-            text, following = yield from raw_value(source, types, (PARAMETER_END, FUNCTION_END, PARAMETER), follow)
+            text, following = yield from raw_value(
+                source, (PARAMETER_END, FUNCTION_END, PARAMETER), follow, json=is_json(types)
+            )
             text = text.removeprefix(NEWLINE).removesuffix(NEWLINE)
             arguments[name], name = value_of(text, types), following
         source.call(tool, encoded(arguments))

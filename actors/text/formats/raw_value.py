@@ -18,15 +18,15 @@ NAME_CHARACTERS_MAX = 256  # of an argument
 
 
 def raw_value(
-    source: Source, types: frozenset[str], ends: tuple[str, ...], follow: Callable[[str, str], Reading[T]]
+    source: Source, ends: tuple[str, ...], follow: Callable[[str, str], Reading[T]], *, json: bool
 ) -> Reading[tuple[str, T]]:
     """Take a value and what follows it, and return both; raises `NoCall` if it has no end.
 
-    `follow` reads what stands behind an end, given the end and the character before it. It raises `NoCall` if that end,
-    with all that `follow` has taken, belongs to the value. It takes no end itself, so that the next one is found.
+    `follow` reads what stands behind an end, given the end and the character before it. It raises `NoCall` if the end,
+    with all text taken by `follow`, belongs to the value. It takes no end itself, so that the next one is found.
     """
     begin = source.mark
-    if types and "string" not in types:
+    if json:
         # JSON's own syntax knows which markers belong to it. Ends are looked for behind it, or behind what is none.
         with suppress(NoCall):
             yield from json_value(source)

@@ -15,9 +15,12 @@ from actors.text.formats.gemma4 import Gemma4
 from actors.text.formats.glm import Glm
 from actors.text.formats.gpt_oss import GptOss
 from actors.text.formats.hermes import Hermes
+from actors.text.formats.invoked_calls import MINIMAX_M2, dsml
 from actors.text.formats.kimi_k2 import KimiK2
+from actors.text.formats.kimi_k3 import KimiK3
 from actors.text.formats.llama3 import Llama3
 from actors.text.formats.mistral import Mistral
+from actors.text.formats.pythonic import Pythonic
 from actors.text.formats.qwen_coder import QwenCoder
 from actors.text.formats.source import Source
 from actors.text.formats.stage import PLAIN, Stage
@@ -26,12 +29,18 @@ TOOLS: Mapping[str, CallFormat | WholeFormat] = {
     "deepseek-v3": DeepSeek(fenced=True),
     "deepseek-v3.1": DeepSeek(fenced=False),
     "gemma4": Gemma4(),
+    "deepseek-v3.2": dsml("function_calls"),
+    "deepseek-v4": dsml("tool_calls"),
+    "deepseek-v4.1": dsml("calls", " "),
     "glm": Glm(),
     "gpt-oss": GptOss(),
     "hermes": Hermes(),
     "kimi-k2": KimiK2(),
     "llama3": Llama3(),
     "mistral": Mistral(),
+    "kimi-k3": KimiK3(),
+    "minimax-m2": MINIMAX_M2,
+    "pythonic": Pythonic(),
     "qwen3-coder": QwenCoder(),
 }
 """Formats of calls; a whole format has reasoning of its own, too."""

@@ -29,6 +29,7 @@ COMMON = (
     ",",
     "'",
 )
+DSML = "\uff5cDSML\uff5c"
 THINK = ("<think>", "</think>", "<think>\nHm.\n</think>\n\n", "<thin", "</think")
 
 
@@ -53,6 +54,22 @@ class Mixture:
             place = rng.randrange(len(fragment))
             return fragment[:place] + fragment[place + 1 :]
         return fragment
+
+
+def invoked(begin: str, end: str, open_: str, close: str) -> tuple[str, ...]:
+    """Return fragments of calls as elements, with these markers."""
+    return (
+        f'{begin}\n{open_}invoke name="f">\n{open_}parameter name="a" string="true"> x {close}parameter>\n',
+        f'{open_}parameter name="n">3{close}parameter>\n{close}invoke>\n{end}',
+        f'{begin}{open_}invoke name="g"/>{end}',
+        f'{open_}parameter name="b" string="false">[1, "{close}parameter>"]{close}parameter>',
+        f'{open_}invoke name="h">',
+        f'{open_}invoke name="g">',
+        f"{close}parameter>",
+        f"{close}invoke>",
+        begin,
+        end,
+    )
 
 
 MIXTURES: dict[str, Mixture] = {
@@ -216,6 +233,49 @@ MIXTURES: dict[str, Mixture] = {
             "[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}",
             '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1}}, {"name": "g", "arguments": {}}]',
             '{"name": "g"}',
+        ),
+    ),
+    **{
+        name: Mixture(AnswerFormat(name, "think"), (*THINK, *invoked(begin, end, open_, close)))
+        for name, begin, end, open_, close in (
+            ("deepseek-v3.2", f"<{DSML}function_calls>", f"</{DSML}function_calls>", f"<{DSML}", f"</{DSML}"),
+            ("deepseek-v4", f"<{DSML}tool_calls>", f"</{DSML}tool_calls>", f"<{DSML}", f"</{DSML}"),
+            ("deepseek-v4.1", f"<{DSML} calls>", f"</{DSML} calls>", f"<{DSML} ", f"</{DSML} "),
+            ("minimax-m2", "<minimax:tool_call>", "</minimax:tool_call>", "<", "</"),
+        )
+    },
+    "kimi-k3": Mixture(
+        AnswerFormat("kimi-k3"),
+        (
+            "<|close|>think<|sep|>",
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|open|>tools<|sep|>",
+            '<|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="string"<|sep|>x',
+            '<|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|>',
+            '<|close|>argument<|sep|><|open|>argument key="n" type="number"<|sep|>3<|close|>argument<|sep|>',
+            "<|close|>argument<|sep|>",
+            "<|close|>call<|sep|>",
+            "<|close|>tools<|sep|>",
+            "<|close|>message<|sep|>",
+            "<|open|>think<|sep|>",
+            '<|open|>argument key="&quot;" type="object"<|sep|>',
+        ),
+    ),
+    "pythonic": Mixture(
+        AnswerFormat("pythonic"),
+        (
+            "[f(a='x', n=3), g()]",
+            "[g(a={'b': [1, -2.5e3, (None, True)]}, c=\"\\u00e9\\n\" 'd')]",
+            "<|python_start|>",
+            "<|python_end|>",
+            "[f(a='''x'''y''', n=",
+            "[f(",
+            "h()]",
+            "g(), ",
+            "'''",
+            ")]",
+            "=3",
         ),
     ),
     "think": Mixture(AnswerFormat(None, "think"), THINK),

@@ -1,0 +1,64 @@
+"""Calls as Llama 4 writes them: a Python list of calls, `[f(a=1), g()]`, as a whole answer or between two markers."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from actors.text.formats.arguments import encoded
+from actors.text.formats.json_text import SPACE
+from actors.text.formats.python_literal import NAME_END, python_literal
+from actors.text.formats.raw_value import NAME_CHARACTERS_MAX
+from actors.text.formats.source import NoCall, Reading, Source
+from actors.text.formats.tool_table import ToolTable
+
+BEGIN, END = "<|python_start|>", "<|python_end|>"
+
+
+@frozen
+class Pythonic:
+    """A list of calls with arguments by name, all of which are literals."""
+
+    begins: tuple[str, ...] = (BEGIN,)
+    bare: str = "["
+    markers: tuple[str, ...] = (BEGIN, END)
+
+    def read(self, source: Source, tools: ToolTable, marker: str) -> Reading[None]:
+        """Read a list of calls; none of them is certain before the list ends."""
+        yield from source.run(SPACE)
+        yield from source.expect("[")
+        calls = list[tuple[str, str]]()
+        mark = ","
+        while mark == ",":
+            yield from source.run(SPACE)
+            # A comma may stand behind the last call, too.
+            if calls and (yield from source.accept("]")):
+                break
+            calls.append((yield from _call(source, tools)))
+            yield from source.run(SPACE)
+            mark = yield from source.expect(",", "]")
+        for tool, arguments in calls:
+            source.call(tool, arguments)
+        if marker == BEGIN:
+            yield from source.close(SPACE, END)
+
+
+def _call(source: Source, tools: ToolTable) -> Reading[tuple[str, str]]:
+    """Read one call, and return its tool and the JSON text of its arguments."""
+    tool = yield from source.expect(*tools.schemas)
+    yield from source.run(SPACE)
+    yield from source.expect("(")
+    arguments = dict[str, object]()
+    yield from source.run(SPACE)
+    while (yield from source.accept(")")) is None:
+        key = yield from source.run_without(NAME_END, NAME_CHARACTERS_MAX)
+        if not key or key in arguments:
+            raise NoCall
+        yield from source.run(SPACE)
+        yield from source.expect("=")
+        arguments[key] = yield from python_literal(source)
+        yield from source.run(SPACE)
+        if (yield from source.accept(",")) is None:
+            yield from source.expect(")")
+            break
+        yield from source.run(SPACE)
+    return tool, encoded(arguments)
