@@ -134,7 +134,9 @@ def parse(body: bytes) -> ChatRequest:
 
 def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
     """Return the request for a processor."""
-    tools = offered([tool.function.tool() for tool in request.tools or ()], request.tool_choice)
+    functions = (tool.function for tool in request.tools or ())
+    named = [each.tool(param=f"tools[{index}].function.parameters") for index, each in enumerate(functions)]
+    tools = offered(named, request.tool_choice)
     prefix = request.messages[-1].prefix
     made = respond(
         request,

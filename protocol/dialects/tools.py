@@ -40,10 +40,10 @@ class FunctionDefinition:
     parameters: JsonObject | None = None
     strict: bool | None = None
 
-    def tool(self, name: str | None = None) -> Tool:
-        """Return the function for a processor, by another name if one is given."""
+    def tool(self, name: str | None = None, *, param: str = "") -> Tool:
+        """Return the function for a processor, by another name if one is given; `param` names its parameters."""
         parameters = NO_PARAMETERS if self.parameters is None else self.parameters.text
-        return Tool(name or self.name, self.description, parameters, strict=bool(self.strict))
+        return Tool(name or self.name, self.description, parameters, strict=bool(self.strict), param=param)
 
 
 @frozen

@@ -27,7 +27,7 @@ from tests.rig.gateway import TINY, Worker, ids
 from tests.rig.tools import SHOWING
 
 HERMES = evolve(TINY, template=SHOWING, answers=AnswerFormat("hermes"))
-ROOM = evolve(LIMITS, total_max=500, prompt_max=500)
+ROOM = evolve(LIMITS, total_max=1000, prompt_max=1000)
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
 STRICT = Tool("f", parameters=json.dumps(SCHEMA), strict=True)
 REQUIRED = ToolChoice(required=True)
@@ -103,7 +103,7 @@ async def test_text_behind_a_call_waits_though_a_fast_path_is_open(autojump_cloc
     def receive(text: Text, _: float) -> None:
         replies.append(text)
 
-    async with running(worker, HERMES, ROOM) as address, address.ask(asking(line, choice=AUTO), 500) as answer:
+    async with running(worker, HERMES, ROOM) as address, address.ask(asking(line, choice=AUTO), 1000) as answer:
         await answer.relay(replies.append, fast_path=FastPath(receive))
     place = next(place for place, reply in enumerate(replies) if isinstance(reply, CallPart))
     texts = [

@@ -99,6 +99,13 @@ async def test_a_request_with_another_choice_or_schema_has_another_grammar(autoj
     assert len(texts) == len(asked)
 
 
+async def test_a_prompt_that_ends_within_a_thought_has_another_grammar(autojump_clock: MockClock) -> None:
+    grammars, run = CallGrammars(AnswerFormat("hermes", "think")), Runs()
+    held = [await grammars.held(respond(tool("a")), ALL, run, thinking=thinking) for thinking in (False, True)]
+    assert None not in held
+    assert held[0] != held[1]
+
+
 async def test_free_calls_cost_nothing(autojump_clock: MockClock) -> None:
     run = Runs()
     assert await CallGrammars(HERMES).held(respond(tool("a"), choice=ToolChoice()), (), run) is None
