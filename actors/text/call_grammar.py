@@ -15,25 +15,18 @@ from attrs import frozen
 
 from actors.text.engine_grammar import engine_grammar
 from actors.text.formats.answer import Thought
-from actors.text.formats.call_tags import (
-    CallFrame,
-    HeldArguments,
-    HeldFormat,
-    TagPart,
-    optional,
-    separated,
-    sequence,
-    tag,
-    text_until,
-    triggered,
-)
+from actors.text.formats.arguments import types_of
+from actors.text.formats.call_tags import TagPart, optional, regex, separated, sequence, tag, text_until, triggered
+from actors.text.formats.held_format import CallFrame, HeldArguments, HeldFormat
+from actors.text.formats.parameter_tags import HeldParameter
 from actors.text.formats.table import REASONING, TOOLS, AnswerFormat
+from actors.text.formats.tool_table import ToolTable
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import Tool, ToolChoice
 
 ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
-AFTER_THOUGHT: TagPart = {"type": "regex", "pattern": "\\n{0,2}"}
+AFTER_THOUGHT = regex("\\n{0,2}")
 
 
 @frozen

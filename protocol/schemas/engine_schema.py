@@ -7,6 +7,7 @@ pattern in it is over the text between the quotation marks of a JSON string, as 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from attrs import define, field
 
@@ -27,43 +28,46 @@ class EngineSchema:
 
     graph: Graph
     _names: dict[Conjunction, str] = field(factory=dict)
-    _unwritten: list[Conjunction] = field(factory=list)
+    _referred: set[Conjunction] = field(factory=set)
+    _unwritten: list[Conjunction] = field(factory=list)  # those of the former that have no definition yet
     _bytes: int = 0
 
     def text(self, root: SchemaNode) -> str:
         """Return the schema as JSON; raises `Unenforceable` if it becomes too large."""
+        return self.text_of(self.graph.shapes[(root,)], root)
+
+    def text_of(self, shapes: Sequence[Shape], root: SchemaNode) -> str:
+        """Return the schema of some shapes of the graph of a root as JSON; raises `Unenforceable`."""
         arrivals: dict[Conjunction, int] = {(root,): 1}
-        for shapes in self.graph.shapes.values():
-            for child in (child for shape in shapes for child in children(shape)):
+        for own in self.graph.shapes.values():
+            for child in (child for shape in own for child in children(shape)):
                 arrivals[child] = arrivals.get(child, 0) + 1
         for child, count in arrivals.items():
             if count > 1 and any(map(_is_long, self.graph.shapes[child])):
                 self._names[child] = f"d{len(self._names)}"
-        self._unwritten += self._names
-        schema = self._choice((root,), root, NESTED_MAX)
+        schema = self._choice(shapes, root, NESTED_MAX)
         definitions: dict[str, object] = {}
         while self._unwritten:
             child = self._unwritten.pop()
-            definitions[self._names[child]] = self._choice(child, root, NESTED_MAX)
+            definitions[self._names[child]] = self._choice(self.graph.shapes[child], root, NESTED_MAX)
         if definitions:
             schema["$defs"] = definitions
         return json.dumps(schema, separators=(",", ":"))
 
-    def _choice(self, conjunction: Conjunction, root: SchemaNode, depth: int) -> dict[str, object]:
-        written = {
-            json.dumps(one): one
-            for one in (self._shape(shape, root, depth) for shape in self.graph.shapes[conjunction])
-        }
+    def _choice(self, shapes: Sequence[Shape], root: SchemaNode, depth: int) -> dict[str, object]:
+        written = {json.dumps(one): one for one in (self._shape(shape, root, depth) for shape in shapes)}
         schemas = list(written.values())
         return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
     def _child(self, conjunction: Conjunction, root: SchemaNode, depth: int) -> dict[str, object]:
         if conjunction not in self._names and depth == 0:
             self._names[conjunction] = f"d{len(self._names)}"
-            self._unwritten.append(conjunction)
         if (name := self._names.get(conjunction)) is not None:
+            if conjunction not in self._referred:
+                self._referred.add(conjunction)
+                self._unwritten.append(conjunction)
             return {"$ref": f"#/$defs/{name}"}
-        return self._choice(conjunction, root, depth - 1)
+        return self._choice(self.graph.shapes[conjunction], root, depth - 1)
 
     def _shape(self, shape: Shape, root: SchemaNode, depth: int) -> dict[str, object]:
         written: dict[str, object]

@@ -1,60 +1,15 @@
-"""The calls of a format as a grammar: parts of a structural tag (xgrammar 0.2.7), which are plain JSON.
-
-A format that can be held to calls has, beside its parser, the parts of one call (`HeldFormat`). Its parser reads
-whatever these parts allow, so both stand in one file.
-"""
+"""The parts of a structural tag (xgrammar 0.2.7), as plain JSON: grammars of the calls of formats are made of these."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
-
-from attrs import frozen
-
-from actors.text.formats.tool_table import Schema
+from typing import TypeAlias
 
 TagPart: TypeAlias = dict[str, object]
 """A grammar as JSON: a part of a structural tag."""
 
 WHITESPACE_MAX = 2
-"""The most characters of white space in one place of the arguments: without a bound a model may write it for ever."""
-
-
-@frozen
-class HeldArguments:
-    """The arguments of a tool as an engine is held to them."""
-
-    schema: Schema  # an engine's schema, see `protocol.schemas`
-
-    @property
-    def json(self) -> TagPart:
-        """The grammar of a JSON object."""
-        return {"type": "json_schema", "json_schema": self.schema, "max_whitespace_cnt": WHITESPACE_MAX}
-
-
-@frozen
-class CallFrame:
-    """The text around the calls of an answer: before the first, between two, and behind the last.
-
-    A text that goes on with `trigger` has come to a call: `begin`, or else each call, begins with it.
-    """
-
-    trigger: str
-    begin: str = ""
-    separator: str = ""
-    end: str = ""
-
-
-@runtime_checkable
-class HeldFormat(Protocol):
-    """A format whose calls a grammar can demand."""
-
-    @property
-    def frame(self) -> CallFrame:
-        """The text around calls."""
-
-    def call(self, name: str, arguments: HeldArguments) -> TagPart:
-        """Return the grammar of one call, made by `tag`."""
+"""The most characters of white space in one place of JSON: without a bound a model may write it for ever."""
 
 
 def text(value: str) -> TagPart:
@@ -62,15 +17,37 @@ def text(value: str) -> TagPart:
     return {"type": "const_string", "value": value}
 
 
+def regex(pattern: str) -> TagPart:
+    """Return the grammar of the texts that a regular expression matches as a whole."""
+    return {"type": "regex", "pattern": pattern}
+
+
+def json_of(schema: object) -> TagPart:
+    """Return the grammar of JSON under a schema, which is an engine's (see `protocol.schemas`)."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": WHITESPACE_MAX}
+
+
 def sequence(*parts: str | TagPart) -> TagPart:
     """Return the grammar of parts one after the other; empty texts are left out."""
     elements = [text(part) if isinstance(part, str) else part for part in parts if part]
+    if not elements:
+        return text("")
     return elements[0] if len(elements) == 1 else {"type": "sequence", "elements": elements}
+
+
+def either(*options: TagPart) -> TagPart:
+    """Return the grammar of any one of these."""
+    return options[0] if len(options) == 1 else {"type": "or", "elements": list(options)}
 
 
 def optional(part: TagPart) -> TagPart:
     """Return the grammar of something that may be missing."""
     return {"type": "optional", "content": part}
+
+
+def repeated(part: TagPart, least: int, most: int | None) -> TagPart:
+    """Return the grammar of so many of one part."""
+    return {"type": "repeat", "min": least, "max": -1 if most is None else most, "content": part}
 
 
 def tag(begin: str, content: TagPart, end: str) -> TagPart:

@@ -6,7 +6,8 @@ import json
 
 from attrs import frozen
 
-from actors.text.formats.call_tags import CallFrame, HeldArguments, TagPart, tag
+from actors.text.formats.call_tags import TagPart, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import call_of
 from actors.text.formats.json_text import SPACE, json_value
 from actors.text.formats.source import Reading, Source

@@ -1,0 +1,53 @@
+"""What a format needs besides its parser if an engine can be held to its calls: the grammar of a call.
+
+The parser reads whatever the grammar allows, so both stand in one file.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from attrs import frozen
+
+from actors.text.formats.call_tags import TagPart, json_of
+from actors.text.formats.parameter_tags import Kinds
+from actors.text.formats.tool_table import Schema
+
+
+@frozen
+class HeldArguments:
+    """The arguments of a tool as an engine is held to them."""
+
+    schema: Schema  # an engine's schema, see `protocol.schemas`
+    kinds: Kinds = ()  # the parameters apart from each other, for a format with `plain_without`
+
+    @property
+    def json(self) -> TagPart:
+        """The grammar of a JSON object."""
+        return json_of(self.schema)
+
+
+@frozen
+class CallFrame:
+    """The text around the calls of an answer: before the first, between two, and behind the last.
+
+    A text that goes on with `trigger` has come to a call: `begin`, or else each call, begins with it.
+    """
+
+    trigger: str
+    begin: str = ""
+    separator: str = ""
+    end: str = ""
+    plain_without: str = ""  # the characters that strings as plain text go without; empty if arguments are JSON
+
+
+@runtime_checkable
+class HeldFormat(Protocol):
+    """A format whose calls a grammar can demand."""
+
+    @property
+    def frame(self) -> CallFrame:
+        """The text around calls."""
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call, made by `tag`."""

@@ -1,0 +1,162 @@
+"""The parameters of a function apart from each other, for formats of calls that write each one by itself.
+
+Some models write a string argument as plain text and other values as JSON. So each parameter has its strings as regular
+expressions of plain text, and its other values as a schema for the engine's grammar backend. As with whole schemas, no
+more is allowed than the client's schema allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from attrs import evolve, frozen
+
+from protocol.schemas.characters import CharacterSet, characters, complement, intersection, union
+from protocol.schemas.documents import Document, SchemaNode
+from protocol.schemas.engine_schema import EngineSchema
+from protocol.schemas.expression_text import in_text
+from protocol.schemas.expressions import EMPTY, Alternation, Chars, Expression, Repeat
+from protocol.schemas.expressions import Sequence as Parts
+from protocol.schemas.graph import Graph, culprit
+from protocol.schemas.shapes import AnyValue, Constant, Map, Number, Object, Shape, String, Values
+
+SPACES = characters(" \t\n\r")
+ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
+
+
+@frozen
+class Parameter:
+    """The values of one parameter, or of several whose names match an expression.
+
+    The strings are those that regular expressions match as plain text, or any. None is for no value of a kind.
+    """
+
+    name: str | None  # None: `least` to `most` parameters whose names match `names`
+    required: bool
+    strings: tuple[str, ...] | Literal["any"] | None
+    others: str | None  # the schema of the values that are no strings
+    whole: str  # the schema of all values
+    names: str = ""
+    least: int = 0
+    most: int | None = None
+
+
+def parameters(text: str, without: str) -> list[list[Parameter]]:
+    """Return the parameters of each kind of object that a schema allows, in the order in which they are written.
+
+    The strings of regular expressions have none of the characters `without`, unless an expression names one by itself.
+    Raises `Unenforceable` if no engine can be held to the schema.
+    """
+    document = Document.parse(text)
+    graph = Graph(document)
+    graph.fill()
+    writer = _Writer(graph, document.root, complement(characters(without)))
+    found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
+    if not found:
+        document.root.refuse(culprit(document.root), "it allows no object")
+    return found
+
+
+@frozen
+class _Writer:
+    graph: Graph
+    root: SchemaNode
+    allowed: CharacterSet
+
+    def kinds(self, shape: Shape) -> Iterator[list[Parameter]]:
+        """Yield the lists of parameters of the objects of a shape."""
+        match shape:
+            case Object(properties, required, least, most):
+                names = [name for name, _ in properties]
+                # Which of the others are there cannot be counted here: some are required, some are left out.
+                optional = [name for name in names if name not in required]
+                needed = required | set(optional[: max(0, least - len(required))])
+                spare = len(names) if most is None else max(0, most - len(needed))
+                kept = needed | set([name for name in optional if name not in needed][:spare])
+                yield [
+                    self._parameter(name, self.graph.shapes[child], required=name in needed)
+                    for name, child in properties
+                    if name in kept
+                ]
+            case Map(names, values, least, most):
+                own = self._parameter(None, self.graph.shapes[values], required=False)
+                written = ANY_NAME if names is None else in_text(_restricted(names, self.allowed))
+                yield [evolve(own, names=written, least=least, most=most)]
+            case Values(texts):
+                for value in map(json.loads, texts):
+                    if isinstance(value, dict):
+                        each = {name: Values((json.dumps(one),)) for name, one in value.items()}
+                        yield [self._parameter(name, [one], required=True) for name, one in each.items()]
+            case _:
+                return
+
+    def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
+        others = [each for each in map(_without_strings, shapes) if each is not None]
+        return Parameter(
+            name,
+            required,
+            self._strings(shapes, "".join(sign for shape in others for sign in _first(shape))),
+            EngineSchema(self.graph).text_of(others, self.root) if others else None,
+            EngineSchema(self.graph).text_of(shapes, self.root),
+        )
+
+    def _strings(self, shapes: Sequence[Shape], first: str) -> tuple[str, ...] | Literal["any"] | None:
+        """Return the strings of some shapes; one without an expression begins with none of the characters `first`."""
+        found = list[Expression]()
+        for shape in shapes:
+            match shape:
+                case AnyValue() | String(None) if not first:
+                    return "any"
+                case AnyValue() | String(None):
+                    begins = intersection(self.allowed, complement(union(characters(first), SPACES)))
+                    found.append(Alternation((EMPTY, Parts((Chars(begins), Repeat(Chars(self.allowed), 0, None))))))
+                case String(expression):
+                    assert expression is not None
+                    found.append(_restricted(expression, self.allowed))
+                case Values(texts):
+                    named = (value for value in map(json.loads, texts) if isinstance(value, str))
+                    found += [Parts(tuple(Chars(characters(sign)) for sign in value)) for value in named]
+                case _:
+                    pass
+        return tuple(dict.fromkeys(map(in_text, found))) or None
+
+
+def _without_strings(shape: Shape) -> Shape | None:
+    if isinstance(shape, String):
+        return None
+    if isinstance(shape, Values):
+        kept = tuple(text for text in shape.texts if not text.startswith('"'))
+        return evolve(shape, texts=kept) if kept else None
+    return shape
+
+
+def _first(shape: Shape) -> str:
+    """Return the characters with which JSON begins that a shape allows in part alone."""
+    match shape:
+        case AnyValue() | Constant() | Number(_, None, None):
+            return ""
+        case Number():
+            return "-0123456789"
+        case Values(texts):
+            return "".join(text[0] for text in texts)
+        case Object() | Map():
+            return "{"
+        case _:
+            return "["
+
+
+def _restricted(tree: Expression, allowed: CharacterSet) -> Expression:
+    """Return an expression without some characters, where it matches others instead."""
+    match tree:
+        case Chars(ranges):
+            return Chars(intersection(ranges, allowed) or ranges)
+        case Parts(parts):
+            return Parts(tuple(_restricted(part, allowed) for part in parts))
+        case Alternation(parts):
+            return Alternation(tuple(_restricted(part, allowed) for part in parts))
+        case Repeat(part):
+            return evolve(tree, part=_restricted(part, allowed))
+        case _:
+            return tree
