@@ -16,7 +16,20 @@ from attrs import frozen
 from actors.text.engine_grammar import engine_grammar
 from actors.text.formats.answer import Thought
 from actors.text.formats.arguments import types_of
-from actors.text.formats.call_tags import TagPart, optional, regex, separated, sequence, tag, text_until, triggered
+from actors.text.formats.call_tags import (
+    TagPart,
+    either,
+    json_of,
+    optional,
+    regex,
+    separated,
+    sequence,
+    tag,
+    text,
+    text_then,
+    text_until,
+    triggered,
+)
 from actors.text.formats.held_format import CallFrame, HeldArguments, HeldFormat
 from actors.text.formats.parameter_tags import HeldParameter
 from actors.text.formats.table import REASONING, TOOLS, AnswerFormat
@@ -24,6 +37,7 @@ from actors.text.formats.tool_table import ToolTable
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import Tool, ToolChoice
+from protocol.schemas.parameters import Parameter, parameters
 
 ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
 AFTER_THOUGHT = regex("\\n{0,2}")
@@ -62,13 +76,15 @@ def call_grammar(
         tools = [tool for tool in tools if tool.name == choice.name]
     demanded = _demands(choice)
     schemas = {tool.name: _engine_schema(tool, demanded=demanded) for tool in tools}
-    calls = [its_format.call(tool.name, HeldArguments(json.loads(schemas[tool.name] or ANY_OBJECT))) for tool in tools]
-    several = parallel and choice.name is None
+    calls = [its_format.call(tool.name, _arguments(tool, schemas[tool.name], its_format.frame)) for tool in tools]
+    several = parallel and choice.name is None and not its_format.frame.alone
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
-    written_calls = (_demanded if demanded else _free_until_calls)(its_format.frame, calls, several=several)
-    tag_ = sequence(*_before(thought, thinking=thinking), written_calls)
+    if demanded:
+        answer = _demanded(its_format.frame, calls, several=several)
+    else:
+        answer = _free(its_format, calls, several=several)
     held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
-    return HeldCalls(_structural_tag(tag_), held, demanded)
+    return HeldCalls(_structural_tag(sequence(*_before(thought, thinking=thinking), answer)), held, demanded)
 
 
 def behind_thought(grammar: Grammar, answers: AnswerFormat, *, thinking: bool) -> Grammar:
@@ -85,9 +101,9 @@ def behind_thought(grammar: Grammar, answers: AnswerFormat, *, thinking: bool) -
 def _tag_part(grammar: Grammar) -> TagPart | None:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return {"type": "json_schema", "json_schema": json.loads(grammar.text)}
+            return json_of(json.loads(grammar.text))
         case GrammarKind.REGEX:
-            return {"type": "regex", "pattern": grammar.text}
+            return regex(grammar.text)
         case GrammarKind.EBNF:
             return {"type": "grammar", "grammar": grammar.text}
         case GrammarKind.STRUCTURAL_TAG:
@@ -129,22 +145,45 @@ def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
         raise
 
 
+def _arguments(tool: Tool, schema: str | None, frame: CallFrame) -> HeldArguments:
+    """Return the arguments of a tool as the engine is held to them."""
+    whole = json.loads(schema or ANY_OBJECT)
+    if not frame.plain_without:
+        return HeldArguments(whole)
+    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without)
+    table = ToolTable.of([tool])
+
+    def held(parameter: Parameter) -> HeldParameter:
+        # The parser reads a value by the types of the client's schema.
+        plain = parameter.name is not None and "string" in types_of(table, tool.name, parameter.name)
+        return HeldParameter(parameter, plain)
+
+    return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds])
+
+
 def _before(thought: Thought | None, *, thinking: bool) -> Sequence[TagPart]:
     """Return the grammar of what comes before an answer: the rest of a thought, or perhaps a whole one."""
     if thought is None:
         return ()
+    rest = either(*(text_until(end) for end in thought.ends)), AFTER_THOUGHT
     if thinking:
-        return text_until(thought.end), AFTER_THOUGHT
-    return (optional(sequence(text_until(thought.end, thought.begin), AFTER_THOUGHT)),)
+        return rest
+    return (optional(sequence(either(*map(text, thought.begins)), *rest)),)
 
 
 def _demanded(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:
     """Return the grammar of an answer of calls alone."""
-    return sequence(frame.begin, separated(calls, frame.separator, several=several), frame.end)
+    lead = () if frame.lead is None else (frame.lead,)
+    return sequence(*lead, frame.begin, separated(calls, frame.separator, several=several), frame.end)
 
 
-def _free_until_calls(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:
-    """Return the grammar of a text in which the marker of a call begins one."""
-    if frame.begin:
-        calls = [tag(frame.begin, separated(calls, frame.separator, several=several), frame.end)]
-    return triggered(frame.trigger, calls, several=several)
+def _free(its_format: HeldFormat, calls: Sequence[TagPart], *, several: bool) -> TagPart:
+    """Return the grammar of a text in which the marker of a call begins one, and no other marker does."""
+    frame = its_format.frame
+    begins, bare = getattr(its_format, "begins", ()), getattr(its_format, "bare", "")
+    excluded = [marker for marker in begins if marker != frame.trigger]
+    alone = separated(calls, frame.separator, several=several)
+    if bare:
+        return either(alone, optional(sequence(regex(f"[^\\{bare} \\n]"), text_then(frame.trigger, alone))))
+    marked = [tag(frame.begin, alone, frame.end)] if frame.begin else calls
+    return triggered(frame.trigger, marked, several=several, excluded=excluded)

@@ -55,9 +55,14 @@ def tag(begin: str, content: TagPart, end: str) -> TagPart:
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
-def text_until(end: str, begin: str = "") -> TagPart:
+def any_text(excluded: Sequence[str] = ()) -> TagPart:
+    """Return the grammar of any text without some texts."""
+    return {"type": "any_text", "excludes": list(excluded)} if excluded else {"type": "any_text"}
+
+
+def text_until(end: str, begin: str = "", excluded: Sequence[str] = ()) -> TagPart:
     """Return the grammar of any text between two markers, both included."""
-    return tag(begin, {"type": "any_text"}, end)
+    return tag(begin, any_text(excluded), end)
 
 
 def separated(tags: Sequence[TagPart], separator: str, *, several: bool) -> TagPart:
@@ -66,6 +71,15 @@ def separated(tags: Sequence[TagPart], separator: str, *, several: bool) -> TagP
     return {**listed, "at_least_one": True, "stop_after_first": not several}
 
 
-def triggered(trigger: str, tags: Sequence[TagPart], *, several: bool) -> TagPart:
-    """Return the grammar of a text in which `trigger` begins one of these tags, and ends the text unless `several`."""
-    return {"type": "triggered_tags", "triggers": [trigger], "tags": list(tags), "stop_after_first": not several}
+def triggered(trigger: str, tags: Sequence[TagPart], *, several: bool, excluded: Sequence[str] = ()) -> TagPart:
+    """Return the grammar of a text in which `trigger` begins one of these tags, and ends the text unless `several`.
+
+    The text between tags has none of the texts `excluded`.
+    """
+    listed = {"type": "triggered_tags", "triggers": [trigger], "tags": list(tags), "stop_after_first": not several}
+    return {**listed, "excludes": list(excluded)} if excluded else listed
+
+
+def text_then(trigger: str, last: TagPart) -> TagPart:
+    """Return the grammar of a text that ends with `trigger` and `last`, or without both."""
+    return {"type": "dispatch", "rules": [[trigger, last]], "loop": False}

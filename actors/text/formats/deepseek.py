@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from actors.text.formats.call_tags import TagPart, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import json_object, tool_name
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import Reading, Source
@@ -33,6 +35,17 @@ class DeepSeek:
     markers: tuple[str, ...] = (CALLS, CALLS_END, CALL, SEPARATOR, CALL_END)
     begins: tuple[str, ...] = (CALLS, CALL)
     bare: str = ""
+
+    @property
+    def frame(self) -> CallFrame:
+        """The text around calls."""
+        return CallFrame(CALLS, CALLS, "\n" if self.fenced else "", CALLS_END)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        if self.fenced:
+            return tag(f"{CALL}{KIND}{SEPARATOR}{name}\n```json\n", arguments.json, f"\n{FENCE_END}{CALL_END}")
+        return tag(f"{CALL}{name}{SEPARATOR}", arguments.json, CALL_END)
 
     def read(self, source: Source, tools: ToolTable, marker: str) -> Reading[None]:
         """Read a section, or the calls behind the marker of the first one."""

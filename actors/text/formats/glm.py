@@ -8,7 +8,10 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.text.formats.arguments import encoded, is_json, types_of, value_of
+from actors.text.formats.call_tags import TagPart, either, regex, sequence, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_text import SPACE
+from actors.text.formats.parameter_tags import HeldParameter, parameters_in_order
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
@@ -16,6 +19,7 @@ from actors.text.formats.tool_table import ToolTable
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+BREAK = regex("\n?")
 
 
 @frozen
@@ -24,7 +28,16 @@ class Glm:
 
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
+    frame: CallFrame = CallFrame(BEGIN, separator="\n", plain_without="<")
     markers: tuple[str, ...] = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        return tag(f"{BEGIN}{name}", sequence(BREAK, parameters_in_order(arguments.kinds, self._pair)), END)
+
+    def _pair(self, parameter: HeldParameter) -> TagPart:
+        values = (tag(VALUE, value.part, VALUE_END) for value in parameter.values(self.markers))
+        return sequence(KEY, parameter.name, KEY_END, BREAK, either(*values), BREAK)
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""

@@ -18,6 +18,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.text.formats.answer import Expected
+from actors.text.formats.call_tags import TagPart, optional, regex, sequence, tag, text_until
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import json_object
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import NoCall, Reading, Source
@@ -54,6 +56,17 @@ class GptOss:
 
     markers: tuple[str, ...] = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
     thought_begins: tuple[str, ...] = (f"{CHANNEL}{ANALYSIS}{MESSAGE}",)
+
+    @property
+    def frame(self) -> CallFrame:
+        """The text around a call: the model ends an answer behind one, by a token that is no text."""
+        thought = sequence(text_until(END, f"{CHANNEL}{ANALYSIS}{MESSAGE}", (f"{START}{ROLE}",)), f"{START}{ROLE}")
+        return CallFrame(f"{TO}{FUNCTIONS}", lead=sequence(optional(thought), f"{CHANNEL}commentary "), alone=True)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of the rest of a call, from its recipient on."""
+        kind = regex(r"(<\|channel\|>commentary)?( | ?<\|constrain\|>)json")
+        return tag(f"{TO}{FUNCTIONS}{name}", sequence(kind, MESSAGE, arguments.json), "")
 
     def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read the messages."""

@@ -38,6 +38,8 @@ class CallFrame:
     begin: str = ""
     separator: str = ""
     end: str = ""
+    lead: TagPart | None = None  # what comes before a demanded call, which a free answer writes as text
+    alone: bool = False  # an answer has one call at most
     plain_without: str = ""  # the characters that strings as plain text go without; empty if arguments are JSON
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from actors.text.formats.call_tags import TagPart, regex, sequence, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import json_object, tool_name
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import NoCall, Reading, Source
@@ -20,6 +22,7 @@ SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end
 CALL, ARGUMENTS, CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 PREFIX = "functions."
 DIGITS = "0123456789"
+NUMBER = regex("[0-9]{1,4}")  # without a bound a model may count for ever
 
 
 @frozen
@@ -29,6 +32,11 @@ class KimiK2:
     markers: tuple[str, ...] = (SECTION, SECTION_END, CALL, ARGUMENTS, CALL_END)
     begins: tuple[str, ...] = (SECTION, CALL)
     bare: str = ""
+    frame: CallFrame = CallFrame(SECTION, SECTION, "", SECTION_END)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        return tag(f"{CALL}{PREFIX}{name}:", sequence(NUMBER, ARGUMENTS, arguments.json), CALL_END)
 
     def read(self, source: Source, tools: ToolTable, marker: str) -> Reading[None]:
         """Read a section, or the calls behind the marker of the first one."""

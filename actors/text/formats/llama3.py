@@ -9,8 +9,12 @@ to be there.
 
 from __future__ import annotations
 
+import json
+
 from attrs import frozen
 
+from actors.text.formats.call_tags import TagPart, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import call_of
 from actors.text.formats.json_text import SPACE, json_value
 from actors.text.formats.source import Reading, Source
@@ -26,6 +30,11 @@ class Llama3:
     markers: tuple[str, ...] = (PYTHON_TAG,)
     begins: tuple[str, ...] = (PYTHON_TAG,)
     bare: str = "{"
+    frame: CallFrame = CallFrame(PYTHON_TAG, separator="; ")
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        return tag(f'{{"name": {json.dumps(name)}, "parameters": ', arguments.json, "}")
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read calls."""

@@ -12,6 +12,8 @@ import string
 
 from attrs import frozen
 
+from actors.text.formats.call_tags import TagPart, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import call_of, json_object, tool_name
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import Reading, Source
@@ -28,6 +30,11 @@ class Mistral:
     markers: tuple[str, ...] = (CALLS, CALL_ID, ARGUMENTS)
     begins: tuple[str, ...] = (CALLS,)
     bare: str = ""
+    frame: CallFrame = CallFrame(CALLS)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call, as later models write it."""
+        return tag(f"{CALLS}{name}{ARGUMENTS}", arguments.json, "")
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read a list of calls, or one call."""

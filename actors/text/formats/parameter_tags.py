@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from actors.text.formats.call_tags import TagPart, either, json_of, optional, regex, repeated, sequence, tag, text
+from actors.text.formats.call_tags import TagPart, any_text, either, json_of, optional, regex, repeated, sequence, text
 from protocol.schemas.parameters import Parameter
 
 
@@ -44,7 +44,7 @@ class HeldParameter:
             return [HeldValue(json_of(json.loads(own.whole)), string=False)]
         others = [] if own.others is None else [HeldValue(json_of(json.loads(own.others)), string=False)]
         if own.strings == "any":
-            return [HeldValue({"type": "any_text", "excludes": list(excluded)}, string=True)]
+            return [HeldValue(any_text(excluded), string=True)]
         return [*(HeldValue(regex(pattern), string=True) for pattern in own.strings), *others]
 
 
@@ -58,11 +58,6 @@ Element: TypeAlias = Callable[[HeldParameter], TagPart]
 def parameters_in_order(kinds: Kinds, element: Element) -> TagPart:
     """Return the grammar of the parameters of one kind of object; those that are not required may be missing."""
     return either(*(sequence(*(_held(each, element) for each in kind)) for kind in kinds))
-
-
-def element(name: TagPart, values: Sequence[HeldValue], end: str, begin: Callable[[bool], str]) -> TagPart:
-    """Return the grammar of a name and one of its values; `begin` returns the text between, for strings or others."""
-    return sequence(name, either(*(tag(begin(value.string), value.part, end) for value in values)))
 
 
 def _held(parameter: HeldParameter, element: Element) -> TagPart:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.text.formats.arguments import encoded, is_json, types_of, value_of
+from actors.text.formats.call_tags import TagPart, either, sequence, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_text import SPACE
+from actors.text.formats.parameter_tags import HeldParameter, parameters_in_order
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NEWLINE, NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
@@ -25,7 +28,17 @@ class QwenCoder:
 
     begins: tuple[str, ...] = (BEGIN, FUNCTION)
     bare: str = ""
+    frame: CallFrame = CallFrame(BEGIN, separator="\n", plain_without="<")
     markers: tuple[str, ...] = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        begin, end = f"{BEGIN}\n{FUNCTION}{name}>\n", f"{FUNCTION_END}\n{END}"
+        return tag(begin, parameters_in_order(arguments.kinds, self._parameter), end)
+
+    def _parameter(self, parameter: HeldParameter) -> TagPart:
+        values = (tag(">\n", value.part, f"\n{PARAMETER_END}\n") for value in parameter.values(self.markers))
+        return sequence(PARAMETER, parameter.name, either(*values))
 
     def read(self, source: Source, tools: ToolTable, marker: str) -> Reading[None]:
         """Read one call."""

@@ -10,7 +10,8 @@ pytest.importorskip("xgrammar")  # it comes with an engine
 
 from actors.text.call_grammar import HeldCalls, call_grammar
 from actors.text.conformance import SchemaValidator
-from actors.text.formats.call_tags import HeldFormat
+from actors.text.formats.answer import WholeFormat
+from actors.text.formats.held_format import HeldFormat
 from actors.text.formats.table import TOOLS, AnswerFormat
 from protocol.messages.tools import AUTO, Tool, ToolChoice
 from tests.rig.written_calls import ends, has_to_end, parsed, walks
@@ -33,7 +34,7 @@ SCHEMA = {
 }
 TOOLS_OFFERED = (Tool("get_weather", parameters=json.dumps(SCHEMA), strict=True), Tool("now", strict=True))
 REQUIRED = ToolChoice(required=True)
-FORMATS = [name for name, known in TOOLS.items() if isinstance(known, HeldFormat)]
+FORMATS = {name: each for name, each in TOOLS.items() if isinstance(each, HeldFormat)}
 EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
 WALKS = 24
 
@@ -55,17 +56,17 @@ def check_calls(held: HeldCalls, calls: list[tuple[str, str]]) -> None:
 def test_a_demanded_answer_is_calls_that_validate(name: str, parallel: bool) -> None:
     held = held_by(name, REQUIRED, parallel=parallel)
     answers = walks(held, WALKS)
-    assert len(answers) > WALKS // 2
+    assert len(answers) > WALKS // 4
     for text in answers:
         found = parsed(text, AnswerFormat(name), TOOLS_OFFERED)
-        assert (found.text, found.reasoning) == ("", ""), text
+        assert found.text == "", text
         assert len(found.calls) == 1 or (parallel and found.calls), text
         check_calls(held, found.calls)
         if not parallel:
             assert has_to_end(held.grammar.text, text), text
 
 
-@EACH_FORMAT
+@pytest.mark.parametrize("name", [name for name in FORMATS if not isinstance(TOOLS[name], WholeFormat)])
 def test_a_demanded_answer_may_end_a_thought_first(name: str) -> None:
     call = walks(held_by(name, REQUIRED, parallel=False), WALKS)[0]
     held = held_by(name, REQUIRED, parallel=False, thinks=True)
@@ -79,6 +80,7 @@ def test_a_demanded_answer_may_end_a_thought_first(name: str) -> None:
 @EACH_FORMAT
 def test_with_strict_tools_an_answer_is_free_until_a_call_begins(name: str) -> None:
     call = walks(held_by(name, REQUIRED, parallel=False), WALKS)[0]
+    alone = FORMATS[name].frame.alone
     for parallel in (False, True):
         tag = held_by(name, AUTO, parallel=parallel).grammar.text
         assert ends(tag, "")
@@ -86,7 +88,7 @@ def test_with_strict_tools_an_answer_is_free_until_a_call_begins(name: str) -> N
         assert ends(tag, call)
         assert ends(tag, call[: len(call) // 2]) is not True
         assert ends(tag, call.replace("get_weather", "get_whether").replace("now", "then")) is None
-        assert has_to_end(tag, call) is not parallel
+        assert has_to_end(tag, call) is (alone or not parallel)
 
 
 @EACH_FORMAT

@@ -7,22 +7,10 @@ import json
 import pytest
 
 from actors.text.formats import call_tags
-from actors.text.formats.call_tags import HeldArguments, HeldFormat, TagPart
-from actors.text.formats.table import TOOLS
+from actors.text.formats.call_tags import TagPart
 
-HELD = {name: known for name, known in TOOLS.items() if isinstance(known, HeldFormat)}
 NUMBER: TagPart = {"type": "regex", "pattern": "[0-9]"}
 A, B = call_tags.tag("<a>", NUMBER, "</a>"), call_tags.tag("<b>", NUMBER, "</b>")
-
-
-@pytest.mark.parametrize("name", HELD)
-def test_a_call_begins_and_ends_with_a_text(name: str) -> None:
-    """So a grammar may begin within the first text, and an answer ends behind the last."""
-    call = HELD[name].call('a "quoted" name', HeldArguments({"type": "object"}))
-    assert call["type"] == "tag"
-    assert isinstance(call["begin"], str)
-    frame = HELD[name].frame
-    assert (frame.begin or call["begin"]).startswith(frame.trigger)
 
 
 @pytest.mark.parametrize(
