@@ -1,0 +1,113 @@
+"""The parameters of a schema apart from each other: their strings as plain text, their other values as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from protocol.schemas.parameters import ANY_NAME, Parameter, parameters
+from protocol.schemas.refusals import Unenforceable
+
+
+def of(schema: object) -> list[list[Parameter]]:
+    return parameters(json.dumps(schema), "<")
+
+
+def only(schema: object) -> Parameter:
+    [[parameter]] = of({"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    return parameter
+
+
+def matches(parameter: Parameter, text: str) -> bool:
+    assert parameter.strings is not None
+    if parameter.strings == "any":
+        return True
+    written = (re.sub(r"\\u\{([0-9a-f]+)\}", lambda code: f"\\U{code[1]:0>8}", each) for each in parameter.strings)
+    return any(re.fullmatch(each, text) for each in written)
+
+
+@pytest.mark.parametrize(
+    ("schema", "strings", "others"),
+    [
+        ({"type": "string"}, "any", None),
+        ({"type": "integer", "minimum": 3}, None, {"type": "integer", "minimum": 3}),
+        ({"type": ["string", "null"]}, "any", {"type": "null"}),
+        ({"enum": ["x", "y.z", 1]}, ("x", "y\\.z"), {"enum": [1]}),
+        ({}, "any", {}),
+    ],
+)
+def test_strings_stand_apart_from_other_values(schema: Any, strings: object, others: object) -> None:
+    parameter = only(schema)
+    assert parameter.strings == strings
+    assert (None if parameter.others is None else json.loads(parameter.others)) == others
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "pattern": "^[A-Z]{2}$"}, ["AB"], ["A", "AB\n", "ab"]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", 'a"b', "\n\n", "日本"], ["a", "abcd", "a<"]),
+        ({"type": "string", "pattern": "^<b>$"}, ["<b>"], ["b"]),
+        ({"anyOf": [{"type": "string"}, {"type": "array"}]}, ["", "a[", "7"], ["[", " [", "a<"]),
+        ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}, ["a7", "{"], ["7", "-7", "\n7"]),
+        ({"anyOf": [{"type": "string"}, {"type": "object"}]}, ["a{", "7"], ["{"]),
+    ],
+)
+def test_a_string_as_plain_text_is_of_the_schema_and_no_json_of_another_kind(
+    schema: Any, good: list[str], bad: list[str]
+) -> None:
+    parameter = only(schema)
+    assert [text for text in good if not matches(parameter, text)] == []
+    assert [text for text in bad if matches(parameter, text)] == []
+
+
+def test_parameters_keep_their_order_and_whether_they_are_required() -> None:
+    [kind] = of({"type": "object", "properties": {"b": {}, "a": {}, "c": {}}, "required": ["a"]})
+    assert [(each.name, each.required) for each in kind] == [("b", False), ("a", True), ("c", False)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ({"minProperties": 2}, [("a", True), ("b", True), ("c", False)]),
+        ({"maxProperties": 2}, [("a", True), ("b", False)]),
+        ({"maxProperties": 1}, [("a", True)]),
+    ],
+)
+def test_a_number_of_properties_is_kept_by_the_first_ones(bounds: dict[str, int], kept: list[tuple[str, bool]]) -> None:
+    [kind] = of({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "required": ["a"], **bounds})
+    assert [(each.name, each.required) for each in kind] == kept
+
+
+def test_parameters_of_any_name_are_one_row() -> None:
+    [[parameter]] = of({"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1})
+    assert (parameter.name, parameter.names, parameter.least, parameter.most) == (None, ANY_NAME, 1, None)
+    [[parameter]] = of(
+        {"type": "object", "patternProperties": {"^x[0-9]$": {}}, "additionalProperties": False, "maxProperties": 4}
+    )
+    assert (parameter.names, parameter.most) == ("x[0-9]", 4)
+
+
+def test_each_kind_of_object_has_its_own_parameters() -> None:
+    branches = [{"properties": {name: {"const": name}}, "required": [name]} for name in ("a", "b")]
+    assert [[each.name for each in kind] for kind in of({"type": "object", "anyOf": branches})] == [["a"], ["b"]]
+    listed = [[(each.name, each.required) for each in kind] for kind in of({"enum": [{"a": 1, "b": "x"}, {}, 5]})]
+    assert listed == [[("a", True), ("b", True)], []]
+
+
+def test_a_value_that_refers_to_others_has_their_definitions_alone() -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}, "text": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/node"}, "i": {"type": "integer"}}}
+    [[n, i]] = of(schema | {"$defs": {"node": node}})
+    assert "$defs" in json.loads(n.whole)
+    assert json.loads(i.whole) == {"type": "integer"}
+
+
+def test_a_schema_without_objects_is_refused() -> None:
+    with pytest.raises(Unenforceable, match="it allows no object"):
+        of({"enum": [5]})
+    with pytest.raises(Unenforceable, match="#/properties/a: not: "):
+        of({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]})
