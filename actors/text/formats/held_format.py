@@ -1,4 +1,4 @@
-"""What a format needs besides its parser if an engine can be held to its calls: the grammar of a call.
+"""The part of a format by which an engine can be held to its calls: the grammar of a call, beside its parser.
 
 The parser reads whatever the grammar allows, so both stand in one file.
 """
