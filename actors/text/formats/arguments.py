@@ -47,7 +47,33 @@ def encoded(value: object) -> str:
 
 def types_of(tools: ToolTable, tool: str, name: str) -> frozenset[str]:
     """Return the JSON types of an argument by the schema of its tool; empty for any."""
-    return frozenset(_types(tools.property(tool, name), tools.schemas.get(tool, ANY), {}, LEVELS_MAX))
+    return types_of_schema(tools.property(tool, name), tools.schemas.get(tool, ANY))
+
+
+def types_of_schema(schema: Schema, root: Schema) -> frozenset[str]:
+    """Return the JSON types of a schema within that of a tool; empty for any."""
+    return frozenset(_types(schema, root, {}, LEVELS_MAX))
+
+
+def member_of(schema: Schema, root: Schema, name: str) -> Schema:
+    """Return the schema of a member of an object, or of the items of a list; that of any value if there is none."""
+    open_: list[object] = [schema]
+    followed = set[str]()
+    while open_:
+        place = open_.pop()
+        if not isinstance(place, dict):
+            continue
+        properties = place.get("properties")
+        found = properties.get(name) if isinstance(properties, dict) else None
+        found = place.get("items") if found is None else found
+        if isinstance(found, dict):
+            return found
+        if isinstance(reference := place.get("$ref"), str) and reference not in followed:
+            followed.add(reference)
+            open_.append(_referred(reference, root))
+        for key in ("anyOf", "oneOf", "allOf"):
+            open_ += reversed(_listed(place.get(key)))
+    return ANY
 
 
 def is_json(types: frozenset[str]) -> bool:

@@ -23,6 +23,7 @@ TOOL_MARKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("glm", re.compile(r"<arg_key>")),
     ("qwen3-coder", re.compile(r"<function=")),
     ("minimax-m2", re.compile(r"<minimax:tool_call>")),
+    ("minimax-m3", re.compile(r"\]<\]minimax\[>\[")),
     ("kimi-k2", re.compile(r"<\|tool_calls_section_begin\|>")),
     ("deepseek-v3", re.compile(r"<｜tool▁sep｜>[^{]*\{\{[^}]*\}\}[^`]*```json")),
     ("deepseek-v3.1", re.compile(r"<｜tool▁sep｜>")),
@@ -36,6 +37,7 @@ REASONING_MARKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("gemma", re.compile(r"<\|channel>thought")),
     ("granite", re.compile(r"Here is my thought process:")),
     ("kimi", re.compile(r"◁think▷")),
+    ("minimax-m3", re.compile(r"</mm:think>")),
     ("qwen3", re.compile(r"\A(?=.*<function=)(?=.*</think>)", re.DOTALL)),
     ("think", re.compile(r"</think>")),
 )

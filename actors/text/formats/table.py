@@ -19,6 +19,7 @@ from actors.text.formats.invoked_calls import MINIMAX_M2, dsml
 from actors.text.formats.kimi_k2 import KimiK2
 from actors.text.formats.kimi_k3 import KimiK3
 from actors.text.formats.llama3 import Llama3
+from actors.text.formats.minimax_m3 import MinimaxM3
 from actors.text.formats.mistral import Mistral
 from actors.text.formats.pythonic import Pythonic
 from actors.text.formats.qwen_coder import QwenCoder
@@ -40,6 +41,7 @@ TOOLS: Mapping[str, CallFormat | WholeFormat] = {
     "mistral": Mistral(),
     "kimi-k3": KimiK3(),
     "minimax-m2": MINIMAX_M2,
+    "minimax-m3": MinimaxM3(),
     "pythonic": Pythonic(),
     "qwen3-coder": QwenCoder(),
 }
@@ -54,6 +56,7 @@ REASONING: Mapping[str, Thought] = {
         other_ends=("Here's my response:",),
     ),
     "kimi": Thought("◁think▷", "◁/think▷"),
+    "minimax-m3": Thought("<mm:think>", "</mm:think>"),
     "mistral": Thought("[THINK]", "[/THINK]"),
     "qwen3": Thought("<think>", "</think>", ended_by=("<tool_call>",)),
     "think": Thought("<think>", "</think>"),

@@ -30,6 +30,7 @@ COMMON = (
     "'",
 )
 DSML = "\uff5cDSML\uff5c"
+M3 = "]<]minimax[>["
 THINK = ("<think>", "</think>", "<think>\nHm.\n</think>\n\n", "<thin", "</think")
 
 
@@ -260,6 +261,21 @@ MIXTURES: dict[str, Mixture] = {
             "<|close|>message<|sep|>",
             "<|open|>think<|sep|>",
             '<|open|>argument key="&quot;" type="object"<|sep|>',
+        ),
+    ),
+    "minimax-m3": Mixture(
+        AnswerFormat("minimax-m3", "minimax-m3"),
+        (
+            "<mm:think>",
+            "</mm:think>",
+            f'{M3}<tool_call>\n{M3}<invoke name="f">{M3}<a> x {M3}</a>{M3}<n>3{M3}</n>{M3}</invoke>\n',
+            f"{M3}</tool_call>",
+            f'{M3}<tool_call>\n{M3}<invoke name="g">{M3}<b>{M3}<item>1{M3}</item>{M3}<item>{M3}<c>',
+            f"{M3}</c>{M3}</item>{M3}</b>{M3}</invoke>",
+            f'{M3}<invoke name="f">',
+            f"{M3}<a>",
+            f"{M3}</a>",
+            M3,
         ),
     ),
     "pythonic": Mixture(

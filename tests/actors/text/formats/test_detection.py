@@ -20,7 +20,7 @@ EXPECTED = {
     "Kimi-K2-Thinking": AnswerFormat("kimi-k2", "think"),
     "Kimi-K3": AnswerFormat("kimi-k3", None),
     "MiniMax-M2": AnswerFormat("minimax-m2", "think"),
-    "MiniMax-M3": AnswerFormat("minimax-m3", "think"),
+    "MiniMax-M3": AnswerFormat("minimax-m3", "minimax-m3"),
     "Mistral-Small-3.2": AnswerFormat("mistral", None),
     "Ministral-3": AnswerFormat("mistral", "mistral"),
     "QwQ": AnswerFormat("hermes", "think"),
