@@ -27,6 +27,7 @@ Reading: TypeAlias = Generator[None, None, T]
 ARGUMENTS_CHARACTERS_MAX = 16 * 1024  # of one piece: a call may have many
 
 NEWLINE = "\n"
+TRIMMED_MAX = 16  # characters: all that are held back are looked at whenever text comes
 
 
 class NoCall(Exception):
@@ -87,6 +88,8 @@ class Source:
         size = max(map(len, options), default=0)
         while True:
             text = self._text[self._place : self._place + size]
+            if text and not any(each[0] == text[0] for each in options):
+                return None
             found = max((each for each in options if text.startswith(each)), key=len, default=None)
             open_ = (each for each in options if len(each) > len(text) and each.startswith(text))
             if self.ended or not any(found is None or len(each) > len(found) for each in open_):
@@ -169,7 +172,7 @@ class Source:
     def pass_until(self, make: type[TextPiece | ReasoningPiece], *ends: str, trimmed: str = "") -> Reading[str | None]:
         """Pass the text on in pieces up to the first of these texts; take and return that one, None at the end.
 
-        A run of the characters in `trimmed` directly before an end is left out.
+        A run of the characters in `trimmed` directly before an end is left out, the last `TRIMMED_MAX` of them.
         """
         watched = frozenset({*trimmed, *(end[0] for end in ends)}) if make is TextPiece else None
         while True:
@@ -178,7 +181,7 @@ class Source:
                 self.pass_on(make, size)
                 return None
             # What is trimmed before an end may stand before the beginning of one, too.
-            kept = len(self._text[self._place : self._place + size].rstrip(trimmed)) if trimmed else size
+            kept = size - self._trimmed_size(size, trimmed)
             self.pass_on(make, kept)
             if found is not None:
                 self._trimmed = self._next(size - kept)
@@ -281,6 +284,14 @@ class Source:
         if most is not None:
             limit = min(limit, begin + most)
         return next((place for place in range(begin, limit) if self._text[place] not in characters), limit) - begin
+
+    def _trimmed_size(self, size: int, trimmed: str) -> int:
+        """Return how many of the next `size` characters are trimmed at their end."""
+        if not trimmed:
+            return 0
+        end = self._place + size
+        last = self._text[max(self._place, end - TRIMMED_MAX) : end]
+        return len(last) - len(last.rstrip(trimmed))
 
     def _find(self, ends: tuple[str, ...]) -> tuple[int, str | None]:
         """Return how many characters certainly come before the first end, and that end if it has come."""

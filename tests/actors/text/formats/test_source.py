@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.text.formats.source import ARGUMENTS_CHARACTERS_MAX, NoCall, Reading, Source, T
+from actors.text.formats.source import ARGUMENTS_CHARACTERS_MAX, TRIMMED_MAX, NoCall, Reading, Source, T
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
 
 LETTERS = re.compile(r"[a-z]*")
@@ -123,6 +123,21 @@ def test_text_is_passed_on_as_soon_as_it_cannot_begin_an_end() -> None:
     assert end.value.value == "<tool>"
     assert pieces(source) == []
     assert rest(source) == "y"
+
+
+def test_a_bounded_number_of_characters_is_trimmed_and_held_back() -> None:
+    for size in (1, 1000):
+        source = source_of()
+        reading = source.pass_until(TextPiece, "<t>", trimmed="\n")
+        next(reading)
+        for _ in range(1000 // size):
+            source.add("\n" * size)
+            next(reading)
+            assert source.held <= TRIMMED_MAX
+        source.add("<t>")
+        with pytest.raises(StopIteration):
+            next(reading)
+        assert pieces(source) == [TextPiece("\n" * (1000 - TRIMMED_MAX))]
 
 
 def test_an_attempt_that_fails_gives_back_its_marker_and_what_was_trimmed_before_it() -> None:
