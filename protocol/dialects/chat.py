@@ -21,7 +21,7 @@ from protocol.dialects.options import ChoiceOptions, Name, TokenCount, TopLogpro
 from protocol.dialects.other_servers import CHAT_KEYS, GENERATION_KEYS
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
-from protocol.dialects.tools import ChosenTool, Tools, call_id, choice_mistakes, offered, tool_mistakes, with_choice
+from protocol.dialects.tools import ChosenTool, Tools, call_id, chat_tools, choice_mistakes, tool_mistakes, with_choice
 from protocol.messages.generation import FinishReason
 from protocol.messages.text import AnswerPiece, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.strict.checks import Holds
@@ -134,9 +134,7 @@ def parse(body: bytes) -> ChatRequest:
 
 def to_respond(request: ChatRequest, *, request_id: str) -> Respond:
     """Return the request for a processor."""
-    functions = (tool.function for tool in request.tools or ())
-    named = [each.tool(param=f"tools[{index}].function.parameters") for index, each in enumerate(functions)]
-    tools = offered(named, request.tool_choice)
+    tools = chat_tools(request.tools, request.tool_choice)
     prefix = request.messages[-1].prefix
     made = respond(
         request,

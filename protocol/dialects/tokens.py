@@ -9,12 +9,13 @@ import msgspec
 from attrs import frozen
 
 from protocol.dialects.answer_builder import AnswerBody
-from protocol.dialects.chat_messages import ChatMessage, prefix_mistakes
+from protocol.dialects.chat_messages import ChatMessage, call_mistakes, prefix_mistakes
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
 from protocol.dialects.prompt import TokenIds
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
+from protocol.dialects.tools import ChosenTool, Tools, chat_tools, choice_mistakes, tool_mistakes
 from protocol.messages.text import Detokenize, Detokenized, Tokenize, Tokenized
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake
@@ -32,8 +33,6 @@ class TokenizeRequest:
     """The body of `POST /tokenize`: a text, or a conversation, which the chat template turns into one."""
 
     harmless: ClassVar[Harmless] = {
-        "tools": ([],),
-        "tool_choice": ("auto", "none"),
         "chat_template": (),
         "return_token_strs": (False,),
     }
@@ -42,6 +41,8 @@ class TokenizeRequest:
     prompt: str | None = None
     messages: Annotated[tuple[ChatMessage, ...], Holds(1)] | None = None
     add_special_tokens: bool | None = None
+    tools: Tools | None = None
+    tool_choice: ChosenTool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
@@ -58,6 +59,7 @@ class TokenizeRequest:
             self._check_prefix,
             self._check_effort,
             self._check_variables,
+            self._check_tools,
         )
 
     def _check_kind(self) -> Iterator[Mistake]:
@@ -92,6 +94,14 @@ class TokenizeRequest:
         if self.messages is None and self.chat_template_kwargs is not None and self.chat_template_kwargs.values:
             yield Mistake("chat_template_kwargs", "is for messages")
 
+    def _check_tools(self) -> Iterator[Mistake]:
+        if self.messages is None and self.tools:
+            yield Mistake("tools", "is for messages")
+        names = [tool.function.name for tool in self.tools or ()]
+        yield from tool_mistakes(names, "tools[{}].function.name")
+        yield from choice_mistakes(self.tool_choice, names)
+        yield from call_mistakes(self.messages or ())
+
     def _check_media(self) -> Iterator[Mistake]:
         messages = self.messages or ()
         if (place := next((place for place, one in enumerate(messages) if media_count(one.content)), None)) is not None:
@@ -119,7 +129,8 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
     if request.messages is not None:
         turns = tuple(message.turn(index) for index, message in enumerate(request.messages))
         prefix = request.messages[-1].prefix
-        rendered = rendering(request, request.reasoning_effort, "reasoning_effort", prefix=prefix)
+        tools = chat_tools(request.tools, request.tool_choice)
+        rendered = rendering(request, request.reasoning_effort, "reasoning_effort", prefix=prefix, tools=tools)
         return Tokenize(turns=turns, rendering=rendered)
     return Tokenize(text=request.prompt or "", special=request.add_special_tokens is not False)
 

@@ -40,10 +40,10 @@ class FunctionDefinition:
     parameters: JsonObject | None = None
     strict: bool | None = None
 
-    def tool(self, name: str | None = None, *, param: str = "") -> Tool:
-        """Return the function for a processor, by another name if one is given; `param` names its parameters."""
+    def tool(self, param: str = "", name: str | None = None) -> Tool:
+        """Return the function for a processor; `param` is its place in the request, and `name` another name."""
         parameters = NO_PARAMETERS if self.parameters is None else self.parameters.text
-        return Tool(name or self.name, self.description, parameters, strict=bool(self.strict), param=param)
+        return Tool(name or self.name, self.description, parameters, bool(self.strict), f"{param}.parameters")
 
 
 @frozen
@@ -144,6 +144,11 @@ def with_choice(respond: Respond, choice: ChosenTool | None, *, parallel: bool |
         return respond
     chosen = AUTO if choice is None else choice.choice
     return evolve(respond, tool_choice=chosen, parallel_calls=parallel is not False)
+
+
+def chat_tools(tools: Sequence[FunctionTool] | None, choice: ChosenTool | None) -> tuple[Tool, ...]:
+    """Return the tools of a request with messages for a processor, as many as its model gets to see."""
+    return offered([tool.function.tool(f"tools[{place}].function") for place, tool in enumerate(tools or ())], choice)
 
 
 def offered(tools: Sequence[Tool], choice: ChosenTool | None) -> tuple[Tool, ...]:

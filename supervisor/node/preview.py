@@ -22,6 +22,7 @@ from supervisor.node import descriptor_needs
 from supervisor.node.assembly import assemble
 from supervisor.node.credentials import Credentials, read_credentials
 from supervisor.node.media_child import NAME as MEDIA
+from supervisor.node.text_models import format_lines
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
@@ -59,7 +60,7 @@ def describe_node(cluster: Cluster, name: str, environment: Mapping[str, str]) -
     if cluster.node[name].listen is not None or cluster.cluster.tls_certificate is not None:
         lines.append(_link_line(cluster, credentials))
     if name in cluster.gateway_nodes:
-        lines += pool_lines(cluster)
+        lines += [*pool_lines(cluster), *format_lines(cluster)]
     if credentials.keys is not None:
         lines.append(_client_lines(cluster, credentials.keys))
     return "\n".join(lines)

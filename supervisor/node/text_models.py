@@ -9,6 +9,7 @@ from attrs import evolve
 from actors.engines import model_files
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.formats import detection
 from actors.text.model import TextModel, load
 from actors.text.template_files import READ, BadTemplate, own_template, template_of
 from actors.text.template_variables import TemplateVariables
@@ -84,13 +85,7 @@ def variable_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
 
     Raises `StartFailed`, `OSError` or `ValueError` if the template cannot be read.
     """
-    chosen, folder = cluster.model[name].chat_template, cluster.model_path(name)
-    if chosen.file is None:
-        paths = {file: folder / file for file in READ}
-        files = {file: reading.read(path, FILE_BYTES_MAX) for file, path in paths.items() if path.is_file()}
-        source = own_template(files, chosen.name)
-    else:
-        source = template_of(reading.template(cluster.folder / chosen.file), chosen.name)
+    chosen, source = cluster.model[name].chat_template, _template_source(cluster, name)
     template = compile_template(source, str)
     try:
         variables = ConversationTemplate.learned(template, source, {}, chosen.variables).variables
@@ -98,6 +93,28 @@ def variable_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
         variables = TemplateVariables.named(template.environment, source, chosen.variables)
     for each, sentence in variables.mistakes().items():
         yield Mistake(_variable(name, each), sentence)
+
+
+def format_lines(cluster: Cluster) -> Iterator[str]:
+    """Yield a line about the formats of the answers of each model whose chat template can be read."""
+    for name, section in cluster.model.items():
+        try:
+            source = _template_source(cluster, name)
+        except (StartFailed, OSError, ValueError):
+            continue
+        answers = detection.chosen(source, section.tools, section.reasoning)
+        calls, thoughts = (each or "in no known format" for each in (answers.tools, answers.reasoning))
+        yield f"answers of {name}: calls {calls}; reasoning {thoughts}"
+
+
+def _template_source(cluster: Cluster, name: str) -> str:
+    """Return the text of a model's chat template; raises `StartFailed`, `OSError` or `ValueError`."""
+    chosen, folder = cluster.model[name].chat_template, cluster.model_path(name)
+    if chosen.file is not None:
+        return template_of(reading.template(cluster.folder / chosen.file), chosen.name)
+    paths = {file: folder / file for file in READ}
+    files = {file: reading.read(path, FILE_BYTES_MAX) for file, path in paths.items() if path.is_file()}
+    return own_template(files, chosen.name)
 
 
 def _variable(model: str, name: str) -> str:

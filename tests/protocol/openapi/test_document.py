@@ -61,6 +61,8 @@ BEYOND = re.compile(
     "|levels deep|as JSON|an object, or a string|finite|too large|min_tokens|must hold at most 1048576"
     "|must not contain|user name|no host|its whole path|behind its path|no URL that can be read|a safetensors file"
     "|must have at most 8192 characters|images and videos; a request can have|needs the last message|more than 64 bits"
+    "|the id of (?:no|an) earlier call|the name of two tools|none of the tools|needs tools|JSON text of an object"
+    "|no name of a function|the result of a call|messages of (?:a tool|the assistant) can have"
 )
 
 
