@@ -119,7 +119,10 @@ def functions(tools: Sequence[AnyTool]) -> Iterator[tuple[str, str | None, FlatF
 
 def for_model(tools: Sequence[AnyTool]) -> tuple[Tool, ...]:
     """Return the functions for a processor."""
-    return tuple(function.tool(joined(namespace, function.name)) for _, namespace, function in functions(tools))
+    return tuple(
+        function.tool(f"tools{path}", joined(namespace, function.name))
+        for path, namespace, function in functions(tools)
+    )
 
 
 def places(tools: Sequence[AnyTool]) -> dict[str, tuple[str | None, str]]:
