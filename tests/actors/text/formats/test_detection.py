@@ -28,7 +28,7 @@ EXPECTED = {
     "Qwen3-0.6B": AnswerFormat("hermes", "think"),
     "Qwen3-Coder": AnswerFormat("qwen3-coder", None),
     "Qwen3.5": AnswerFormat("qwen3-coder", "qwen3"),
-    "Llama-3.1": AnswerFormat("llama3", None),
+    "meta-llama-Llama-3.1": AnswerFormat("llama3", None),
     "Llama-3.3": AnswerFormat("llama3", None),
     "gemma-2": AnswerFormat(None, None),
     "gemma-4": AnswerFormat("gemma4", "gemma"),
