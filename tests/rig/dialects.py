@@ -16,7 +16,7 @@ from protocol.dialects.request_body import decode
 from protocol.dialects.responses import CancelResponse, Create, read_event
 from protocol.errors import BadRequest, RequestError
 from protocol.messages.generation import FinishReason, Started
-from protocol.messages.text import Answered, ChoiceEnded, Respond, Text, TokenText
+from protocol.messages.text import Answered, AnswerPiece, ChoiceEnded, Respond, Text, TokenText
 
 json_values = st.recursive(
     st.none()
@@ -84,7 +84,9 @@ def check_refused(
     return str(raised.value)
 
 
-def whole_body(builder: AnswerBuilder, replies: Iterable[Started | Text | ChoiceEnded], answered: Answered) -> bytes:
+def whole_body(
+    builder: AnswerBuilder, replies: Iterable[Started | AnswerPiece | ChoiceEnded], answered: Answered
+) -> bytes:
     """Return the body of the answer that consists of these replies."""
     for reply in replies:
         builder.add(reply)

@@ -9,8 +9,8 @@ from attrs import define, field
 
 from actors.text.formats.stage import CallPiece, Piece, ReasoningPiece, TextPiece
 
-BEGINNING = re.compile(r"\[(?:/?(?:t(?:h(?:i(?:nk?)?)?)?|c(?:a(?:ll?)?)?)?|call [a-z]{0,16})")
-MARKER = re.compile(r"\[(?:(/?)think|(/)call|call ([a-z]{1,16}))\]")
+BEGINNING = re.compile(r"\[(?:/?(?:t(?:h(?:i(?:nk?)?)?)?|c(?:a(?:ll?)?)?)?|call [a-z_]{0,32})")
+MARKER = re.compile(r"\[(?:(/?)think|(/)call|call ([a-z_]{1,32}))\]")
 BRACKET = frozenset("[")
 
 

@@ -215,8 +215,8 @@ def _goes_on(last: Turn, item: InputItem) -> bool:
 def _joined_turn(first: Turn, second: Turn) -> Turn:
     content = first.content or second.content
     if first.content and second.content:
-        pieces = [(turn.content,) if isinstance(turn.content, str) else turn.content for turn in (first, second)]
-        content = (*pieces[0], *pieces[1])
+        # The text before a call and the text behind it follow each other, where parts are joined by a blank.
+        content = first.text + second.text
     reasoning, calls = first.reasoning + second.reasoning, first.calls + second.calls
     return evolve(first, content=content, reasoning=reasoning, calls=calls)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rig.gateway import Worker, chat, create, gateway_rig, ids, leave_all, post, response, text
+from tests.rig.gateway import Worker, chat, gateway_rig, ids, leave_all, post, text
 from tests.rig.marked_format import Marked
-from tests.rig.sockets import last_event, websocket_client
 
 LINES = {"Reasoning": "Oak. [think]Old?[/think] Yes.", "CallPart": "Oak. [call f]{}[/call] Yes."}
 
@@ -18,27 +17,16 @@ def _format(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", LINES)
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("api", ["chat", "completions", "responses"])
+@pytest.mark.parametrize("api", ["chat", "completions"])
 async def test_an_answer_with_a_part_that_an_api_cannot_send_fails(kind: str, stream: bool, api: str) -> None:
     prompt = f"n={len(ids(LINES[kind]))}"
     bodies = {
         "chat": post(chat(prompt, stream=stream)),
         "completions": text(prompt, stream=stream, max_tokens=100),
-        "responses": response(prompt, stream=stream),
     }
     async with gateway_rig(worker=Worker(line=LINES[kind])) as rig:
         reply = await (await rig.client()).ask(bodies[api])
         assert reply.status == (200 if stream else 500)
         assert f"a part that no API here can send: {kind}".encode() in reply.body
         assert b"Yes" not in reply.body
-        await leave_all(rig)
-
-
-@pytest.mark.parametrize("kind", LINES)
-async def test_a_response_with_such_a_part_fails_on_a_websocket(kind: str) -> None:
-    async with gateway_rig(worker=Worker(line=LINES[kind])) as rig:
-        client = await websocket_client(rig)
-        event = await last_event(client, create(f"n={len(ids(LINES[kind]))}"))
-        assert event["type"] == "response.failed"
-        assert event["response"]["error"]["message"].endswith(kind)
         await leave_all(rig)
