@@ -44,7 +44,17 @@ _CALL = _object(id=_TEXT, type={"const": "function"}, function=_CALLED)
 _MESSAGE = _object(role={"const": "assistant"}, content=_nullable(_TEXT))
 _MESSAGE["properties"] = {**_properties(_MESSAGE), "reasoning_content": _TEXT, "tool_calls": _list(_CALL)}
 _PART = _object(type={"const": "output_text"}, text=_TEXT, annotations=_list({}), logprobs=_list({}))
-_ITEM = _object(id=_TEXT, type={"const": "message"}, role={"const": "assistant"}, status=_TEXT, content=_list(_PART))
+_ITEM: dict[str, Schema] = {"id": _TEXT, "status": _TEXT}
+_TEXT_ITEM = _object(type={"const": "message"}, role={"const": "assistant"}, content=_list(_PART), **_ITEM)
+_REASONING_ITEM = _object(
+    type={"const": "reasoning"},
+    summary=_list({}),
+    content=_list(_object(type={"const": "reasoning_text"}, text=_TEXT)),
+    **_ITEM,
+)
+_CALL_ITEM = _object(type={"const": "function_call"}, call_id=_TEXT, name=_TEXT, arguments=_TEXT, **_ITEM)
+_CALL_ITEM["properties"] = {**_properties(_CALL_ITEM), "namespace": _TEXT}
+_OUTPUT_ITEM: Schema = {"anyOf": [_TEXT_ITEM, _REASONING_ITEM, _CALL_ITEM]}
 
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
@@ -69,7 +79,7 @@ SCHEMAS: dict[str, Schema] = {
         status={"enum": ["completed", "incomplete"]},
         created_at=_COUNT,
         model=_TEXT,
-        output=_list(_ITEM),
+        output=_list(_OUTPUT_ITEM),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
     "Tokenized": _object(tokens=_IDS, count=_COUNT, max_model_len=_COUNT),

@@ -74,3 +74,28 @@ def test_the_mistakes_in_an_object_are_those_of_its_own_kind(shape: object, path
 
 def test_the_names_of_types_in_a_sentence_do_not_repeat() -> None:
     assert mistakes({"shapes": [], "first": 5}) == (Mistake("first", "expected a string or an object, got 5"),)
+
+
+@frozen
+class Dot:
+    type: Literal["dot"] = attrs.field(default="dot", metadata=tag())
+    at: int = 0
+
+
+@frozen
+class Ghost:
+    type: Literal["ghost"] = attrs.field(metadata=tag(named=False))
+
+
+@frozen
+class Haunted:
+    shapes: tuple[Circle | Dot | Ghost, ...]
+
+
+def test_an_object_without_a_tag_is_of_the_kind_that_needs_none() -> None:
+    assert structure({"shapes": [{"at": 3}, {"type": "ghost"}]}, Haunted) == Haunted((Dot(at=3), Ghost("ghost")))
+
+
+def test_a_kind_that_is_not_named_is_proposed_by_no_error() -> None:
+    with pytest.raises(Mistakes, match=r'only "circle", "disc" or "dot" is$'):
+        structure({"shapes": [{"type": "square"}]}, Haunted)

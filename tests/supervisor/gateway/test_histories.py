@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protocol.messages.media import Media, Modality
 from protocol.messages.text import Role, Turn
+from protocol.messages.tools import ToolCall
 from supervisor.gateway.histories import PART_BYTES, TURN_BYTES, Conversation, ResponseHistory
 
 
@@ -43,3 +44,11 @@ def test_a_history_counts_the_conversations_that_it_keeps() -> None:
     memory.remember("99", Conversation("big", (), 10_001))
     assert memory.find("big") is None
     assert memory.lanes == {"98"}
+
+
+def test_reasoning_and_calls_count_as_the_text_does() -> None:
+    reasoning, arguments = "r" * 1000, '{"a": "' + "x" * 1000 + '"}'
+    call = ToolCall("call_1", "f", arguments)
+    conversation = Conversation.after(None, "r1", Turn(Role.ASSISTANT, "y", reasoning=reasoning, calls=(call, call)))
+    texts = ("y", reasoning, *(call.id, call.name, arguments) * 2)
+    assert conversation.size_bytes == TURN_BYTES + 2 * PART_BYTES + sum(text.__sizeof__() for text in texts)

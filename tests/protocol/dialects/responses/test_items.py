@@ -1,4 +1,4 @@
-"""Items of Responses with images and videos, over HTTP and over WebSocket."""
+"""Items of Responses over HTTP and over WebSocket: images and videos, reasoning, calls and their results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from protocol.dialects.responses import Create, parse_http, to_respond
+from protocol.dialects.responses import Create, GivenAnswer, parse_http, to_respond, turns_with_answer
 from protocol.dialects.responses.items import continued
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.media import Detail, Media, Modality
 from protocol.messages.text import Role, Turn
+from protocol.messages.tools import ToolCall
 from tests.rig.dialects import check_refused, parse_event
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -91,3 +92,133 @@ def test_a_conversation_that_is_continued_counts_and_its_images_have_the_name_of
     with pytest.raises(BadRequest, match="has 257 images and videos") as raised:
         to_respond(create(user(*[IMAGE] * 57)), request_id="r", history=earlier)
     assert raised.value.param == "previous_response_id"
+
+
+# Answers with calls ------------------------------------------------------------------------
+
+
+def call(number: int = 1, **fields: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": '{"a": 1}', **fields}
+
+
+def output(number: int = 1, content: Any = "done") -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": f"c{number}", "output": content}
+
+
+def thought(text: str, **fields: Any) -> dict[str, Any]:
+    parts = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": parts, "encrypted_content": None, **fields}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+
+
+CALLED = ToolCall("c1", "f", '{"a": 1}')
+AGAIN = ToolCall("c2", "n__f", "{}")
+TWICE = [call(), call(2, namespace="n", arguments="", id="fc_2", status="completed")]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([*TWICE, output()], [Turn(Role.ASSISTANT, "", calls=(CALLED, AGAIN)), Turn(Role.TOOL, "done", call_id="c1")]),
+        ([said("Oak."), call()], [Turn(Role.ASSISTANT, ("Oak.",), calls=(CALLED,))]),
+        ([call(), said("Oak.")], [Turn(Role.ASSISTANT, ("Oak.",), calls=(CALLED,))]),
+        ([said("Oak."), call(), said(" So.")], [Turn(Role.ASSISTANT, "Oak. So.", calls=(CALLED,))]),
+        (
+            [thought("Old?"), said("Oak."), *TWICE],
+            [Turn(Role.ASSISTANT, ("Oak.",), reasoning="Old?", calls=(CALLED, AGAIN))],
+        ),
+        (
+            [thought("Old?"), call(), thought("Hm."), call(2, namespace="n", arguments="{}")],
+            [Turn(Role.ASSISTANT, "", reasoning="Old?Hm.", calls=(CALLED, AGAIN))],
+        ),
+        ([said("Oak."), said("Yes.")], [Turn(Role.ASSISTANT, ("Oak.",)), Turn(Role.ASSISTANT, ("Yes.",))]),
+        (
+            [said("Oak."), thought("Old?"), said("Yes.")],
+            [Turn(Role.ASSISTANT, ("Oak.",)), Turn(Role.ASSISTANT, ("Yes.",), reasoning="Old?")],
+        ),
+        (
+            [call(), output(), thought("Old?"), said("Yes.")],
+            [
+                Turn(Role.ASSISTANT, "", calls=(CALLED,)),
+                Turn(Role.TOOL, "done", call_id="c1"),
+                Turn(Role.ASSISTANT, ("Yes.",), reasoning="Old?"),
+            ],
+        ),
+        ([thought("Old?"), user(TEXT)], [Turn(Role.ASSISTANT, "", reasoning="Old?"), Turn(Role.USER, (TEXT["text"],))]),
+        (
+            [thought("", content=None, summary=[{"type": "summary_text", "text": "Short."}])],
+            [Turn(Role.ASSISTANT, "", reasoning="Short.")],
+        ),
+    ],
+)
+def test_reasoning_a_message_and_calls_in_a_row_are_one_answer(items: list[Any], expected: list[Turn]) -> None:
+    assert [*turns(*items)] == expected
+    assert [*create(*items).turns()] == expected
+
+
+def test_the_result_of_a_call_is_a_text_or_parts_with_images() -> None:
+    image = Media(Modality.IMAGE, PNG, Detail.AUTO, "input[1].output[1].image_url")
+    assert turns(call(), output(content=[TEXT, IMAGE]))[1].content == ("what is this?", image)
+    assert turns(call(), output(content=""))[1].content == ""
+    assert turns(call(), output(content=[]))[1].content == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "param", "items"),
+    [
+        (BadRequest, "input[0].call_id", [output()]),
+        (BadRequest, "input[1].call_id", [call(2), output()]),
+        (BadRequest, "input[0].call_id", [output(), call()]),
+        (BadRequest, "input[0].arguments", [call(arguments="[1]")]),
+        (BadRequest, "input[0].arguments", [call(arguments='{"a": ')]),
+        (BadRequest, "input[0].arguments", [{**call(), "arguments": {}}]),
+        (BadRequest, "input[0].name", [call(name="a b")]),
+        (BadRequest, "input[0].namespace", [call(namespace="")]),
+        (BadRequest, "input[1].output", [call(), {**output(), "output": None}]),
+        (Unsupported, "input[1].output[0].type", [call(), output(content=[{"type": "input_file", "file_id": "x"}])]),
+        (Unsupported, "input[0].encrypted_content", [thought("x", encrypted_content="gAAAA")]),
+        (Unsupported, "input[0].type", [{"type": "item_reference", "id": "msg_1"}]),
+        (BadRequest, "input[0].type", [{"type": 5}]),
+        (BadRequest, "input[0].role", [{"role": "tool", "content": "x"}]),
+    ],
+)
+def test_mistakes_in_calls_and_results_name_their_field(kind: type[BadRequest], param: str, items: list[Any]) -> None:
+    refused(kind, param, *items)
+
+
+def test_an_answer_can_go_on_with_a_message_of_the_assistant_and_with_no_call() -> None:
+    body = {"model": "m", "continue_final_message": True}
+    check_refused(parse_http, {**body, "input": [said("Oak."), call()]}, BadRequest, "continue_final_message")
+    assert parse_http(json.dumps({**body, "input": [call(), said("Oak.")]}).encode()).continue_final_message
+
+
+def test_a_conversation_that_is_continued_has_the_calls_of_its_answer() -> None:
+    answer = GivenAnswer("Oak.", "Old?", (CALLED,))
+    asked = create(user(TEXT))
+    history = turns_with_answer(asked, answer)
+    assert history[1:] == (Turn(Role.ASSISTANT, "Oak.", reasoning="Old?", calls=(CALLED,)),)
+    respond = to_respond(continuing(output()), request_id="r", history=history)
+    assert respond.turns == (*history, Turn(Role.TOOL, "done", call_id="c1"))
+    with pytest.raises(BadRequest, match='no function_call before it has the id "c2"') as raised:
+        to_respond(continuing(output(), output(2)), request_id="r", history=history)
+    assert raised.value.param == "input[1].call_id"
+
+
+def test_an_answer_that_goes_on_with_a_message_keeps_what_that_had() -> None:
+    items = [thought("Old?"), said("Oak"), call(), said(" is")]
+    asked = parse_event(
+        json.dumps({"type": "response.create", "model": "m", "input": items, "continue_final_message": True})
+    )
+    assert isinstance(asked, Create)
+    [turn] = turns_with_answer(asked, GivenAnswer(" old.", "Hm.", (AGAIN,)))
+    assert turn == Turn(Role.ASSISTANT, "Oak is old.", reasoning="Old?Hm.", calls=(CALLED, AGAIN))
+
+
+def continuing(*items: Any) -> Create:
+    fields = {"type": "response.create", "model": "m", "input": items, "previous_response_id": "resp_1"}
+    event = parse_event(json.dumps(fields))
+    assert isinstance(event, Create)
+    return event
