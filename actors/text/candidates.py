@@ -29,6 +29,7 @@ class CandidateChoice:
     """
 
     emit: Emit
+    scored: bool = True  # the log probabilities of the answer are wanted
     _ids: array[int] = field(factory=lambda: array("i"))
     _logprobs: array[float] = field(factory=lambda: array("d"))
     _top_counts: array[int] = field(factory=lambda: array("B"))
@@ -49,14 +50,15 @@ class CandidateChoice:
             case _:
                 self.emit(reply)
 
-    def note(self, tokens: Tokens, *, scored: bool) -> None:
-        """Keep the next tokens, with their log probabilities if `scored`."""
+    def noted(self, tokens: Tokens) -> Tokens:
+        """Keep the next tokens, and their log probabilities if `scored`; return them without the top ones."""
         self._ids.extend(tokens.ids)
-        for scores in tokens.logprobs if scored else ():
+        for scores in tokens.logprobs if self.scored else ():
             self._logprobs.append(scores.logprob)
             self._top_counts.append(len(scores.top))
             self._top_ids.extend([token for token, _ in scores.top])
             self._top_logprobs.extend([value for _, value in scores.top])
+        return Tokens(tokens.ids, tuple([Logprob(scores.logprob) for scores in tokens.logprobs]))
 
     def likelihood(self) -> float:
         """Return the mean log probability of its tokens."""
@@ -84,8 +86,3 @@ class CandidateChoice:
                 emit(piece)
         await trio.lowlevel.checkpoint()
         return evolve(self._ended, choice=text.detokenizer.choice)
-
-
-def without_top(tokens: Tokens) -> Tokens:
-    """Return tokens without their top log probabilities."""
-    return Tokens(tokens.ids, tuple([Logprob(scores.logprob) for scores in tokens.logprobs]))

@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 
 from actors.kit.calls import Answer, Askable
 from actors.kit.fast_path import FastPath, RelayedAnswer
-from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit, without_top
+from actors.text.candidates import TOKENS_A_TURN, CandidateChoice, Emit
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
 from actors.text.formats.answer import Expected
@@ -27,6 +27,7 @@ from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
 from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
+from actors.text.thought_budget import ThoughtBudget
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
 from protocol.messages.text import ChoiceEnded, Respond, Text
@@ -77,7 +78,10 @@ class Choices:
     async def _prompt(self, generations: Sequence[Generate], prompt: int) -> None:
         """Read the choices of one prompt; if more are computed than wanted, pass on the likeliest in the end."""
         first = prompt * self.request.n
-        candidates = [CandidateChoice(self.emit) for _ in generations] if len(generations) > self.request.n else []
+        scored = self.request.logprobs is not None
+        candidates = (
+            [CandidateChoice(self.emit, scored) for _ in generations] if len(generations) > self.request.n else []
+        )
         async with trio.open_nursery() as nursery:
             for index, generate in enumerate(generations):
                 emit = candidates[index] if candidates else self.emit
@@ -136,46 +140,43 @@ class Choices:
         siblings. `alone` is for the only choice of an answer.
         """
         detokenizer = self._detokenizer(generate, choice, scored=generate.logprobs is not None)
-        candidate = emit if isinstance(emit, CandidateChoice) else None
+        candidate, (kept, give) = emit if isinstance(emit, CandidateChoice) else None, self._keeping(emit)
         text = self._staged(detokenizer, generate) if candidate is None else StagedText(detokenizer)
-        kept, give = self._keeping(emit)
-        versions = VersionRecord()
+        versions, budget, asked = VersionRecord(), ThoughtBudget.of(self.request, self.model), generate
 
         def pass_on(reply: Started | Tokens) -> None:
             # Nearly every step has one token.
-            if isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None:
-                if (whole := detokenizer.feed_whole(reply.ids[0])) is not None:
-                    give(whole)
-                    _open_fast_path(self.answer if alone else None, generation, detokenizer, kept)
-                    return
-            elif isinstance(reply, Started):
-                versions.announce(reply.version, 0)
-                self._begun(reply, emit, generation, leads=leads)
-                task_status.started()
+            one = isinstance(reply, Tokens) and len(reply.ids) == 1 and candidate is None
+            if one and (whole := detokenizer.feed_whole(cast("Tokens", reply).ids[0])) is not None:
+                give(whole)
+                _open_fast_path(self.answer if alone else None, generation, detokenizer, kept)
                 return
-            if not reply.ids:
+            if isinstance(reply, Started) or not reply.ids:
                 versions.announce(reply.version, detokenizer.tokens)
+                if isinstance(reply, Started) and asked is generate:
+                    self._begun(reply, emit, generation, leads=leads)
+                    task_status.started()
                 return
-            if candidate is not None:
-                candidate.note(reply, scored=self.request.logprobs is not None)
-                reply = without_top(reply)
             _close_fast_path(generation)
-            text.take(reply.ids, reply.logprobs)
-            for piece in text.give(PIECES_A_STEP):
-                give(piece)
-            if detokenizer.matched is not None:
-                # Leaving aborts the request: no further token is computed.
+            _take(text, reply if candidate is None else candidate.noted(reply), give)
+            # Leaving aborts the request: no further token is computed.
+            if budget.ends(reply.ids, text, generate) or detokenizer.matched is not None:
                 generation.abandon()
 
-        async with self.decode.ask(generate, generate.sampling.tokens_max) as generation:
-            if generate.prompt_logprobs:
-                pass_on(await self._take_scores(generation, prompt))
-                await self._echo(generate, prompt, choice, emit)
-            finished = await generation.relay(pass_on)
+        closing: tuple[int, ...] | None = None
+        while closing is None or closing:
+            async with self.decode.ask(asked, asked.sampling.tokens_max) as generation:
+                if asked.prompt_logprobs:
+                    pass_on(await self._take_scores(generation, prompt))
+                    await self._echo(asked, prompt, choice, emit)
+                finished = await generation.relay(pass_on)
+            if closing := budget.closing():
+                asked = budget.rest(generate)
+                _take(text, Tokens(closing), give)
         cut = finished is not None and finished.reason is FinishReason.LENGTH and detokenizer.matched is None
         await self._rest(text, give, cut=cut)
         self._reasoning += text.reasoning_tokens
-        emit(await self._end(detokenizer, finished, versions, kept))
+        emit(await self._end(detokenizer, finished, versions, kept, asked.resumed_tokens))
 
     def _begun(
         self, started: Started, emit: Emit, generation: Answer[Started | Tokens, Finished], *, leads: bool
@@ -215,15 +216,16 @@ class Choices:
         finished: Finished | None,
         versions: VersionRecord,
         kept: JudgedChoice | None,
+        resumed: int,
     ) -> ChoiceEnded:
-        """Return how a choice ended, once it is judged, and count its tokens."""
-        ended = self._ended(detokenizer, finished, versions)
+        """Return how a choice ended, once it is judged, and count its tokens; its last prompt has those `resumed`."""
+        ended = self._ended(detokenizer, finished, versions, resumed)
         if kept is not None:
             await self._judge_whole(kept, ended)
         return ended  # noqa: ASYNC910  # most choices wait for nothing
 
     def _ended(
-        self, detokenizer: IncrementalDetokenizer, finished: Finished | None, versions: VersionRecord
+        self, detokenizer: IncrementalDetokenizer, finished: Finished | None, versions: VersionRecord, resumed: int
     ) -> ChoiceEnded:
         """Return how a choice ended, and count its tokens."""
         choice = detokenizer.choice
@@ -234,7 +236,7 @@ class Choices:
             return ChoiceEnded(FinishReason.STOP, choice, detokenizer.matched, versions.spans(detokenizer.tokens))
         if finished is None:
             raise EngineLost("the answer ended without a result")
-        tokens = finished.usage.completion_tokens
+        tokens = finished.usage.completion_tokens + resumed
         self._completion += tokens
         return ChoiceEnded(finished.reason, choice, finished.matched, versions.spans(tokens))
 
@@ -272,7 +274,9 @@ class Choices:
             stage = make_stage(model.answers, offer)
         if stage is not PLAIN:
             detokenizer.markers = model.markers
-        return StagedText(detokenizer, stage, model.whole_tokens, scored_max)
+        # A budget counts every token.
+        table = model.whole_tokens if self.request.thinking_token_budget is None else None
+        return StagedText(detokenizer, stage, table, scored_max)
 
     def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model
@@ -291,6 +295,13 @@ class Choices:
             # Behind an echo an evaluation counts on an entry for each token, whatever the token is.
             scores_end=request.scores_prompts,
         )
+
+
+def _take(text: StagedText, tokens: Tokens, give: Emit) -> None:
+    """Take the next tokens of a choice, and give out the pieces that are certain now."""
+    text.take(tokens.ids, tokens.logprobs)
+    for piece in text.give(PIECES_A_STEP):
+        give(piece)
 
 
 def _open_fast_path(

@@ -24,6 +24,9 @@ def make_generations(
     Raises `BadRequest` for options that an engine could not take.
     """
     _check_options(request, limits.info)
+    if request.thinking_token_budget is not None and (model.answers.reasoning is None or not request.turns):
+        sentence = "this answer has no reasoning in a known format, which a budget could end"
+        raise Unsupported(sentence, param=request.param("thinking_token_budget"))
     choices = request.n if request.best_of is None else request.best_of
     out: list[list[Generate]] = []
     hints = _hints(request)
@@ -88,6 +91,9 @@ def _check_options(request: Respond, info: EngineInfo) -> None:
             f"the engine of this model cannot keep an answer to a {request.grammar.kind}",
             param=request.param("grammar"),
         )
+    if request.thinking_token_budget is not None and request.grammar is not None:
+        sentence = "the grammar of an answer would begin anew behind the budget of its reasoning; send one of them"
+        raise Unsupported(sentence, param=request.param("thinking_token_budget"))
     if request.logprobs is not None and request.logprobs > vocabulary_size:
         raise BadRequest(f"the model has {vocabulary_size} tokens", param=request.param("logprobs"))
 

@@ -90,6 +90,8 @@ class Options:
     cache_salt: Name | None = field(default=None, repr=False)
     ttft_target_ms: TargetMs | None = None
     itl_target_ms: TargetMs | None = None
+    # tokens of reasoning, behind which it is closed and the answer goes on, an extension of vLLM's server
+    thinking_token_budget: Annotated[int, Within(at_least=0, at_most=INT32_MAX)] | None = None
     prompt_cache_key: str | None = None  # names a session, whose requests go to one worker rather than to others
 
     @property
@@ -204,9 +206,8 @@ def respond(
 ) -> Respond:
     """Return the request for a processor; `params` has the client's names of fields that differ from `Respond`'s."""
     names = {"tokens_min": "min_tokens", **params}
-    grammar: Grammar | None = None
-    if grammars := options.grammars():  # one at most
-        names["grammar"], grammar = grammars[0]
+    grammars = options.grammars()  # one at most
+    names.update(("grammar", name) for name, _ in grammars)
     return Respond(
         id=request_id,
         turns=turns,
@@ -217,6 +218,7 @@ def respond(
         best_of=best_of,
         tokens_max=tokens_max,
         tokens_min=options.min_tokens or 0,
+        thinking_token_budget=options.thinking_token_budget,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
@@ -230,7 +232,7 @@ def respond(
         ignore_eos=options.ignore_eos or False,
         seed=options.seed,
         logit_bias={int(token): bias for token, bias in (options.logit_bias or {}).items()},
-        grammar=grammar,
+        grammar=next((grammar for _, grammar in grammars), None),
         logprobs=logprobs,
         token_ids=options.return_token_ids or False,
         echo=echo,

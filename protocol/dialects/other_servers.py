@@ -63,7 +63,6 @@ CHAT_KEYS: Harmless = {
     "stream_reasoning": (True,),
     "task": (),
     "thinking": (),
-    "thinking_token_budget": (),
     "use_audio_in_video": (False,),
     "video_config": (),
 }

@@ -95,6 +95,7 @@ class Respond(Message):
     best_of: int | None = None  # the number of computed choices; the `n` likeliest are answered
     tokens_max: int | None = None
     tokens_min: int = 0
+    thinking_token_budget: int | None = None  # tokens of reasoning, behind which it is closed
     temperature: float | None = None  # None: the model's own default
     top_p: float | None = None
     top_k: int | None = None

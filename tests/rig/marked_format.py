@@ -34,6 +34,11 @@ class Marked:
         """The first character of every marker, while the answer itself comes."""
         return None if self._reasons or self._in_call else BRACKET
 
+    @property
+    def thought_end(self) -> str | None:
+        """The marker behind reasoning."""
+        return "[/think]" if self._reasons else None
+
     def feed(self, text: str) -> Sequence[Piece]:
         """Take the next text; return the pieces that are certain now."""
         self.fed.append(text)

@@ -118,6 +118,12 @@ def read_answer(source: Source, offer: Expected, thought: Thought | None, calls:
 
 
 def _read_thought(source: Source, thought: Thought, tools: ToolTable, calls: CallFormat | None) -> Reading[None]:
+    source.thought_end = thought.end
+    yield from _read_open_thought(source, thought, tools, calls)
+    source.thought_end = None
+
+
+def _read_open_thought(source: Source, thought: Thought, tools: ToolTable, calls: CallFormat | None) -> Reading[None]:
     yield from source.skip(NEWLINE)
     ends = *thought.ends, *(() if calls is None else thought.ended_by)
     while (marker := (yield from source.pass_until(ReasoningPiece, *ends, trimmed=NEWLINE))) is not None:
@@ -176,6 +182,11 @@ class ParserStage:
     def watched(self) -> frozenset[str] | None:
         """The first characters of markers, while the text is the answer itself."""
         return self.source.watched
+
+    @property
+    def thought_end(self) -> str | None:
+        """The text that would end the reasoning."""
+        return self.source.thought_end
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take the next text; return the pieces that are certain now."""

@@ -42,6 +42,7 @@ class Source:
     cut: bool = False  # the text ended at its limit of tokens, not by itself
     watched: frozenset[str] | None = None  # see `Stage.watched`
     calls: int = 0  # the number of calls so far
+    thought_end: str | None = None  # see `Stage.thought_end`
     # The text behind `_place` is not yet taken. Cutting off each part would copy all text behind it.
     _text: str = ""
     _place: int = 0

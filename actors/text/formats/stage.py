@@ -61,6 +61,10 @@ class Stage(Protocol):
         skip `feed`, and no later piece may depend on it. Empty, it lets all text pass.
         """
 
+    @property
+    def thought_end(self) -> str | None:
+        """The text that would end the reasoning in which the text is; None outside of reasoning."""
+
     def feed(self, text: str) -> Sequence[Piece]:
         """Take the next text; return the pieces that are certain now."""
 
@@ -78,6 +82,7 @@ class Plain:
 
     held: int = 0
     watched: frozenset[str] | None = frozenset()
+    thought_end: str | None = None
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Return the text."""

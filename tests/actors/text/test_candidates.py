@@ -167,7 +167,7 @@ async def test_a_candidate_is_replayed_as_it_would_have_been_streamed(top: int) 
     draft, straight = CandidateChoice(replies.append), []
     for place, token in enumerate(line * 5):
         tokens = Tokens((token,), (logprob_at(token, place, top, 512),))
-        draft.note(tokens, scored=True)
+        draft.noted(tokens)
         straight.append(detokenizer.feed(tokens.ids, tokens.logprobs))
         if detokenizer.matched:
             break
