@@ -142,6 +142,7 @@ class ChatMessage:
         "annotations": (list,),
         "audio": (),
         "function_call": (),
+        "parsed": (dict, list),  # the content once more, read by openai's client
         "phase": (str,),
     }
 

@@ -84,6 +84,9 @@ class Arguments:
 class CalledFunction:
     """The function of an earlier call, and its arguments."""
 
+    # the arguments once more: openai's client reads those of a stream or of strict tools, and sends them back
+    harmless: ClassVar[Harmless] = {"parsed_arguments": (dict,)}
+
     name: FunctionName
     arguments: Arguments = Arguments("{}")
 

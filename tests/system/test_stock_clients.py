@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -14,8 +15,18 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from tests.rig.gateway import Worker, at_rest, chat, create, gateway_rig
+from tests.rig.gateway import (
+    CONTENTS_OF_TINY,
+    Worker,
+    at_rest,
+    chat,
+    create,
+    gateway_rig,
+    ids,
+    load_with_fixed_clock,
+)
 from tests.rig.sockets import output_text
+from tests.rig.tools import FILE
 
 
 def openai_says(url: str) -> None:
@@ -102,6 +113,78 @@ def openai_sees_versions(url: str) -> None:
     client.close()
 
 
+CALLS = """Let me see.
+<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>
+<tool_call>{"name": "get_weather", "arguments": {"city": "東京"}}</tool_call>"""
+ANSWER = "Both are sunny. ☀"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITIES = [{"city": "Paris"}, {"city": "東京"}]
+
+
+def openai_calls_by_chat(client: OpenAI, worker: Worker, *, streamed: bool) -> str | None:
+    """Offer a tool, run both calls, send the message back as it was read, and return the answer."""
+    tool: Any = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+    messages: list[Any] = [{"role": "user", "content": f"n={len(ids(CALLS))}"}]
+
+    def ask() -> Any:
+        if not streamed:
+            return client.chat.completions.create(model="tiny", messages=messages, tools=[tool]).choices[0]
+        with client.chat.completions.stream(model="tiny", messages=messages, tools=[tool]) as events:
+            return events.get_final_completion().choices[0]
+
+    worker.line = CALLS
+    first = ask()
+    assert (first.finish_reason, first.message.content) == ("tool_calls", "Let me see.")
+    assert [json.loads(call.function.arguments) for call in first.message.tool_calls] == CITIES
+    messages.append(first.message)
+    results = [f"sunny n={len(ids(ANSWER))}"] * 2
+    for call, result in zip(first.message.tool_calls, results, strict=True):
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    worker.line = ANSWER
+    last = ask()
+    assert last.finish_reason == "stop"
+    return str(last.message.content)
+
+
+def openai_calls_by_responses(client: OpenAI, worker: Worker, *, streamed: bool) -> str:
+    """Do the same by Responses over HTTP, with all items sent back."""
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
+    items: list[Any] = [{"role": "user", "content": f"n={len(ids(CALLS))}"}]
+
+    def ask() -> Any:
+        if not streamed:
+            return client.responses.create(model="tiny", input=items, tools=[tool])
+        with client.responses.stream(model="tiny", input=items, tools=[tool]) as events:
+            return events.get_final_response()
+
+    worker.line = CALLS
+    first = ask()
+    assert first.output_text == "Let me see."
+    items += [*first.output, *results_of(first)]
+    worker.line = ANSWER
+    return str(ask().output_text)
+
+
+def openai_calls_by_socket(client: OpenAI, worker: Worker) -> str:
+    """Do the same over a WebSocket, with the results alone sent back."""
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}
+    worker.line = CALLS
+    with client.responses.connect() as connection:
+        connection.response.create(model="tiny", input=f"n={len(ids(CALLS))}", tools=[tool])
+        first = next(event.response for event in connection if event.type == "response.completed")
+        worker.line = ANSWER
+        connection.response.create(model="tiny", input=results_of(first), previous_response_id=first.id, tools=[tool])
+        return next(event.response.output_text for event in connection if event.type == "response.completed")
+
+
+def results_of(response: Any) -> list[Any]:
+    """Return the results of both calls of a response."""
+    calls = [each for each in response.output if each.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == CITIES
+    output = f"sunny n={len(ids(ANSWER))}"
+    return [{"type": "function_call_output", "call_id": call.call_id, "output": output} for call in calls]
+
+
 def websockets_says(url: str) -> None:
     address = url.replace("http", "ws") + "/v1/responses"
     with connect(address, ping_interval=0.05, open_timeout=5) as lane:
@@ -155,4 +238,25 @@ async def test_openai_reads_the_versions_of_weights() -> None:
     async with gateway_rig(worker=Worker(version="default", renewed={2: "step-1"})) as rig:
         with trio.fail_after(20):
             await trio.to_thread.run_sync(openai_sees_versions, rig.url)
+        await at_rest(rig)
+
+
+OPENAI_CALLS: dict[str, Callable[[OpenAI, Worker], str | None]] = {
+    "chat": partial(openai_calls_by_chat, streamed=False),
+    "chat-streamed": partial(openai_calls_by_chat, streamed=True),
+    "responses": partial(openai_calls_by_responses, streamed=False),
+    "responses-streamed": partial(openai_calls_by_responses, streamed=True),
+    "socket": openai_calls_by_socket,
+}
+
+
+@OLDER
+@pytest.mark.parametrize("way", OPENAI_CALLS)
+async def test_openai_runs_two_tools_and_reads_the_answer(way: str) -> None:
+    worker, model = Worker(), load_with_fixed_clock(CONTENTS_OF_TINY, FILE.read_text())
+    async with gateway_rig(worker=worker, model=model) as rig:
+        client = OpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=0)
+        with trio.fail_after(20):
+            assert await trio.to_thread.run_sync(OPENAI_CALLS[way], client, worker) == ANSWER
+        client.close()
         await at_rest(rig)

@@ -91,6 +91,18 @@ def test_a_call_without_arguments(arguments: str) -> None:
     assert json.loads(turns({"role": "assistant", "tool_calls": [call]}, RESULT)[1].calls[0].arguments) == {}
 
 
+def test_an_answer_is_taken_as_openai_has_read_it() -> None:
+    """Its client adds what it has parsed to the answer of a stream, and sends it with the other fields."""
+    read = {"id": "call_1", "function": {"name": "f", "arguments": '{"a": "b"}', "parsed_arguments": {"a": "b"}}}
+    null = {"id": "call_2", "function": {"name": "f", "arguments": "{}", "parsed_arguments": None}}
+    answer = {"role": "assistant", "content": None, "parsed": None, "tool_calls": [read, null]}
+    typed = {"role": "assistant", "content": '{"a":1}', "parsed": {"a": 1}}
+    assert turns(answer, RESULT, {**RESULT, "tool_call_id": "call_2"}, typed)[1::3] == (
+        Turn(Role.ASSISTANT, "", calls=(ToolCall("call_1", "f", '{"a": "b"}'), ToolCall("call_2", "f", "{}"))),
+        Turn(Role.ASSISTANT, '{"a":1}'),
+    )
+
+
 def test_the_result_of_a_call_may_be_in_parts() -> None:
     result = {**RESULT, "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "f"}
     assert turns(CALLED, result)[2] == Turn(Role.TOOL, ("one", "two"), call_id="call_1")
