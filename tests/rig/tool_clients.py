@@ -1,0 +1,57 @@
+"""Stock clients that offer tools, openai, openai-agents, langchain-openai and pydantic-ai: in an environment of their own.
+
+`python -m tests.rig.tool_clients` makes it from `tool-clients.txt`, in `build/tool-clients/`: a minute and 200 MB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+from attrs import frozen
+
+from bench.peers.install import install
+from bench.rig.node import MODEL, ROOT
+
+NAME, ENVIRONMENTS = "tool-clients", ROOT / "build"
+RUN_WITHIN_S = 300.0
+
+
+@frozen
+class Ran:
+    """What a client did: the cities that it ran its tool for, and its answer or error."""
+
+    client: str
+    asked: str
+    streamed: bool
+    cities: list[str]
+    answer: str
+
+
+def make_environment() -> None:
+    """Install the clients, if they are not there; raises `CalledProcessError` if a package cannot be had."""
+    install(NAME, ENVIRONMENTS, Path(__file__).parent)
+
+
+def ask_all(port: int) -> list[Ran]:
+    """Have each client ask the server at this port of loopback."""
+    done = subprocess.run(
+        [
+            str(ENVIRONMENTS / NAME / "bin" / "python"),
+            str(Path(__file__).with_name("ask_tools.py")),
+            *(f"http://127.0.0.1:{port}/v1", MODEL),
+        ],
+        env={**os.environ, "LANGSMITH_TRACING": "false", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=RUN_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [Ran(**json.loads(line)) for line in done.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    make_environment()
