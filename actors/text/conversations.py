@@ -18,7 +18,7 @@ from actors.text.kept_texts import KeptTexts
 from actors.text.template_cost import REPEATED_STEPS_MAX, TemplateCost, learn_cost
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
 from actors.text.template_steps import LimitReached, Steps, counted
-from actors.text.template_tools import TemplateTool, ToolFacts, learn_tools, single_calls, template_tool
+from actors.text.template_tools import TemplateTool, ToolFacts, learn_tools, template_tool, with_calls_apart
 from actors.text.template_variables import KWARGS, TemplateVariables, Variables
 from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.media import Media
@@ -93,7 +93,7 @@ class ConversationTemplate:
         """Return the prompt of a conversation; raises `BadRequest` if the template refuses it, or leaves a text out."""
         merged = self._merged(turns)
         if rendering.tools or any(turn.calls or turn.call_id for turn in turns):
-            merged = self._with_single_calls(merged, rendering)
+            merged = self._with_calls(merged, rendering)
         names = {call.id: call.name for turn in merged for call in turn.calls}
         numbers = {name: number for number, name in enumerate(names)}
         messages = [self._message(turn, names, numbers) for turn in merged]
@@ -163,7 +163,7 @@ class ConversationTemplate:
         name = next((turn.name for turn in leading if turn.name), "")
         return [Turn(Role.SYSTEM, SYSTEMS_JOIN.join(texts), name, leading[0].param), *turns[len(leading) :]]
 
-    def _with_single_calls(self, turns: Sequence[Turn], rendering: Rendering) -> Sequence[Turn]:
+    def _with_calls(self, turns: Sequence[Turn], rendering: Rendering) -> Sequence[Turn]:
         """Return a conversation with calls as the template takes them: all of an answer, or one each.
 
         Raises `BadRequest` if the template has no place for tools, or for calls.
@@ -171,12 +171,12 @@ class ConversationTemplate:
         if rendering.tools and not self.tools.shows_tools:
             raise BadRequest("the model's chat template shows no tools, so the model cannot call any", param="tools")
         called = next((turn for turn in turns if turn.calls or turn.call_id), None)
-        if called is None or self.tools.several_calls:
+        if called is None:
             return turns
         if not self.tools.shows_calls:
             sentence = "the model's chat template has no place for calls of tools and their results"
             raise BadRequest(sentence, param=called.param or None)
-        return single_calls(turns)
+        return with_calls_apart(turns, self.tools)
 
     def _message(self, turn: Turn, names: Mapping[str, str], numbers: Mapping[str, int]) -> TemplateMessage:
         """Return a turn as templates read it; `names` and `numbers` of all calls are by their ids."""

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from actors.text.template_facts import TemplateMessage
 from protocol.messages.text import Role, Turn
-from protocol.messages.tools import Tool, ToolCall
+from protocol.messages.tools import Tool, ToolCall, read_arguments
 
 TemplateTool: TypeAlias = Mapping[str, object]
 
@@ -28,6 +28,14 @@ RenderTools: TypeAlias = Callable[[Sequence[TemplateMessage], Sequence[TemplateT
 
 SENTINEL = "90417{:06}83526"  # digits, which no template escapes, trims or writes in another case
 SHORT_ID_CHARACTERS = 9  # of Mistral's templates
+
+
+class TextBeside(Enum):
+    """The place of a text beside the calls of an answer."""
+
+    KEPT = auto()  # beside them
+    APART = auto()  # in an answer of its own before them
+    LEFT_OUT = auto()  # nowhere: a model is not trained to see it again
 
 
 class Ids(Enum):
@@ -48,6 +56,7 @@ class ToolFacts:
     arguments_as_text: bool = False
     empty_content: str | None = ""  # of an answer that is calls alone
     ids: Ids = Ids.ANY
+    text_beside: TextBeside = TextBeside.KEPT
 
     def add(self, message: dict[str, object], turn: Turn, names: Mapping[str, str], numbers: Mapping[str, int]) -> None:
         """Add the calls of a turn to its message, or the call whose result it is; `names` and `numbers` are by id."""
@@ -71,7 +80,7 @@ class ToolFacts:
                 return blake2b(given.encode(errors="surrogatepass"), digest_size=8).hexdigest()[:SHORT_ID_CHARACTERS]
 
     def _call(self, call: ToolCall, numbers: Mapping[str, int]) -> dict[str, object]:
-        arguments: object = call.arguments if self.arguments_as_text else json.loads(call.arguments)
+        arguments: object = call.arguments if self.arguments_as_text else read_arguments(call.arguments)
         function = {"name": call.name, "arguments": arguments}
         return {
             "id": self.call_id(call.id, call.name, numbers.get(call.id, 0)),
@@ -89,7 +98,7 @@ def template_tool(tool: Tool) -> TemplateTool:
 
 def learn_tools(render: RenderTools, user: object) -> ToolFacts:
     """Return the facts about a template; `user` is the content of a user's message as the template takes it."""
-    name, description, key, value, result, id_ = map(SENTINEL.format, range(10, 16))
+    name, description, key, value, result, id_, beside_text = map(SENTINEL.format, range(10, 17))
     name, key, id_ = f"f{name}", f"k{key}", f"c{id_}"
     parameters = {"type": "object", "properties": {key: {"type": "string", "description": "x"}}}
     tools = [template_tool(Tool(name, description, json.dumps(parameters)))]
@@ -111,8 +120,23 @@ def learn_tools(render: RenderTools, user: object) -> ToolFacts:
         # A result may have the name of its call, which says nothing about the call itself.
         called = rendered([asked, *_answered(facts, id_, name, key, value, result, 1)[:1]])
         if kept(one, 1) and (not called or called.count(name) > shown.count(name)):
-            return evolve(facts, several_calls=kept(two, 2))
+            beside = _text_beside(rendered, asked, _answered(facts, id_, name, key, value, result, 1), beside_text)
+            return evolve(facts, several_calls=kept(two, 2), text_beside=beside)
     return ToolFacts(shows_tools=True)
+
+
+def _text_beside(
+    rendered: Callable[[Sequence[TemplateMessage]], str],
+    asked: TemplateMessage,
+    answered: Sequence[TemplateMessage],
+    beside_text: str,
+) -> TextBeside:
+    """Return the place of a text beside calls."""
+    called, *results = answered
+    if beside_text in rendered([asked, {**called, "content": beside_text}, *results]):
+        return TextBeside.KEPT
+    apart = rendered([asked, {"role": Role.ASSISTANT.value, "content": beside_text}, *answered])
+    return TextBeside.APART if beside_text in apart else TextBeside.LEFT_OUT
 
 
 def _answered(
@@ -146,20 +170,27 @@ def _keeps_calls(prompt: str, count: int, *, shown: str, name: str, key: str, va
     return more(key) >= count
 
 
-def single_calls(turns: Sequence[Turn]) -> list[Turn]:
-    """Return a conversation in which each answer has one call, with its result directly behind it."""
-    out, results = list[Turn](), dict[str, Turn]()
+def with_calls_apart(turns: Sequence[Turn], facts: ToolFacts) -> list[Turn]:
+    """Return a conversation in which each answer has as much beside a call as the template renders.
+
+    Where it renders one call an answer, each call has one of its own, with its results directly behind it. Where it
+    leaves out the text beside calls, that text is an answer of its own before them, or else it is left out.
+    """
+    out, given, results = list[Turn](), set[int](), dict[str, list[Turn]]()
     for turn in turns:
         if turn.call_id:
-            results.setdefault(turn.call_id, turn)
+            results.setdefault(turn.call_id, []).append(turn)
     for turn in turns:
-        if len(turn.calls) > 1:
+        if turn.calls and turn.content and facts.text_beside is not TextBeside.KEPT:
+            if facts.text_beside is TextBeside.APART:
+                out.append(evolve(turn, calls=()))
+            turn = evolve(turn, content="")  # noqa: PLW2901
+        if len(turn.calls) > 1 and not facts.several_calls:
+            later = Turn(turn.role, "", param=turn.param)
             for index, call in enumerate(turn.calls):
-                out.append(
-                    evolve(turn, calls=(call,)) if not index else Turn(turn.role, "", param=turn.param, calls=(call,))
-                )
-                if (result := results.pop(call.id, None)) is not None:
-                    out.append(result)
-        elif not turn.call_id or results.pop(turn.call_id, None) is not None:
+                behind = results.pop(call.id, [])
+                out += [evolve(later if index else turn, calls=(call,)), *behind]
+                given |= set(map(id, behind))
+        elif id(turn) not in given:
             out.append(turn)
     return out

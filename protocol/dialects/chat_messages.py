@@ -135,7 +135,7 @@ ChatPart: TypeAlias = TextPart | RefusalPart | ImagePart | VideoPart | Embedding
 
 @frozen
 class ChatMessage:
-    """A message of the conversation; messages of tools are not supported."""
+    """A message of the conversation."""
 
     harmless: ClassVar[Harmless] = {  # stock clients send an assistant's message back with all of its fields
         **CACHE_HINTS,

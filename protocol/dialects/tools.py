@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
 import attrs
-import msgspec
 from attrs import evolve, frozen
 
 from protocol.dialects.formats import JsonObject
 from protocol.dialects.message_parts import CACHE_HINTS
 from protocol.messages.text import Respond
-from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice
+from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice, read_arguments
 from protocol.strict.checks import Holds, Matches
 from protocol.strict.mistakes import Mistake, describe, wrong
 from protocol.strict.objects import Harmless
@@ -23,6 +22,7 @@ CALL_ID_REQUEST_CHARACTERS = 24  # of the id of a request in those of its calls,
 NAME_CHARACTERS_MAX = 128
 NAME_PATTERN = f"[A-Za-z0-9_.-]{{1,{NAME_CHARACTERS_MAX}}}"
 CALL_ID_CHARACTERS_MAX = 256
+ARGUMENTS_CHARACTERS_MAX = 4 * 1024 * 1024  # of one call: as many as an answer may have, and a body
 MODES = ("none", "auto", "required")
 
 FunctionName = Annotated[str, Matches(NAME_PATTERN, f"1 to {NAME_CHARACTERS_MAX} of the characters A-Z a-z 0-9 _ . -")]
@@ -50,10 +50,16 @@ class FunctionDefinition:
 class FunctionTool:
     """A function as a tool of chat completions."""
 
-    harmless: ClassVar[Harmless] = {"strict": (bool,), **CACHE_HINTS}  # of the function itself, elsewhere
+    harmless: ClassVar[Harmless] = CACHE_HINTS
 
     type: Literal["function"] = attrs.field(metadata=tag())
     function: FunctionDefinition
+    strict: bool | None = None  # some clients send it here
+
+    def tool(self, param: str) -> Tool:
+        """Return the function for a processor; `param` is the place of the tool in the request."""
+        tool = self.function.tool(f"{param}.function")
+        return evolve(tool, strict=True) if self.strict and self.function.strict is None else tool
 
 
 @frozen
@@ -70,13 +76,12 @@ class Arguments:
         text = cast("str", value)
         if not text.strip():
             return cls("{}")
+        if len(text) > ARGUMENTS_CHARACTERS_MAX:
+            raise wrong(f"must have at most {ARGUMENTS_CHARACTERS_MAX} characters, has {len(text)}")
         try:
-            decoded: object = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+            read_arguments(text)
+        except (ValueError, RecursionError) as error:
             raise wrong(f"must be the JSON text of an object: {error}") from None
-        if not isinstance(decoded, dict):
-            raise wrong(f"must be the JSON text of an object, is one of {describe(type(decoded).__name__)}")
-        JsonObject.from_value(decoded)
         return cls(text)
 
 
@@ -151,7 +156,7 @@ def with_choice(respond: Respond, choice: ChosenTool | None, *, parallel: bool |
 
 def chat_tools(tools: Sequence[FunctionTool] | None, choice: ChosenTool | None) -> tuple[Tool, ...]:
     """Return the tools of a request with messages for a processor, as many as its model gets to see."""
-    return offered([tool.function.tool(f"tools[{place}].function") for place, tool in enumerate(tools or ())], choice)
+    return offered([tool.tool(f"tools[{place}]") for place, tool in enumerate(tools or ())], choice)
 
 
 def offered(tools: Sequence[Tool], choice: ChosenTool | None) -> tuple[Tool, ...]:

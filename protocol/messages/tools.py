@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import cast
+
 from attrs import field, frozen
 
 NO_PARAMETERS = '{"type":"object","properties":{}}'
@@ -40,3 +43,25 @@ class ToolChoice:
 
 
 AUTO = ToolChoice()
+
+
+DIGITS_MAX = 4_000  # of an integer; Python reads no longer ones
+
+
+def read_arguments(text: str) -> dict[str, object]:
+    """Return the arguments of a call as an object; raises `ValueError` or `RecursionError` for any other text.
+
+    Models write what only some readers take: an integer of any length is read as a fraction, and half of a surrogate
+    pair as a question mark.
+    """
+    value: object = json.loads(text, parse_int=_integer)
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")  # noqa: TRY004  # of a text, whose type is right
+    if "\\u" in text:
+        whole = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
+        value = json.loads(whole, parse_int=_integer)
+    return cast("dict[str, object]", value)
+
+
+def _integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= DIGITS_MAX else float(digits)

@@ -28,14 +28,14 @@ class Completion(AnswerBuilder):
         super().__init__(1, ids=bool(create.return_token_ids), logprobs=create.logprobs is not None)
         self._create, self._request_id, self._created_at = create, request_id, created_at
         self._output = Output(request_id, places(create.tools or ()))
-        self._more: dict[int, ChoiceParts] = {}  # the log probabilities and ids of each message, by the item's index
+        self._more: dict[int, ChoiceParts] = {}  # the log probabilities and ids of each item, by its index
 
     def add(self, reply: Accepted | Started | AnswerPiece | ChoiceEnded) -> None:
         """Add the next reply of any kind."""
         if isinstance(reply, Text | Reasoning | CallPart):
             item = self._output.item_for(reply)
             item.text += _encode(piece_text(reply))[1:-1]
-            if isinstance(reply, Text) and isinstance(item, MessageItem) and (reply.ids or reply.logprobs):
+            if reply.ids or reply.logprobs:
                 self._add_more(self._more.setdefault(item.index, ChoiceParts()), reply)
         else:
             super().add(reply)
@@ -66,10 +66,12 @@ class Completion(AnswerBuilder):
         for item in self._output.items:
             if isinstance(item, MessageItem):
                 item.more = self._more_of(item.index)
+            else:
+                item.ids = self._ids_of(item.index)
             before, after = item.around(item.status(status) if item is last else "completed")
             yield from (b"," * bool(item.index) + before, item.text, after)
 
-    def _add_more(self, parts: ChoiceParts, text: Text) -> None:
+    def _add_more(self, parts: ChoiceParts, text: AnswerPiece) -> None:
         if self._ids:
             extend(parts.ids, text.ids)
         if self._logprobs:
@@ -77,8 +79,11 @@ class Completion(AnswerBuilder):
 
     def _more_of(self, index: int) -> dict[str, object]:
         parts = self._more.get(index, ChoiceParts())
-        ids = {"token_ids": msgspec.Raw(b"[" + parts.ids + b"]")} if self._ids else {}
-        return {"logprobs": msgspec.Raw(b"[" + parts.logprobs + b"]"), **ids}
+        return {"logprobs": msgspec.Raw(b"[" + parts.logprobs + b"]"), **self._ids_of(index)}
+
+    def _ids_of(self, index: int) -> dict[str, object]:
+        parts = self._more.get(index, ChoiceParts())
+        return {"token_ids": msgspec.Raw(b"[" + parts.ids + b"]")} if self._ids else {}
 
 
 def _around(fields: dict[str, object], name: str) -> tuple[bytes, bytes]:

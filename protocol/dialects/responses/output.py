@@ -34,6 +34,7 @@ class OutputItem(ABC):
     request_id: str
     index: int  # among the items of its answer
     text: bytearray = field(factory=bytearray)  # the inside of a JSON string
+    ids: Mapping[str, object] = field(factory=dict)  # the token ids in an answer that is not streamed, if requested
 
     @property
     def id(self) -> str:
@@ -138,7 +139,7 @@ class ReasoningItem(_PartItem):
         return {"id": self.id, "type": "reasoning", "status": status, **kept}
 
     def _part(self, text: msgspec.Raw) -> dict[str, object]:
-        return {"type": "reasoning_text", "text": text}
+        return {"type": "reasoning_text", "text": text, **self.ids}
 
 
 @define(eq=False)
@@ -189,7 +190,7 @@ class CallItem(OutputItem):
         arguments = msgspec.Raw(b'""') if text is None else text
         fields = {"call_id": self.call_id, "name": self.name, "arguments": arguments}
         namespace = {} if self.namespace is None else {"namespace": self.namespace}
-        return {"id": self.id, "type": "function_call", "status": status, **fields, **namespace}
+        return {"id": self.id, "type": "function_call", "status": status, **fields, **namespace, **self.ids}
 
 
 @frozen

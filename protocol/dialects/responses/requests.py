@@ -36,7 +36,7 @@ from protocol.strict.structure import structure
 
 STREAM_ID = "[A-Za-z0-9_.-]{1,256}"
 LOGPROBS = "message.output_text.logprobs"
-# What a response may include. Without reasoning and tools of the server there is nothing to include but the first.
+# What a response may include. Nothing here is encrypted, and the server runs no tools: only the first has an effect.
 INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",

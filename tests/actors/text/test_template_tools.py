@@ -10,7 +10,7 @@ from attrs import evolve
 
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
-from actors.text.template_tools import Ids, ToolFacts, single_calls
+from actors.text.template_tools import Ids, TextBeside, ToolFacts, with_calls_apart
 from protocol.errors import BadRequest
 from protocol.messages.text import Rendering, Role, Turn
 from protocol.messages.tools import Tool, ToolCall
@@ -34,6 +34,11 @@ SHORT = OBJECTS.replace(
 NAMED = OBJECTS.replace("<{{ c.function.name }} ", "<{{ c.id }} ")
 SINGLE = OBJECTS.replace(
     "{% for c in", "{% if (m.tool_calls or []) | length > 1 %}{{ raise_exception('one') }}{% endif %}{% for c in"
+)
+WITHOUT_TEXT = OBJECTS.replace("{{ m.content or '' }}", "{{ '' if m.tool_calls else m.content or '' }}")
+ALTERNATING = WITHOUT_TEXT.replace(
+    "{{ m.role }}:",
+    "{% if m.role == 'assistant' == loop.previtem.role %}{{ raise_exception('two') }}{% endif %}{{ m.role }}:",
 )
 NO_CALLS = HEAD + LOOP + END
 NO_TOOLS = LOOP + END
@@ -90,16 +95,47 @@ def test_ids_as_a_template_takes_them() -> None:
     assert facts.call_id("call_1", "f", 0) != facts.call_id("call_2", "f", 1)
 
 
+ONE = ToolFacts(True, True, several_calls=False)
+SAID = (TURNS[0], evolve(TURNS[1], content="Let me see."), *TURNS[2:], Turn(Role.USER, "Thanks"))
+
+
 def test_a_template_of_one_call_an_answer_gets_several_one_after_the_other() -> None:
-    assert [turn.content or turn.calls[0].id for turn in single_calls(TURNS)] == [
+    assert [turn.content or turn.calls[0].id for turn in with_calls_apart(TURNS, ONE)] == [
         *("Weather?", "call_1", "sunny", "call_2", "rainy")
     ]
-    said = (TURNS[0], evolve(TURNS[1], content="Let me see."), *TURNS[2:], Turn(Role.USER, "Thanks"))
-    assert [turn.content for turn in single_calls(said)] == ["Weather?", "Let me see.", "sunny", "", "rainy", "Thanks"]
+    assert [turn.content for turn in with_calls_apart(SAID, ONE)] == [
+        *("Weather?", "Let me see.", "sunny", "", "rainy", "Thanks")
+    ]
 
 
-def test_a_result_that_does_not_come_changes_no_order() -> None:
-    assert [turn.content for turn in single_calls((TURNS[0], TURNS[1], TURNS[3]))] == ["Weather?", "", "", "rainy"]
+def test_every_result_stays_behind_its_call() -> None:
+    assert [turn.content for turn in with_calls_apart((TURNS[0], TURNS[1], TURNS[3]), ONE)] == [
+        *("Weather?", "", "", "rainy")
+    ]
+    again = evolve(TURNS[2], content="still sunny")
+    assert [turn.content for turn in with_calls_apart((*TURNS, again), ONE)] == [
+        *("Weather?", "", "sunny", "still sunny", "", "rainy")
+    ]
+    # The ids of a client may repeat themselves.
+    twice = [turn.content for turn in with_calls_apart((*TURNS, *TURNS), ONE)]
+    assert sorted(twice) == sorted([turn.content for turn in (*TURNS, *TURNS)] + ["", ""])
+
+
+@pytest.mark.parametrize(
+    ("source", "beside", "prompt"),
+    [
+        (OBJECTS, TextBeside.KEPT, "assistant:Let me see.<get_weather"),
+        (WITHOUT_TEXT, TextBeside.APART, "assistant:Let me see.assistant:<get_weather"),
+        (ALTERNATING, TextBeside.LEFT_OUT, "user:Weather?assistant:<get_weather"),
+    ],
+    ids=["kept", "apart", "left out"],
+)
+def test_a_text_beside_calls_reaches_the_prompt_as_the_template_takes_it(
+    source: str, beside: TextBeside, prompt: str
+) -> None:
+    template = learned(source)
+    assert template.tools.text_beside is beside
+    assert prompt in template.render(SAID[:-1], SHOWN)
 
 
 @pytest.mark.parametrize(

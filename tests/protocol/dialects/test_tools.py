@@ -12,7 +12,7 @@ from protocol.dialects.chat import ChatRequest, parse, to_respond
 from protocol.dialects.tools import call_id
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.text import Role, Turn
-from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice
+from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice, read_arguments
 from tests.rig.dialects import check_refused
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -161,6 +161,30 @@ def test_arguments_have_to_be_an_object(arguments: str) -> None:
         turns({"role": "assistant", "tool_calls": [call]}, RESULT)
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
     assert "must be the JSON text of an object" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ('{"a": "\\ud83d"}', {"a": "?"}),
+        ('{"a": "\\ud83d\\ude42"}', {"a": "\N{SLIGHTLY SMILING FACE}"}),
+        ('{"a": 1e999}', {"a": float("inf")}),
+        ('{"a": ' + "9" * 5000 + "}", {"a": float("inf")}),
+        ('{"a": "' + "x" * 200_000 + '"}', {"a": "x" * 200_000}),
+    ],
+    ids=["half a pair", "a pair", "a large fraction", "a large integer", "a large text"],
+)
+def test_arguments_that_a_model_may_write_are_taken_back(arguments: str, read: object) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    [_, called, _] = turns({"role": "assistant", "tool_calls": [call]}, RESULT)
+    assert called.calls[0].arguments == arguments
+    assert read_arguments(arguments) == read
+
+
+@pytest.mark.parametrize(("outer", "inner", "strict"), [(True, None, True), (True, False, False), (None, True, True)])
+def test_strict_may_stand_beside_the_function(outer: bool | None, inner: bool | None, strict: bool) -> None:
+    tool = {"type": "function", "strict": outer, "function": {**FUNCTION, "strict": inner}}
+    assert to_respond(request(tools=[tool]), request_id=ID).tools[0].strict is strict
 
 
 def test_ids_of_calls_differ_and_are_short() -> None:

@@ -232,7 +232,8 @@ def test_the_ids_and_log_probabilities_of_tokens_stand_beside_their_texts() -> N
     body = json.loads(whole_body(builder, [*pieces, ChoiceEnded(FinishReason.STOP)], Answered(USAGE)))
     [part] = body["output"][1]["content"]
     assert (part["token_ids"], len(part["logprobs"])) == ([3], 1)
-    assert "token_ids" not in body["output"][0]["content"][0]
+    assert body["output"][0]["content"][0]["token_ids"] == [1, 2]
+    assert body["output"][2]["token_ids"] == [4, 5, 6]
 
 
 def test_every_event_of_a_long_answer_with_many_tools_fits_into_a_message() -> None:
