@@ -210,7 +210,7 @@ class ConversationTemplate:
             name, *others = rendering.variables
             param = KWARGS if others else join(KWARGS, segment(name))
         elif isinstance(error, LimitReached):
-            sentence += "; send fewer or shorter messages"
+            sentence += f"; send fewer or shorter messages{' or tools' if rendering.tools else ''}"
         elif may_render:
             param = self._refused_field(turns, messages, rendering, error)
         return BadRequest(sentence, param=param)

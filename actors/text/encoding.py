@@ -17,6 +17,8 @@ from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 TURN_CHARACTERS = 32
 # The work for one step of a chat template, in characters to tokenise.
 STEP_CHARACTERS = 4
+# The work for a character of a tool or of a call, in characters to tokenise: its JSON is read, and templates walk it.
+TOOL_CHARACTER_WORK = 6
 # The length of the first part. Most texts that fit are shorter, and so are tokenised once.
 FIRST_CHARACTERS_A_TOKEN = 4
 # The factor from the length of one part to that of the next.
@@ -60,11 +62,18 @@ async def tokenize_conversation(
     if len(turns) * model.turn_tokens_min > tokens_max + SEAM_TOKENS:
         raise TooManyTokens(f"more than {tokens_max}")
     rendering_work = max(TURN_CHARACTERS * len(turns), STEP_CHARACTERS * model.template.cost.steps(len(turns)))
-    characters = sum([len(turn.text) for turn in turns]) + rendering_work
+    characters = sum([len(turn.text) + len(turn.reasoning) for turn in turns]) + rendering_work
+    characters += TOOL_CHARACTER_WORK * _tool_characters(turns, rendering)
     if rendering.variables:
         characters += len(repr(rendering.variables))
     prompt = await run(characters, partial(model.prompt, turns, rendering))
     return await tokenize_text(prompt, model, tokens_max, run, special=False)
+
+
+def _tool_characters(turns: Sequence[Turn], rendering: Rendering) -> int:
+    """Return the characters of the tools that are offered, and of earlier calls."""
+    offered = sum([len(tool.description or "") + len(tool.parameters) for tool in rendering.tools])
+    return offered + sum([len(call.arguments) for turn in turns for call in turn.calls])
 
 
 async def check_ids(ids: Sequence[int], vocabulary_size: int, tokens_max: int, run: RunWork) -> list[int]:

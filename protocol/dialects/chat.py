@@ -111,7 +111,7 @@ class ChatRequest(ChoiceOptions):
 
     def _check_tools(self) -> Iterator[Mistake]:
         names = [tool.function.name for tool in self.tools or ()]
-        yield from tool_mistakes(names, "tools[{}].function.name")
+        yield from tool_mistakes(self.tools or ())
         yield from choice_mistakes(self.tool_choice, names)
 
     def _check_calls(self) -> Iterator[Mistake]:

@@ -98,7 +98,7 @@ class TokenizeRequest:
         if self.messages is None and self.tools:
             yield Mistake("tools", "is for messages")
         names = [tool.function.name for tool in self.tools or ()]
-        yield from tool_mistakes(names, "tools[{}].function.name")
+        yield from tool_mistakes(self.tools or ())
         yield from choice_mistakes(self.tool_choice, names)
         yield from call_mistakes(self.messages or ())
 

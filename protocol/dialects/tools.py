@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, cast
 
 import attrs
@@ -18,6 +18,7 @@ from protocol.strict.objects import Harmless
 from protocol.strict.tagged import tag
 
 TOOLS_MAX = 512
+TOOL_CHARACTERS_MAX = 1024 * 1024  # of all tools of a request: some hundred thousand tokens in each of its prompts
 CALL_ID_REQUEST_CHARACTERS = 24  # of the id of a request in those of its calls, which OpenAI bounds at 40 characters
 NAME_CHARACTERS_MAX = 128
 NAME_PATTERN = f"[A-Za-z0-9_.-]{{1,{NAME_CHARACTERS_MAX}}}"
@@ -39,6 +40,11 @@ class FunctionDefinition:
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+
+    @property
+    def characters(self) -> int:
+        """The characters of its description and of its parameters."""
+        return len(self.description or "") + (0 if self.parameters is None else len(self.parameters.text))
 
     def tool(self, param: str = "", name: str | None = None) -> Tool:
         """Return the function for a processor; `param` is its place in the request, and `name` another name."""
@@ -169,13 +175,21 @@ def call_id(request_id: str, choice: int, index: int) -> str:
     return f"call_{request_id[:CALL_ID_REQUEST_CHARACTERS]}{choice:02x}{index:04x}"
 
 
-def tool_mistakes(names: Sequence[str], path: str) -> Iterator[Mistake]:
-    """Yield a mistake for each tool with the name of an earlier one; `path` is a pattern with the tool's index."""
+def tool_mistakes(tools: Sequence[FunctionTool]) -> Iterator[Mistake]:
+    """Yield a mistake for each tool of messages with the name of an earlier one, and one for too long tools."""
     seen = set[str]()
-    for index, name in enumerate(names):
-        if name in seen:
-            yield Mistake(path.format(index), f"is the name of two tools, {describe(name)}")
+    for index, tool in enumerate(tools):
+        if (name := tool.function.name) in seen:
+            yield Mistake(f"tools[{index}].function.name", f"is the name of two tools, {describe(name)}")
         seen.add(name)
+    yield from size_mistakes(tool.function for tool in tools)
+
+
+def size_mistakes(functions: Iterable[FunctionDefinition]) -> Iterator[Mistake]:
+    """Yield the mistake of functions that are too long together, before a template renders them."""
+    if (characters := sum(function.characters for function in functions)) > TOOL_CHARACTERS_MAX:
+        within = f"must have at most {TOOL_CHARACTERS_MAX} characters of descriptions and parameters in all"
+        yield Mistake("tools", f"{within}, have {characters}")
 
 
 def choice_mistakes(choice: ChosenTool | None, names: Collection[str]) -> Iterator[Mistake]:

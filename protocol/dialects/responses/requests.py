@@ -22,7 +22,7 @@ from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation
 from protocol.dialects.request_body import as_request_error, decode, read
 from protocol.dialects.responses.items import FunctionCallItem, InputItem, continued, turns_of, unknown_calls
 from protocol.dialects.responses.output import GivenAnswer
-from protocol.dialects.responses.tools import AnyTool, for_model, name_mistakes, places, refused
+from protocol.dialects.responses.tools import AnyTool, for_model, function_mistakes, places, refused
 from protocol.dialects.tools import TOOLS_MAX, ChosenTool, choice_mistakes, offered, with_choice
 from protocol.errors import BadRequest, PreviousResponseNotFound, Unsupported
 from protocol.messages.generation import Grammar
@@ -175,7 +175,7 @@ class ResponseRequest(Options):
         yield from excess(sum(map(_media_count, items)), "input")
 
     def _check_tools(self) -> Iterator[Mistake]:
-        yield from name_mistakes(self.tools or ())
+        yield from function_mistakes(self.tools or ())
 
     def _check_choice(self) -> Iterator[Mistake]:
         yield from choice_mistakes(self.tool_choice, places(self.tools or ()))

@@ -14,7 +14,7 @@ import attrs
 import msgspec
 from attrs import frozen
 
-from protocol.dialects.tools import TOOLS_MAX, ChosenTool, FunctionDefinition, FunctionName
+from protocol.dialects.tools import TOOLS_MAX, ChosenTool, FunctionDefinition, FunctionName, size_mistakes
 from protocol.messages.tools import Tool
 from protocol.strict.checks import Holds
 from protocol.strict.mistakes import Mistake, describe
@@ -135,8 +135,8 @@ def left_out(tools: Sequence[AnyTool]) -> list[str]:
     return list(dict.fromkeys(tool.type for tool in tools if isinstance(tool, OtherTool)))
 
 
-def name_mistakes(tools: Sequence[AnyTool]) -> Iterator[Mistake]:
-    """Yield a mistake for each function whose name for the model is taken, and one for too many functions."""
+def function_mistakes(tools: Sequence[AnyTool]) -> Iterator[Mistake]:
+    """Yield a mistake for each function whose name for the model is taken, and for too many or too long functions."""
     seen = set[str]()
     for path, namespace, function in functions(tools):
         name = joined(namespace, function.name)
@@ -145,6 +145,7 @@ def name_mistakes(tools: Sequence[AnyTool]) -> Iterator[Mistake]:
         seen.add(name)
     if (count := sum(1 for _ in functions(tools))) > TOOLS_MAX:
         yield Mistake("tools", f"must hold at most {TOOLS_MAX} functions, holds {count}")
+    yield from size_mistakes(function for _, _, function in functions(tools))
 
 
 def refused(tools: object, allowed: Collection[str]) -> Iterator[Mistake]:
@@ -161,7 +162,7 @@ def refused(tools: object, allowed: Collection[str]) -> Iterator[Mistake]:
 def echo(tools: Sequence[AnyTool] | None) -> msgspec.Raw:
     """Return the tools of a response: the tools of its request without the left-out ones."""
     shown = [tool for tool in tools or () if not isinstance(tool, OtherTool)]
-    short = sum(map(_text_bytes, (each for _, _, each in functions(shown)))) > ECHOED_BYTES_MAX
+    short = sum(each.characters for _, _, each in functions(shown)) > ECHOED_BYTES_MAX
     encoded = msgspec.json.encode([tool.echo(short=short) for tool in shown])
     if not short and len(encoded) > ECHOED_BYTES_MAX:
         encoded = msgspec.json.encode([tool.echo(short=True) for tool in shown])
@@ -173,8 +174,3 @@ def echoed_choice(choice: ChosenTool | None) -> str | dict[str, str]:
     if choice is None:
         return "auto"
     return choice.mode if choice.name is None else {"type": "function", "name": choice.name}
-
-
-def _text_bytes(function: FlatFunction) -> int:
-    parameters = 0 if function.parameters is None else len(function.parameters.text)
-    return parameters + len(function.description or "")

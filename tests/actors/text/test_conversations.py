@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 
@@ -10,7 +11,8 @@ import pytest
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from protocol.errors import BadRequest, Overloaded, StartFailed
-from protocol.messages.text import Role, Turn
+from protocol.messages.text import Rendering, Role, Turn
+from protocol.messages.tools import Tool
 from tests.rig.templates import (
     ALTERNATING,
     CHATML,
@@ -263,6 +265,18 @@ def test_a_quadratic_template_renders_once_and_is_held_to_a_number_of_steps(monk
     with pytest.raises(BadRequest, match="it takes more than 1500000 steps; send fewer or shorter messages") as caught:
         slow.render(turns)
     assert caught.value.param is None
+
+
+def test_long_tools_are_named_where_a_template_takes_too_many_steps_with_them() -> None:
+    source = CHATML + (
+        "{% for t in tools or [] %}{{ t|tojson }}{% for key in t.function.parameters.many or [] %}"
+        "{% for other in range(1000) %}{{ key.x }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    slow = template(source)
+    many = Tool("f", parameters=json.dumps({"many": [{"x": ""}] * 1000}))
+    assert slow.render(talk((USER, "Hi")), Rendering(tools=(Tool("f"),)))
+    with pytest.raises(BadRequest, match="steps; send fewer or shorter messages or tools"):
+        slow.render(talk((USER, "Hi")), Rendering(tools=(many,)))
 
 
 def test_no_class_of_this_server_is_named_to_a_client() -> None:

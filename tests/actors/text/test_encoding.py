@@ -19,7 +19,8 @@ from actors.kit.offload import Offload, T, run_inline
 from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
-from protocol.messages.text import Role, Tokenize, Turn
+from protocol.messages.text import Rendering, Role, Tokenize, Turn
+from protocol.messages.tools import Tool, ToolCall
 from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN
 from tests.actors.test_processor import CONTENTS, ask, running
 from tests.rig.gateway import TINY, load_with_fixed_clock
@@ -203,6 +204,36 @@ async def test_a_conversation_with_too_many_messages_is_refused_before_it_is_ren
     assert counting.sizes == []
     ids = await tokenize_conversation([Turn(Role.USER, "")] * 3000, TINY, 20_000, Offload(counting, "").run)
     assert 15_000 < len(ids) < 20_000
+
+
+WITH_TOOLS = (
+    RENDERED
+    + "{% for t in tools or [] %}{{ t|tojson }}{% endfor %}"
+    + ("{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function|tojson }}{% endfor %}{% endfor %}")
+)
+
+
+HI = Turn(Role.USER, "hi")
+LONG_CALL = ToolCall("c", "f", json.dumps({"key": "oak " * 250}))
+LONG_SCHEMA = json.dumps({"type": "object", "properties": {"key": {"enum": ["value"] * 400}}})
+
+
+@pytest.mark.parametrize(
+    ("turns", "tools"),
+    [
+        ((HI,), (Tool("f", parameters=LONG_SCHEMA),)),
+        ((HI,), (Tool("f", "oak " * 250),)),
+        ((HI, Turn(Role.ASSISTANT, "", calls=(LONG_CALL,)), Turn(Role.TOOL, "x", call_id="c")), ()),
+    ],
+)
+async def test_long_tools_and_calls_are_rendered_in_a_thread(turns: Sequence[Turn], tools: tuple[Tool, ...]) -> None:
+    """The review's 30 tools of 117 kB stopped the event loop for 200 to 400 ms, since the question was short."""
+    model, counting = load_with_fixed_clock(CONTENTS, WITH_TOOLS), Counting()
+    rendering = Rendering(tools=tools)
+    prompt = model.prompt(turns, rendering)
+    ids = await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run, rendering)
+    assert ids == model.encode_text(prompt, special=False)
+    assert counting.sizes[0] >= 6_000 > len(prompt), "the rendering comes first, and is more work than its prompt"
 
 
 SCANS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from protocol.dialects.chat import ChatRequest, parse, to_respond
-from protocol.dialects.tools import call_id
+from protocol.dialects.tools import TOOL_CHARACTERS_MAX, call_id
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.text import Role, Turn
 from protocol.messages.tools import AUTO, NO_PARAMETERS, Tool, ToolCall, ToolChoice, read_arguments
@@ -121,6 +121,19 @@ def test_the_result_of_a_call_may_be_in_parts() -> None:
 )
 def test_mistakes_in_tools(fields: dict[str, Any], param: str, sentence: str | None) -> None:
     check_refused(parse, BASE | fields, BadRequest, param, None if sentence is None else f"{param}: {sentence}")
+
+
+def test_tools_that_are_too_long_together_are_refused_by_name() -> None:
+    tools = [
+        {"type": "function", "function": FUNCTION | {"name": f"f{number}", "description": "d" * 100_000}}
+        for number in range(11)
+    ]
+    assert request(tools=tools[:10]).tools is not None
+    sentence = f"must have at most {TOOL_CHARACTERS_MAX} characters of descriptions and parameters in all, have 11005"
+    for body in (BASE | {"tools": tools}, BASE | {"tools": tools, "tool_choice": "none"}):
+        with pytest.raises(BadRequest, match=sentence) as refused:
+            parse(json.dumps(body).encode())
+        assert refused.value.param == "tools"
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_the_ids_and_log_probabilities_of_tokens_stand_beside_their_texts() -> N
 
 
 def test_every_event_of_a_long_answer_with_many_tools_fits_into_a_message() -> None:
-    tools = [{**WEATHER, "name": f"f{number:0127}", "description": "d" * 4000} for number in range(512)]
+    tools = [{**WEATHER, "name": f"f{number:0127}", "description": "d" * 1900} for number in range(512)]
     events = events_of(tools=tools, metadata={f"{n:064}": "\0" * 512 for n in range(16)})
     frames = [*events.begin(), *events.deltas(Text("x", 1)), *events.finish(ChoiceEnded(FinishReason.STOP), USAGE)]
     assert max(map(len, frames)) < 2**18

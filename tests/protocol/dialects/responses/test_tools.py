@@ -72,6 +72,13 @@ def test_functions_and_those_of_namespaces_are_one_list_for_the_model() -> None:
     assert joined("agents_v1", "close") == "agents_v1__close"
 
 
+def test_functions_that_are_too_long_together_are_refused_by_name() -> None:
+    long = [{**CLOSE, "name": f"f{number}", "description": "d" * 100_000} for number in range(11)]
+    assert post(*long[:10]).tools
+    assert "characters of descriptions and parameters in all" in refused(BadRequest, "tools", *long)
+    assert refused(BadRequest, "tools", *long[:6], {**AGENTS, "tools": long[6:]})
+
+
 @pytest.mark.parametrize(
     ("choice", "expected", "shown"),
     [
