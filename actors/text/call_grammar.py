@@ -9,10 +9,12 @@ object: its client does not count on the schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 from attrs import frozen
 
+from actors.kit.offload import give_turn
 from actors.text.engine_grammar import engine_grammar
 from actors.text.formats.answer import Thought
 from actors.text.formats.arguments import types_of
@@ -37,9 +39,12 @@ from actors.text.formats.tool_table import ToolTable
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import Tool, ToolChoice
+from protocol.schemas.enforceable import Unenforceable
 from protocol.schemas.parameters import Parameter, parameters
 
 ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
+CHARACTERS_MAX = 2 * 2**20  # of the grammar of all calls
+PARTS_A_TURN = 16  # tools and parameters that are written before other work has a turn
 AFTER_THOUGHT = regex("\\n{0,2}")
 
 
@@ -75,8 +80,7 @@ def call_grammar(
     if choice.name is not None:
         tools = [tool for tool in tools if tool.name == choice.name]
     demanded = _demands(choice)
-    schemas = {tool.name: _engine_schema(tool, demanded=demanded) for tool in tools}
-    calls = [its_format.call(tool.name, _arguments(tool, schemas[tool.name], its_format.frame)) for tool in tools]
+    calls, schemas = _calls(its_format, tools, demanded=demanded)
     several = parallel and choice.name is None and not its_format.frame.alone
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
     if demanded:
@@ -128,6 +132,40 @@ def object_schema(tool: Tool) -> str:
     return json.dumps({**schema, "type": "object"}, ensure_ascii=False, separators=(",", ":"))
 
 
+def _calls(
+    its_format: HeldFormat, tools: Sequence[Tool], *, demanded: bool
+) -> tuple[list[TagPart], Mapping[str, str | None]]:
+    """Return the grammar of a call of each tool, and the schema that an engine gets for it, None for any object."""
+    calls, schemas = list[TagPart](), dict[str, str | None]()
+    size, pause = 0, _paced_turns()
+    for tool in tools:
+        pause()
+        schemas[tool.name] = schema = _engine_schema(tool, demanded=demanded)
+        try:
+            arguments = _arguments(tool, schema, its_format.frame, pause)
+        except Unenforceable as error:
+            if tool.strict:
+                raise BadRequest(f"this JSON schema cannot be used: {error}", param=tool.param) from None
+            schemas[tool.name] = None
+            arguments = _arguments(tool, None, its_format.frame, pause)
+        calls.append(its_format.call(tool.name, arguments))
+        size += len(json.dumps(calls[-1]))
+        if size > CHARACTERS_MAX:
+            raise BadRequest(f"the grammar of these tools is too large: it has more than {CHARACTERS_MAX} characters")
+    return calls, schemas
+
+
+def _paced_turns() -> Callable[[], None]:
+    """Return what is called before each tool and parameter, and lets other work have the thread now and then."""
+    calls = count(1)
+
+    def pause() -> None:
+        if next(calls) % PARTS_A_TURN == 0:
+            give_turn()
+
+    return pause
+
+
 def _demands(choice: ToolChoice) -> bool:
     return choice.required or choice.name is not None
 
@@ -145,12 +183,12 @@ def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
         raise
 
 
-def _arguments(tool: Tool, schema: str | None, frame: CallFrame) -> HeldArguments:
+def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable[[], None]) -> HeldArguments:
     """Return the arguments of a tool as the engine is held to them."""
     whole = json.loads(schema or ANY_OBJECT)
     if not frame.plain_without:
         return HeldArguments(whole)
-    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without)
+    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without, pause)
     table = ToolTable.of([tool])
 
     def held(parameter: Parameter) -> HeldParameter:

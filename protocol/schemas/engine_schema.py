@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from protocol.schemas.alternatives import Conjunction
 from protocol.schemas.documents import SchemaNode
@@ -22,14 +22,24 @@ BYTES_PER_SHAPE = 20
 NESTED_MAX = 16  # schemas inside of each other before the next becomes a definition
 
 
+@frozen
+class _Definition:
+    """A schema with references to others."""
+
+    schema: dict[str, object]
+    references: Sequence[Conjunction]
+    size: int  # in bytes
+
+
 @define(eq=False)
 class EngineSchema:
-    """Writes the shapes of a graph as one schema."""
+    """Writes the shapes of a graph as one schema, or as several that are bounded together."""
 
     graph: Graph
+    _counted: bool = False  # which shapes several places have
     _names: dict[Conjunction, str] = field(factory=dict)
-    _referred: set[Conjunction] = field(factory=set)
-    _unwritten: list[Conjunction] = field(factory=list)  # those of the former that have no definition yet
+    _definitions: dict[Conjunction, _Definition] = field(factory=dict)
+    _references: list[Conjunction] = field(factory=list)  # of what is being written
     _bytes: int = 0
 
     def text(self, root: SchemaNode) -> str:
@@ -37,7 +47,37 @@ class EngineSchema:
         return self.text_of(self.graph.shapes[(root,)], root)
 
     def text_of(self, shapes: Sequence[Shape], root: SchemaNode) -> str:
-        """Return the schema of some shapes of the graph of a root as JSON; raises `Unenforceable`."""
+        """Return the schema of some shapes of the graph of a root as JSON, with the definitions that it reaches.
+
+        Raises `Unenforceable` if all schemas so far have become too large.
+        """
+        self._name_shared(root)
+        own = self._written(shapes, root)
+        schema, waiting, definitions = own.schema, [*own.references], dict[str, object]()
+        while waiting:
+            child = waiting.pop()
+            if (name := self._names[child]) in definitions:
+                continue
+            if (definition := self._definitions.get(child)) is None:
+                definition = self._definitions[child] = self._written(self.graph.shapes[child], root)
+            else:
+                self._count(definition.size, root)
+            definitions[name] = definition.schema
+            waiting += definition.references
+        if definitions:
+            schema["$defs"] = definitions
+        return json.dumps(schema, separators=(",", ":"))
+
+    def _written(self, shapes: Sequence[Shape], root: SchemaNode) -> _Definition:
+        self._references, before = [], self._bytes
+        schema = self._choice(shapes, root, NESTED_MAX)
+        return _Definition(schema, self._references, self._bytes - before)
+
+    def _name_shared(self, root: SchemaNode) -> None:
+        """Name the long schemas that several places have."""
+        if self._counted:
+            return
+        self._counted = True
         arrivals: dict[Conjunction, int] = {(root,): 1}
         for own in self.graph.shapes.values():
             for child in (child for shape in own for child in children(shape)):
@@ -45,14 +85,6 @@ class EngineSchema:
         for child, count in arrivals.items():
             if count > 1 and any(map(_is_long, self.graph.shapes[child])):
                 self._names[child] = f"d{len(self._names)}"
-        schema = self._choice(shapes, root, NESTED_MAX)
-        definitions: dict[str, object] = {}
-        while self._unwritten:
-            child = self._unwritten.pop()
-            definitions[self._names[child]] = self._choice(self.graph.shapes[child], root, NESTED_MAX)
-        if definitions:
-            schema["$defs"] = definitions
-        return json.dumps(schema, separators=(",", ":"))
 
     def _choice(self, shapes: Sequence[Shape], root: SchemaNode, depth: int) -> dict[str, object]:
         written = {json.dumps(one): one for one in (self._shape(shape, root, depth) for shape in shapes)}
@@ -63,9 +95,7 @@ class EngineSchema:
         if conjunction not in self._names and depth == 0:
             self._names[conjunction] = f"d{len(self._names)}"
         if (name := self._names.get(conjunction)) is not None:
-            if conjunction not in self._referred:
-                self._referred.add(conjunction)
-                self._unwritten.append(conjunction)
+            self._references.append(conjunction)
             return {"$ref": f"#/$defs/{name}"}
         return self._choice(self.graph.shapes[conjunction], root, depth - 1)
 

@@ -8,7 +8,7 @@ more is allowed than the client's schema allows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from attrs import evolve, frozen
@@ -43,16 +43,17 @@ class Parameter:
     most: int | None = None
 
 
-def parameters(text: str, without: str) -> list[list[Parameter]]:
+def parameters(text: str, without: str, pause: Callable[[], object] = bool) -> list[list[Parameter]]:
     """Return the parameters of each kind of object that a schema allows, in the order in which they are written.
 
     The strings of regular expressions have none of the characters `without`, unless an expression names one by itself.
-    Raises `Unenforceable` if no engine can be held to the schema.
+    The schemas of all of them together are as bounded as one for an engine. `pause` is called before each
+    of them. Raises `Unenforceable` if no engine can be held to the schema.
     """
     document = Document.parse(text)
     graph = Graph(document)
     graph.fill()
-    writer = _Writer(graph, document.root, complement(characters(without)))
+    writer = _Writer(graph, document.root, complement(characters(without)), EngineSchema(graph), pause)
     found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
     if not found:
         document.root.refuse(culprit(document.root), "it allows no object")
@@ -64,6 +65,8 @@ class _Writer:
     graph: Graph
     root: SchemaNode
     allowed: CharacterSet
+    schemas: EngineSchema
+    pause: Callable[[], object]
 
     def kinds(self, shape: Shape) -> Iterator[list[Parameter]]:
         """Yield the lists of parameters of the objects of a shape."""
@@ -93,14 +96,12 @@ class _Writer:
                 return
 
     def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
+        self.pause()
         others = [each for each in map(_without_strings, shapes) if each is not None]
-        return Parameter(
-            name,
-            required,
-            self._strings(shapes, "".join(sign for shape in others for sign in _first(shape))),
-            EngineSchema(self.graph).text_of(others, self.root) if others else None,
-            EngineSchema(self.graph).text_of(shapes, self.root),
-        )
+        strings = self._strings(shapes, "".join(sign for shape in others for sign in _first(shape)))
+        whole = self.schemas.text_of(shapes, self.root)
+        rest = whole if others == shapes else self.schemas.text_of(others, self.root) if others else None
+        return Parameter(name, required, strings, rest, whole)
 
     def _strings(self, shapes: Sequence[Shape], first: str) -> tuple[str, ...] | Literal["any"] | None:
         """Return the strings of some shapes; one without an expression begins with none of the characters `first`."""

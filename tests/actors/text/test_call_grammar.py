@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from actors.kit.offload import turns
+from actors.text import call_grammar as grammar_module
 from actors.text.call_grammar import call_grammar, holds_calls, object_schema
 from actors.text.formats.table import AnswerFormat
 from protocol.errors import BadRequest, Unsupported
@@ -121,3 +124,44 @@ def test_definitions_and_references_are_kept() -> None:
     held = call_grammar([Tool("f", parameters=json.dumps(nested), strict=True)], REQUIRED, HERMES, parallel=True)
     assert held is not None
     assert "$ref" in held.grammar.text
+
+
+def linked(count: int) -> str:
+    """Return a schema of as many parameters, each of which reaches as many definitions."""
+    patterns = {f"p{number}": {"type": "string", "pattern": f"^[a-z{number}]{{1,9}}$"} for number in range(6)}
+    nodes = {
+        f"t{n}": {"properties": {**patterns, "next": {"$ref": f"#/$defs/t{(n + 1) % count}"}}} for n in range(count)
+    }
+    refs = {f"a{number}": {"$ref": f"#/$defs/t{number}"} for number in range(count)}
+    return json.dumps(
+        {"type": "object", "properties": refs, "$defs": {k: {"type": "object", **v} for k, v in nodes.items()}}
+    )
+
+
+def test_parameters_that_share_many_definitions_are_refused_as_too_large() -> None:
+    tool = Tool("f", parameters=linked(60), strict=True, param="tools[0].function.parameters")
+    with pytest.raises(BadRequest, match="takes more than") as raised:
+        call_grammar([tool], AUTO, AnswerFormat("qwen3-coder"), parallel=True)
+    assert raised.value.param == tool.param
+    held = call_grammar([evolve(tool, strict=False)], REQUIRED, AnswerFormat("glm"), parallel=True)
+    assert held is not None
+    assert held.schemas == {}
+
+
+def test_the_grammar_of_all_tools_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "CHARACTERS_MAX", 50_000)
+    tools = [Tool(f"f{number}", parameters=linked(16), strict=True) for number in range(8)]
+    with pytest.raises(BadRequest, match="the grammar of these tools is too large"):
+        call_grammar(tools, AUTO, AnswerFormat("qwen3-coder"), parallel=True)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder"])
+def test_the_work_lets_others_have_its_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "PARTS_A_TURN", 1)
+    turns_given = list[None]()
+    token = turns.set(lambda: turns_given.append(None))
+    try:
+        call_grammar([STRICT, NOW], AUTO, AnswerFormat(name), parallel=True)
+    finally:
+        turns.reset(token)
+    assert len(turns_given) >= 2

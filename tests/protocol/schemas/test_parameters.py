@@ -111,3 +111,15 @@ def test_a_schema_without_objects_is_refused() -> None:
         of({"enum": [5]})
     with pytest.raises(Unenforceable, match="#/properties/a: not: "):
         of({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]})
+
+
+def test_all_parameters_together_are_bounded_and_let_others_work() -> None:
+    nodes = {
+        f"n{n}": {"type": "object", "properties": {f"q{i}": {"$ref": f"#/$defs/n{i}"} for i in range(40)}}
+        for n in range(40)
+    }
+    schema = {"type": "object", "properties": {f"p{n}": {"$ref": f"#/$defs/n{n}"} for n in range(40)}, "$defs": nodes}
+    paused = list[None]()
+    with pytest.raises(Unenforceable, match="takes more than"):
+        parameters(json.dumps(schema), "<", lambda: paused.append(None))
+    assert paused
