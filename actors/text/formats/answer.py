@@ -2,6 +2,9 @@
 
 A format of reasoning is a pair of markers (`Thought`). A format of calls (`CallFormat`) knows with which markers its
 calls begin, and reads them. The two are chosen for each model, and either may be missing.
+
+A thought begins before the first text of an answer, or directly behind a call or another thought. Elsewhere its marker
+is text, which an answer may quote.
 """
 
 from __future__ import annotations
@@ -102,19 +105,32 @@ def read_answer(source: Source, offer: Expected, thought: Thought | None, calls:
         yield from source.accept(*thoughts)
         source.forget()
         yield from _read_thought(source, thought, offer.tools, calls)
-    begun = False  # the answer itself: a call without a marker comes there, also behind reasoning
+    opens, begun = True, False  # whether a thought may begin here; the answer itself, where a call has no marker
     while True:
-        if calls is not None and calls.bare and not begun:
-            yield from _read_bare(source, offer.tools, calls)
-        marker = yield from source.pass_until(TextPiece, *begins, *thoughts, trimmed=NEWLINE)
-        if marker is None:
-            return
-        begun = marker not in thoughts
-        if not begun and thought is not None:
+        if thought is not None and opens and (yield from _opens_thought(source, thoughts)):
             yield from _read_thought(source, thought, offer.tools, calls)
-        elif calls is not None:
-            source.begin(marker)
-            yield from _attempt(source, offer.tools, calls, marker)
+            continue
+        opens = False
+        if calls is not None and calls.bare and not begun:
+            opens = yield from _read_bare(source, offer.tools, calls)
+        begun = True
+        if opens:
+            continue
+        marker = yield from source.pass_until(TextPiece, *begins, trimmed=NEWLINE if begins else "")
+        if marker is None or calls is None:
+            return
+        source.begin(marker)
+        opens = yield from _attempt(source, offer.tools, calls, marker)
+
+
+def _opens_thought(source: Source, begins: tuple[str, ...]) -> Reading[bool]:
+    """Take the marker of a thought and white space before it, if the text goes on with them; return whether it does."""
+    yield from source.run(SPACE)
+    if (yield from source.accept(*begins)) is None:
+        source.put_back()
+        return False
+    source.forget()
+    return True
 
 
 def _read_thought(source: Source, thought: Thought, tools: ToolTable, calls: CallFormat | None) -> Reading[None]:
@@ -135,13 +151,13 @@ def _read_open_thought(source: Source, thought: Thought, tools: ToolTable, calls
             return
 
 
-def _read_bare(source: Source, tools: ToolTable, calls: CallFormat) -> Reading[None]:
-    """Read a call without a marker, if the text goes on with one."""
+def _read_bare(source: Source, tools: ToolTable, calls: CallFormat) -> Reading[bool]:
+    """Read a call without a marker, if the text goes on with one; return whether there was one."""
     yield from source.run(SPACE)
     if (first := (yield from source.peek())) and first in calls.bare:
-        yield from _attempt(source, tools, calls, "")
-    else:
-        source.fail()
+        return (yield from _attempt(source, tools, calls, ""))
+    source.put_back()
+    return False
 
 
 def _attempt(

@@ -256,6 +256,11 @@ class Source:
         self._taken.clear()
         self._taken_size = 0
 
+    def put_back(self) -> None:
+        """Undo what was taken since the attempt began, so that it is read again."""
+        self._text, self._place = f"{''.join(self._taken)}{self._text[self._place :]}", 0
+        self.forget()
+
     def fail(self, make: type[TextPiece | ReasoningPiece] = TextPiece) -> None:
         """End an attempt that is no call: its text becomes a piece, unless it was cut off at the end."""
         if self.ended and not self._come and self.cut:

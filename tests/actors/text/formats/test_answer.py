@@ -5,6 +5,7 @@ from __future__ import annotations
 from actors.text.formats.answer import Expected, ParserStage
 from actors.text.formats.stage import TextPiece
 from actors.text.formats.table import AnswerFormat, make_stage
+from actors.text.formats.tool_table import ToolTable
 from tests.rig.answers import TOOLS, read
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -12,8 +13,39 @@ F = ("call", "f", "{}")
 
 
 def test_line_breaks_beside_markers_belong_to_neither_side() -> None:
-    text = f"A\n\n<think>\nHm.\n</think>\n\nB\n{CALL}\nC"
-    assert read(text, "hermes", "think") == [("text", "A"), ("reasoning", "Hm."), ("text", "B"), F, ("text", "\nC")]
+    text = f"\n<think>\nHm.\n</think>\n\nB\n{CALL}\nC"
+    assert read(text, "hermes", "think") == [("reasoning", "Hm."), ("text", "B"), F, ("text", "\nC")]
+
+
+def test_a_marker_of_reasoning_behind_text_is_text() -> None:
+    quoted = "The `<think>` tag opens a thought.\n\n<think>Hm.</think>B"
+    for tools, thought in ((None, "think"), ("hermes", "think"), ("hermes", "qwen3"), ("llama3", "think")):
+        assert read(quoted, tools, thought) == [("text", quoted)]
+        assert read(f"<think>Hm.</think>\n{quoted}", tools, thought) == [("reasoning", "Hm."), ("text", quoted)]
+        assert read(f"Hm.</think>{quoted}", tools, thought, thinking=True) == [("reasoning", "Hm."), ("text", quoted)]
+    sentence = "A model writes 'Here is my thought process:' first."
+    assert read(sentence, None, "granite") == [("text", sentence)]
+    call = f"A {CALL} B <think>Hm.</think>"
+    assert read(call, "hermes", "think") == [("text", "A "), F, ("text", " B <think>Hm.</think>")]
+
+
+def test_reasoning_may_come_behind_a_call_or_behind_reasoning() -> None:
+    thoughts = "<think>Hm.</think> \n<think> Or?</think>"
+    assert read(f"A{CALL}\n{thoughts}B", "hermes", "think") == [
+        ("text", "A"),
+        F,
+        ("reasoning", "Hm. Or?"),
+        ("text", "B"),
+    ]
+    bare = '{"name": "f", "parameters": {}}'
+    assert read(f"{bare}{thoughts}", "llama3", "think") == [F, ("reasoning", "Hm. Or?")]
+
+
+def test_white_space_before_an_answer_remains() -> None:
+    for text in (" \n", " \n<thin", " \nA\n", "\n\n"):
+        for cut in (False, True):
+            assert read(text, None, "think", cut=cut) == [("text", text)]
+            assert read(text, "llama3", "think", cut=cut) == [("text", text)]
 
 
 def test_an_answer_may_begin_within_reasoning_and_end_in_it() -> None:
@@ -51,8 +83,16 @@ def test_text_that_is_no_call_is_passed_on_at_its_first_wrong_character() -> Non
 
 
 def test_a_stage_begins_with_the_markers_it_watches() -> None:
-    stage = make_stage(AnswerFormat("hermes", "think"), Expected(TOOLS))
+    stage = make_stage(AnswerFormat("hermes", None), Expected(TOOLS))
     assert isinstance(stage, ParserStage)
     assert (stage.watched, stage.held) == (frozenset("<\n"), 0)
     thinking = make_stage(AnswerFormat("hermes", "think"), Expected(TOOLS, thinking=True))
     assert thinking.watched is None
+
+
+def test_a_stage_watches_for_reasoning_until_the_answer_begins() -> None:
+    for tools, watched in ((TOOLS, frozenset("<\n")), (ToolTable(), frozenset[str]())):
+        stage = make_stage(AnswerFormat("hermes", "think"), Expected(tools))
+        before = stage.watched
+        assert before is None
+        assert (stage.feed("A"), stage.watched, stage.held) == ([TextPiece("A")], watched, 0)

@@ -87,11 +87,10 @@ async def main():
 
 trio.run(main)
 """
-LINE = 'An oak. <think>Is [t it?</think> Yes. [call f]{"a": [1]}[/call] An oak is a tree.'
+LINE = '<think>Is [t it?</think>An oak. Yes. [call f]{"a": [1]}[/call] An oak is a tree.'
 WHOLE = [
-    "TextPiece 'An oak. '",
     "ReasoningPiece 'Is [t it?'",
-    "TextPiece ' Yes. '",
+    "TextPiece 'An oak. Yes. '",
     "CallPiece 'f{\"a\": [1]}'",
     "TextPiece ' An oak is a tree.'",
 ]
@@ -106,4 +105,4 @@ def test_a_format_is_added_by_a_file_and_a_row(tmp_path: Path) -> None:
     assert scratch_copy.touched == {"actors/text/formats/marked.py", "actors/text/formats/table.py"}
     assert scratch_copy.program(CUT).splitlines() == WHOLE
     answered = scratch_copy.program(ANSWERED).splitlines()
-    assert answered == ['An oak.  Yes.  An oak is a tree.|Is [t it?|f{"a": [1]}', "True set()"]
+    assert answered == ['An oak. Yes.  An oak is a tree.|Is [t it?|f{"a": [1]}', "True set()"]
