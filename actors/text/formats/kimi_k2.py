@@ -4,7 +4,8 @@
     <|tool_call_end|><|tool_calls_section_end|>
 
 (without the line break). The number counts the calls of a conversation. Models leave out `functions.`, and write blanks
-between the parts. What stands in a section before its first call is no answer, and is left out.
+between the parts. What stands in a section before its first call is no answer, and is left out; a section with text
+alone is no section.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class KimiK2:
         """Read a section, or the calls behind the marker of the first one."""
         found: str | None = marker
         if marker == SECTION:
-            _, found = yield from source.until(CALL, SECTION_END)
-            if found is None:
+            before, found = yield from source.until(CALL, SECTION_END)
+            if found is None or (found == SECTION_END and before.strip()):
                 raise NoCall
         while found == CALL:
             yield from source.run(SPACE)

@@ -30,6 +30,9 @@ def test_noise_before_the_first_call_and_an_empty_section_are_left_out() -> None
 
 
 def test_a_section_that_never_has_a_call_is_text() -> None:
+    quoted = f"The marker {SECTION} begins a section, {SECTION_END} ends it."
+    for cut in (False, True):
+        assert kimi(quoted, cut=cut) == [("text", quoted)]
     assert kimi(f"{SECTION} An oak.") == [("text", f"{SECTION} An oak.")]
 
 
