@@ -155,6 +155,8 @@ def _read_bare(source: Source, tools: ToolTable, calls: CallFormat) -> Reading[b
     """Read a call without a marker, if the text goes on with one; return whether there was one."""
     yield from source.run(SPACE)
     if (first := (yield from source.peek())) and first in calls.bare:
+        # An answer may begin so without being a call: it is one from the name of a tool on.
+        source.claimed = False
         return (yield from _attempt(source, tools, calls, ""))
     source.put_back()
     return False

@@ -8,8 +8,8 @@ from attrs import frozen
 
 from actors.text.formats.call_tags import TagPart, tag
 from actors.text.formats.held_format import CallFrame, HeldArguments
-from actors.text.formats.json_calls import call_of
-from actors.text.formats.json_text import SPACE, json_value
+from actors.text.formats.json_calls import call_object
+from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import Reading, Source
 from actors.text.formats.tool_table import ToolTable
 
@@ -27,7 +27,7 @@ class Hermes:
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""
-        name, arguments = call_of((yield from json_value(source)), tools)
+        name, arguments = yield from call_object(source, tools)
         source.call(name, arguments)
         # The object is the call: a model that ends its answer, or begins the next call, leaves the marker out.
         yield from source.close(SPACE, END)

@@ -15,12 +15,13 @@ from attrs import frozen
 
 from actors.text.formats.call_tags import TagPart, tag
 from actors.text.formats.held_format import CallFrame, HeldArguments
-from actors.text.formats.json_calls import call_of
-from actors.text.formats.json_text import SPACE, json_value
+from actors.text.formats.json_calls import call_object
+from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import Reading, Source
 from actors.text.formats.tool_table import ToolTable
 
 PYTHON_TAG = "<|python_tag|>"
+ARGUMENTS = ("parameters", "arguments")
 
 
 @frozen
@@ -39,8 +40,7 @@ class Llama3:
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read calls."""
         while True:
-            text = yield from json_value(source)
-            name, arguments = call_of(text, tools, arguments=("parameters", "arguments"), required=True)
+            name, arguments = yield from call_object(source, tools, arguments=ARGUMENTS, required=True)
             source.call(name, arguments)
             yield from source.run(SPACE)
             if (yield from source.accept(";")) is not None:

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from actors.text.formats.call_tags import TagPart, tag
 from actors.text.formats.held_format import CallFrame, HeldArguments
-from actors.text.formats.json_calls import call_of, json_object, tool_name
+from actors.text.formats.json_calls import call_object, json_object, tool_name
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.source import Reading, Source
 from actors.text.formats.tool_table import ToolTable
@@ -53,6 +53,6 @@ class Mistral:
         """Read the calls of a list, each of which is a call as soon as it is whole."""
         mark: str | None = ","
         while mark == ",":
-            name, arguments = call_of((yield from json_object(source)), tools)
+            name, arguments = yield from call_object(source, tools)
             source.call(name, arguments)
             mark = yield from source.close(SPACE, ",", "]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.text.formats.arguments import encoded
+from actors.text.formats.json_calls import tool_name
 from actors.text.formats.json_text import SPACE
 from actors.text.formats.python_literal import NAME_END, python_literal
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX
@@ -44,7 +45,7 @@ class Pythonic:
 
 def _call(source: Source, tools: ToolTable) -> Reading[tuple[str, str]]:
     """Read one call, and return its tool and the JSON text of its arguments."""
-    tool = yield from source.expect(*tools.schemas)
+    tool = yield from tool_name(source, tools)
     yield from source.run(SPACE)
     yield from source.expect("(")
     arguments = dict[str, object]()

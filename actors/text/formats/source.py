@@ -43,6 +43,7 @@ class Source:
     watched: frozenset[str] | None = None  # see `Stage.watched`
     calls: int = 0  # the number of calls so far
     thought_end: str | None = None  # see `Stage.thought_end`
+    claimed: bool = True  # the attempt claims to be a call: a cut leaves it out
     # The text behind `_place` is not yet taken. Cutting off each part would copy all text behind it.
     _text: str = ""
     _place: int = 0
@@ -254,7 +255,7 @@ class Source:
     def forget(self) -> None:
         """Leave out what was taken since the attempt began, such as a marker."""
         self._taken.clear()
-        self._taken_size = 0
+        self._taken_size, self.claimed = 0, True
 
     def put_back(self) -> None:
         """Undo what was taken since the attempt began, so that it is read again."""
@@ -262,8 +263,8 @@ class Source:
         self.forget()
 
     def fail(self, make: type[TextPiece | ReasoningPiece] = TextPiece) -> None:
-        """End an attempt that is no call: its text becomes a piece, unless it was cut off at the end."""
-        if self.ended and not self._come and self.cut:
+        """End an attempt that is no call: its text becomes a piece, unless it claims to be a call and was cut off."""
+        if self.ended and not self._come and self.cut and self.claimed:
             self.forget()
         else:
             text = "".join(self._taken)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.rig.answers import Part, read
+from actors.text.formats.answer import Expected
+from actors.text.formats.stage import TextPiece
+from actors.text.formats.table import AnswerFormat, make_stage
+from tests.rig.answers import TOOLS, Part, read
 
 F = ("call", "f", '{"a": "x"}')
 
@@ -33,6 +36,28 @@ def test_an_object_in_the_middle_of_an_answer_is_text() -> None:
 
 def test_json_without_both_keys_of_a_call_is_text() -> None:
     for text in ('{"name": "f"}', '{"parameters": {}}', '{"a": 1} is a dict', '{"name": "h", "parameters": {}}', "{}"):
+        assert llama(text) == [("text", text)]
+
+
+def test_json_that_cannot_be_a_call_is_text_at_once_and_also_at_a_cut() -> None:
+    for text in (
+        '{"city": "Par',
+        '{"name": "Anna", "age',
+        '{"na',
+        "{",
+        '{"type": "object", "properties": {"a"',
+        '{"id": 5',
+    ):
+        assert llama(text, cut=True) == [("text", text)]
+        assert llama(text) == [("text", text)]
+    stage = make_stage(AnswerFormat("llama3"), Expected(TOOLS))
+    assert stage.feed('{"city":') == [TextPiece('{"city":')]
+    assert stage.feed(' "Paris"') == [TextPiece(' "Paris"')]
+
+
+def test_a_first_call_that_was_cut_off_is_left_out() -> None:
+    for text in ('{"name": "f', '{"name": "f"', '{"type": "function", "name": "f", "parameters": {"a"'):
+        assert llama(text, cut=True) == []
         assert llama(text) == [("text", text)]
 
 

@@ -30,7 +30,13 @@ def test_markers_in_reasoning_and_in_arguments_are_part_of_them() -> None:
     assert mistral(text) == [("reasoning", "[TOOL_CALLS]g[ARGS]{}"), ("call", "f", arguments)]
 
 
+def test_a_list_may_name_arguments_otherwise() -> None:
+    assert mistral('[TOOL_CALLS] [{"name": "f", "parameters": {"a": "x"}, "id": "a1B2"}]') == [F]
+
+
 def test_malformed_calls_remain_text() -> None:
+    for text in ('[TOOL_CALLS] [{"name": "f", "args": {"a": "x"}}]', '[TOOL_CALLS] [{"name": "f", "x": 1}]'):
+        assert mistral(text) == [("text", text)]
     for text in ("[TOOL_CALLS] no json", "[TOOL_CALLS]h[ARGS]{}", "[TOOL_CALLS]f[ARGS][]", "[TOOL_CALLS] []"):
         assert mistral(text) == [("text", text)]
 

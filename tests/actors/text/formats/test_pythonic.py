@@ -46,5 +46,10 @@ def test_what_is_no_list_of_calls_remains_text(text: str) -> None:
 
 def test_no_call_of_a_list_is_certain_before_its_end() -> None:
     text = "[now(), write(path='p')]"
-    for size in range(1, len(text)):
+    for size in range(2, len(text)):
         assert read(PYTHONIC, text[:size], cut=True) == []
+
+
+def test_a_list_that_was_cut_off_and_cannot_be_calls_is_text() -> None:
+    for text in ("[", "[1, 2", "['a', 'b", "[x for x in y"):
+        assert read(PYTHONIC, text, cut=True) == [("text", text)]
