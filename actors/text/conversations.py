@@ -6,7 +6,7 @@ Every text of a conversation reaches the prompt, or the conversation is refused 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import Self
 
 import jinja2
@@ -94,9 +94,7 @@ class ConversationTemplate:
         merged = self._merged(turns)
         if rendering.tools or any(turn.calls or turn.call_id for turn in turns):
             merged = self._with_calls(merged, rendering)
-        names = {call.id: call.name for turn in merged for call in turn.calls}
-        numbers = {name: number for number, name in enumerate(names)}
-        messages = [self._message(turn, names, numbers) for turn in merged]
+        messages = self._messages(merged)
         steps = Steps(self.cost.steps_max(len(messages)))
         try:
             prompt = self.rendered(messages, rendering, steps)
@@ -177,6 +175,16 @@ class ConversationTemplate:
             sentence = "the model's chat template has no place for calls of tools and their results"
             raise BadRequest(sentence, param=called.param or None)
         return with_calls_apart(turns, self.tools)
+
+    def _messages(self, turns: Sequence[Turn]) -> list[TemplateMessage]:
+        """Return turns as templates read them; a result is that of the nearest call with its id before it."""
+        names, numbers, calls = dict[str, str](), dict[str, int](), count()
+        messages = list[TemplateMessage]()
+        for turn in turns:
+            for call in turn.calls:
+                names[call.id], numbers[call.id] = call.name, next(calls)
+            messages.append(self._message(turn, names, numbers))
+        return messages
 
     def _message(self, turn: Turn, names: Mapping[str, str], numbers: Mapping[str, int]) -> TemplateMessage:
         """Return a turn as templates read it; `names` and `numbers` of all calls are by their ids."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from hashlib import blake2b
-from itertools import product
+from itertools import product, takewhile
 from typing import TypeAlias
 
 from attrs import evolve, frozen
@@ -176,19 +176,18 @@ def with_calls_apart(turns: Sequence[Turn], facts: ToolFacts) -> list[Turn]:
     Where it renders one call an answer, each call has one of its own, with its results directly behind it. Where it
     leaves out the text beside calls, that text is an answer of its own before them, or else it is left out.
     """
-    out, given, results = list[Turn](), set[int](), dict[str, list[Turn]]()
-    for turn in turns:
-        if turn.call_id:
-            results.setdefault(turn.call_id, []).append(turn)
-    for turn in turns:
+    out, given = list[Turn](), set[int]()
+    for place, turn in enumerate(turns):
         if turn.calls and turn.content and facts.text_beside is not TextBeside.KEPT:
             if facts.text_beside is TextBeside.APART:
                 out.append(evolve(turn, calls=()))
             turn = evolve(turn, content="")  # noqa: PLW2901
         if len(turn.calls) > 1 and not facts.several_calls:
+            # A later answer may have calls with the same ids.
+            results = list(takewhile(lambda each: each.call_id, turns[place + 1 :]))
             later = Turn(turn.role, "", param=turn.param)
             for index, call in enumerate(turn.calls):
-                behind = results.pop(call.id, [])
+                behind = [each for each in results if each.call_id == call.id]
                 out += [evolve(later if index else turn, calls=(call,)), *behind]
                 given |= set(map(id, behind))
         elif id(turn) not in given:

@@ -33,7 +33,7 @@ from protocol.strict.objects import FieldCheck, Harmless
 from protocol.strict.tagged import tag
 
 NAME_CHARACTERS_MAX = 256
-CALLS_MAX = 256  # of one answer
+CALLS_MAX = 4096  # of one answer
 
 _HINTS: Harmless = {**CACHE_HINTS, "uuid": ()}  # `uuid` names a part in caches that are not here
 
@@ -214,13 +214,18 @@ class ChatMessage:
 
 
 def call_mistakes(messages: Sequence[ChatMessage]) -> Iterator[Mistake]:
-    """Yield a mistake for each result of a call that no earlier message has, and for each id of two calls."""
+    """Yield a mistake for each result of a call that no earlier message has, and for each id of two calls of a message.
+
+    Some clients count their calls anew in each message: a result is that of the nearest call.
+    """
     called = set[str]()
     for index, message in enumerate(messages):
+        own = set[str]()
         for place, call in enumerate(message.tool_calls or ()):
-            if call.id in called:
+            if call.id in own:
                 yield Mistake(f"messages[{index}].tool_calls[{place}].id", "is the id of an earlier call, too")
-            called.add(call.id)
+            own.add(call.id)
+        called |= own
         if message.tool_call_id is not None and message.tool_call_id not in called:
             yield Mistake(f"messages[{index}].tool_call_id", "is the id of no earlier call")
 

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from protocol.dialects.responses.tools import joined
 from protocol.dialects.tools import call_id
 from protocol.messages.text import AnswerPiece, CallPart, Reasoning
-from protocol.messages.tools import ToolCall
+from protocol.messages.tools import ToolCall, read_arguments
 
 EventFields: TypeAlias = tuple[str, dict[str, object]]
 """The type of an event, and its fields besides those of all events."""
@@ -181,10 +181,10 @@ class CallItem(OutputItem):
         """The call for a later request, None while its arguments are not whole."""
         arguments = _decode_text(self.whole)
         try:
-            decoded: object = msgspec.json.decode(arguments)
-        except (msgspec.DecodeError, RecursionError):
+            read_arguments(arguments)
+        except (ValueError, RecursionError):
             return None
-        return ToolCall(self.call_id, joined(self.namespace, self.name), arguments) if type(decoded) is dict else None
+        return ToolCall(self.call_id, joined(self.namespace, self.name), arguments)
 
     def _object(self, status: str, text: msgspec.Raw | None) -> dict[str, object]:
         arguments = msgspec.Raw(b'""') if text is None else text

@@ -103,6 +103,12 @@ def test_an_answer_is_taken_as_openai_has_read_it() -> None:
     )
 
 
+def test_each_answer_may_count_its_calls_anew() -> None:
+    assert len(turns(CALLED, RESULT, CALLED, RESULT)) == 5
+    many = [{**CALL, "id": f"call_{number}"} for number in range(1000)]
+    assert len(turns({**CALLED, "tool_calls": many})[1].calls) == 1000
+
+
 def test_the_result_of_a_call_may_be_in_parts() -> None:
     result = {**RESULT, "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "name": "f"}
     assert turns(CALLED, result)[2] == Turn(Role.TOOL, ("one", "two"), call_id="call_1")
@@ -157,7 +163,7 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, Any]) -> None:
         ([CALLED, {"role": "tool", "content": "x"}], "messages[2].tool_call_id"),
         ([CALLED, {"role": "user", "content": "x", "tool_call_id": "call_1"}], "messages[2].tool_call_id"),
         ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[1].tool_calls"),
-        ([CALLED, RESULT, CALLED], "messages[3].tool_calls[0].id"),
+        ([{**CALLED, "tool_calls": [CALL, CALL]}], "messages[1].tool_calls[1].id"),
         ([CALLED, {"role": "tool", "tool_call_id": "call_1"}], "messages[2].content"),
     ],
 )
