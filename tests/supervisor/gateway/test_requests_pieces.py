@@ -1,32 +1,69 @@
-"""Reasoning and calls, which no API renders yet, fail their request by name: nothing of an answer is lost silently."""
+"""Reasoning and calls in the answers of every API: apart in chat completions, and the text as it is in completions."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
+from attrs import evolve
 
-from tests.rig.gateway import Worker, chat, gateway_rig, ids, leave_all, post, text
-from tests.rig.marked_format import Marked
+from actors.text.formats.table import AnswerFormat
+from tests.rig import gateway
+from tests.rig.gateway import TINY, Worker, chat, gateway_rig, ids, leave_all, post, text
+from tests.rig.tools import SHOWING
 
-LINES = {"Reasoning": "Oak. [think]Old?[/think] Yes.", "CallPart": "Oak. [call f]{}[/call] Yes."}
+LINE = 'Oak. <tool_call>{"name": "f", "arguments": {"a": "b"}}</tool_call>'
+THOUGHT = "<think>Old?</think>Yes."
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.fixture(autouse=True)
 def _format(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.text.choices.make_stage", lambda *_: Marked())
+    answers = AnswerFormat("hermes", "think")
+    monkeypatch.setattr(gateway, "TINY", evolve(TINY, template=SHOWING, answers=answers))
 
 
-@pytest.mark.parametrize("kind", LINES)
+def asking(line: str, **fields: Any) -> bytes:
+    return post(chat(f"n={len(ids(line))}", **fields))
+
+
+async def test_calls_and_reasoning_in_one_piece() -> None:
+    async with gateway_rig(worker=Worker(line=LINE)) as rig:
+        reply = await (await rig.client()).ask(asking(LINE, tools=TOOLS))
+        [choice] = reply.json["choices"]
+        assert choice["message"]["content"] == "Oak. "
+        assert [call["function"] for call in choice["message"]["tool_calls"]] == [
+            {"name": "f", "arguments": '{"a": "b"}'}
+        ]
+        assert choice["finish_reason"] == "tool_calls"
+        await leave_all(rig)
+    async with gateway_rig(worker=Worker(line=THOUGHT)) as rig:
+        reply = await (await rig.client()).ask(asking(THOUGHT))
+        message = reply.json["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Old?", "Yes.")
+        assert reply.json["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+        await leave_all(rig)
+
+
+async def test_calls_and_reasoning_in_a_stream() -> None:
+    for line, tools in ((LINE, TOOLS), (THOUGHT, None)):
+        async with gateway_rig(worker=Worker(line=line)) as rig:
+            reply = await (await rig.client()).ask(asking(line, stream=True, tools=tools))
+            chunks = [json.loads(part) for part in reply.body.decode().split("data: ")[1:-1]]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+            content = "".join(delta.get("content") or "" for delta in deltas)
+            assert content == ("Oak. " if tools else "Yes.")
+            assert any("tool_calls" in delta for delta in deltas) is bool(tools)
+            assert "".join(delta.get("reasoning_content", "") for delta in deltas) == ("" if tools else "Old?")
+            await leave_all(rig)
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("api", ["chat", "completions"])
-async def test_an_answer_with_a_part_that_an_api_cannot_send_fails(kind: str, stream: bool, api: str) -> None:
-    prompt = f"n={len(ids(LINES[kind]))}"
-    bodies = {
-        "chat": post(chat(prompt, stream=stream)),
-        "completions": text(prompt, stream=stream, max_tokens=100),
-    }
-    async with gateway_rig(worker=Worker(line=LINES[kind])) as rig:
-        reply = await (await rig.client()).ask(bodies[api])
-        assert reply.status == (200 if stream else 500)
-        assert f"a part that no API here can send: {kind}".encode() in reply.body
-        assert b"Yes" not in reply.body
+async def test_a_completion_is_the_text_as_the_model_wrote_it(stream: bool) -> None:
+    async with gateway_rig(worker=Worker(line=THOUGHT)) as rig:
+        reply = await (await rig.client()).ask(text(f"n={len(ids(THOUGHT))}", stream=stream, max_tokens=100))
+        assert reply.status == 200
+        if not stream:
+            assert reply.json["choices"][0]["text"] == THOUGHT
         await leave_all(rig)
