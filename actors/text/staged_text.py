@@ -62,10 +62,10 @@ class StagedText:
             self._wait(text)
 
     def finish(self, *, cut: bool = False) -> None:
-        """Take the end of the text; `cut` at its limit of tokens."""
+        """Take the end of the text; `cut` at its limit of tokens. A client's stop string cuts it off as well."""
         if (text := self.detokenizer.finish()) is not None:
             self._wait(text)
-        self._ending, self._cut = True, cut
+        self._ending, self._cut = True, cut or isinstance(self.detokenizer.matched, str)
 
     def give(self, pieces_max: int) -> list[AnswerPiece]:
         """Return the next pieces, about `pieces_max` at most: a stage may make several of one text."""

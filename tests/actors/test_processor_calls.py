@@ -78,6 +78,20 @@ async def test_calls_of_tools_that_are_not_strict_are_free(autojump_clock: MockC
     assert [reply.name for reply in replies if isinstance(reply, CallPart)] == ["f"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 1, "best_of": 2}, {"stop_included": True}], ids=str)
+async def test_a_call_in_which_a_stop_string_ends_the_answer_reaches_nobody(
+    fields: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    line, worker = "Hm. " + call('{"city": "Paris"}'), Worker()
+    worker.line = line
+    async with running(worker, HERMES, ROOM) as address:
+        asked = asking(line, evolve(STRICT, strict=False), AUTO, stop=("Paris",), **fields)
+        replies, _ = await ask(address, asked)
+    assert "".join(reply.text for reply in replies if isinstance(reply, Text)) == "Hm. "
+    assert not [reply for reply in replies if isinstance(reply, CallPart)]
+    assert [reply.matched for reply in replies if isinstance(reply, ChoiceEnded)] == ["Paris"]
+
+
 @pytest.mark.parametrize("choice", [AUTO, REQUIRED, ToolChoice(name="f")])
 @pytest.mark.parametrize("fields", [{}, {"n": 1, "best_of": 2}], ids=str)
 async def test_a_call_that_does_not_validate_reaches_nobody(
