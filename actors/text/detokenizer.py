@@ -38,9 +38,12 @@ class Decoding:
     _ids: list[int] = field(factory=list)
     _given: int = 0  # the number of ids that were given out
     _before: str = ""  # the text of the ids that were given out
+    _marker: int | None = None  # a special token with text, while it is the first of the ids
 
     def step(self, token: int) -> str:
         """Take the next token id; return the characters that are certain by now."""
+        if self._ids and self._ids[0] == self._marker and self._is_silent(token):
+            return ""
         self._ids.append(token)
         text = self._decode(self._ids)
         held = len(self._ids) - self._given
@@ -75,6 +78,13 @@ class Decoding:
         self._ids = [token]
         self._given, self._before = 1, text
 
+    def pass_marker(self, token: int, text: str) -> str:
+        """Take the next token id, a special token with this text; return what was held back, and that text."""
+        before = self.flush()
+        self._marker, self._ids = token, [token]
+        self._given, self._before = 1, self._decode(self._ids)
+        return f"{before}{text}"
+
     def flush(self) -> str:
         """Return the text that was held back, at the end; an incomplete character is U+FFFD."""
         text = self._decode(self._ids)[len(self._before) :]
@@ -97,8 +107,15 @@ class Decoding:
         return []
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=True) if ids else ""
+        # A marker is the text before the next word, whose space a decoder would drop at the beginning of a text.
+        silent = not ids or ids[0] != self._marker
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=silent) if ids else ""
         return text
+
+    def _is_silent(self, token: int) -> bool:
+        """Return whether a token is a special one, whose text is left out."""
+        kept: str = self.tokenizer.decode([token], skip_special_tokens=False)
+        return bool(kept) and not self.tokenizer.decode([token], skip_special_tokens=True)
 
 
 @define(eq=False)
@@ -173,7 +190,7 @@ class IncrementalDetokenizer:
                 out += self._held_back() + self._decoding.flush()
             elif token not in self.eos_ids:
                 marker = self.markers.get(token)
-                new = self._decoding.step(token) if marker is None else self._decoding.flush() + marker
+                new = self._decoding.step(token) if marker is None else self._decoding.pass_marker(token, marker)
                 if self.pending_logprobs is not None and logprobs:
                     self.pending_logprobs.note(token, logprobs[index], len(new))
                 out += self._scan(new)

@@ -192,6 +192,24 @@ def test_a_word_keeps_its_space_after_broken_bytes() -> None:
     assert text == f"{BROKEN} the{BROKEN} the"
 
 
+@pytest.mark.parametrize("size", [1, 2, 9])
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (["</s>", "▁the", "a"], "</s> thea"),
+        (["▁the", "</s>", "▁a", "</s>", "</s>", "END"], "the</s> a</s></s>END"),
+        (["</s>", "▁", "▁the"], "</s>  the"),
+        (["</s>", "<s>", "▁the", "<s>", "▁a"], "</s> the a"),
+        (["<0xC3>", "</s>", "<0xC3>", "<0xA9>", "▁the"], f"{BROKEN}</s>é the"),
+        (["</s>", *["<s>"] * 2 * HELD_IDS_MAX, "▁the"], "</s> the"),
+    ],
+)
+def test_a_word_keeps_its_space_behind_a_marker(answer: list[str], text: str, size: int) -> None:
+    of_word = SENTENCEPIECE.get_vocab()
+    reading = IncrementalDetokenizer(SENTENCEPIECE, markers={of_word["</s>"]: "</s>"})
+    assert read(reading, cut([of_word[word] for word in answer], [size]))[0] == text
+
+
 # Stops -----------------------------------------------------------------------------------
 
 
