@@ -31,6 +31,7 @@ from actors.text.choices import Choices
 from actors.text.conformance import Conformance
 from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
 from actors.text.engine_grammar import engine_grammar
+from actors.text.formats.tool_table import ToolTable
 from actors.text.generations import make_generations
 from actors.text.judging import CallConformance, Judges
 from actors.text.limits import PromptLimits
@@ -62,6 +63,8 @@ TextResult: TypeAlias = Answered | Tokenized | Detokenized
 TOKENIZE_TOKENS_MAX = 262_144
 # The work for one character of a stop string, in characters to tokenise.
 STOP_CHARACTER_WORK = 4
+# The characters of JSON that are read with the work of a character to tokenise.
+JSON_CHARACTERS = 16
 FREE = Judges()  # of a request whose answer keeps to nothing
 
 
@@ -203,7 +206,8 @@ async def _respond(
     emit: Emit = partial(_put, answer.put)
     async with prepare(request, model, limits, run, vision) as prepared:
         emit(Accepted(prepared.prompt_tokens))
-        choices = Choices(request, model, decode, emit, prepared.stops, prepared.echoes, answer, judges)
+        given = prepared.stops, prepared.echoes
+        choices = Choices(request, model, decode, emit, *given, answer, judges, prepared.tools)
         return Answered(await choices.read(prepared.generations))
 
 
@@ -216,6 +220,8 @@ class Prepared:
     stops: StopStrings | None
     # The text of each prompt, if the choices begin with it.
     echoes: list[str]
+    # The tools, as the format of the model reads them.
+    tools: ToolTable = ToolTable()
 
     @property
     def prompt_tokens(self) -> int:
@@ -244,7 +250,15 @@ async def prepare(
         echoes = [await run(len(ids), partial(model.decode, ids, param)) for ids in tokens if request.echo]
         stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
         stops = await run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
-        yield Prepared(generations, stops, echoes)
+        yield Prepared(generations, stops, echoes, await _tool_table(request, run))
+
+
+async def _tool_table(request: Respond, run: RunWork) -> ToolTable:
+    """Return the tools of a request as the format of its model reads them."""
+    if not request.tools:
+        return ToolTable()  # noqa: ASYNC910  # a plain request waits for nothing here
+    work = sum(len(tool.parameters) for tool in request.tools) // JSON_CHARACTERS
+    return await run(work, partial(ToolTable.of, request.tools))
 
 
 async def _tokenize(

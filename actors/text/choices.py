@@ -50,6 +50,7 @@ class Choices:
     echoes: Sequence[str] = ()  # the text of each prompt, if choices begin with their prompts
     answer: RelayedAnswer | None = None  # the answer behind `emit`, if `emit` does nothing but put
     judges: Judges = Judges()  # of each whole choice
+    tools: ToolTable = ToolTable()  # of the request, as formats read them
     _scores: dict[int, PromptScores] = field(factory=dict)  # of the prompts that have been computed
     _echoing: trio.Lock | None = None  # prompts are echoed one after the other, a piece a turn
     _cached: int = 0
@@ -270,7 +271,7 @@ class Choices:
         stage: Stage = PLAIN
         if self.request.turns and model.answers != NO_FORMATS:
             tail = model.decode(generate.tokens[-PROMPT_TAIL_TOKENS:])
-            offer = Expected(ToolTable.of(self.request.tools), begins_thinking(model.answers, tail))
+            offer = Expected(self.tools, begins_thinking(model.answers, tail))
             stage = make_stage(model.answers, offer)
         if stage is not PLAIN:
             detokenizer.markers = model.markers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from actors.kit.fast_path import FastPath
 from actors.kit.offload import run_inline
 from actors.processor import GrammarCheck, accept_any_grammar, processor
 from actors.text.formats.table import AnswerFormat
+from actors.text.formats.tool_table import ToolTable
 from protocol.errors import AnswerInvalid, BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.text import CallPart, ChoiceEnded, Rendering, Respond, Role, Text, Turn
@@ -158,3 +159,22 @@ async def test_a_model_without_a_format_refuses_demanded_calls(autojump_clock: M
         assert raised.value.param == "my tools"
         plain = Respond("a" * 32, (Turn(Role.USER, "n=2"),))
         assert (await ask(address, plain))[0]
+
+
+@pytest.mark.parametrize("tools", [(Tool("f"),), ()])
+async def test_the_tools_are_read_once_a_request(
+    tools: tuple[Tool, ...], monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Each choice read them anew on the event loop: 128 choices with 4 MiB of tools took seconds."""
+    tables, of = list[ToolTable](), ToolTable.of
+
+    def noted(tools: Sequence[Tool]) -> ToolTable:
+        tables.append(of(tools))
+        return tables[-1]
+
+    monkeypatch.setattr(ToolTable, "of", noted)
+    line = call('{"city": "Paris"}')
+    async with running(Worker(line=line), HERMES, ROOM) as address:
+        replies, _ = await ask(address, respond(f"n={len(ids(line))}", rendering=Rendering(tools=tools), n=3))
+    assert len(tables) == len(tools)
+    assert len([reply for reply in replies if isinstance(reply, CallPart)]) == 3 * len(tools)
