@@ -31,7 +31,7 @@ from supervisor.files.reading import FileReader
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.admission import AdmissionGate
 from supervisor.gateway.connections import Connections
-from supervisor.gateway.keys.grammar_kinds import KINDS, check_grammar
+from supervisor.gateway.keys.grammar_kinds import KINDS, check_grammars
 from supervisor.gateway.keys.keys import ClientKey, Headers, Keys
 from supervisor.gateway.limits import GatewayLimits
 from supervisor.gateway.listening import GatewayPort
@@ -241,9 +241,8 @@ class Gateway:
         priority = key.clamp_priority(request.priority)
         weight, param = generations_of(request), multiplying_field(request)
         with self._shown_to(key), self.runner.recording(record), key.generating(weight, param):
-            if request.grammar is not None:
-                param = request.params.get("grammar", "grammar")
-                await check_grammar(request.grammar, key, self.grammars, self.runtime.run_in_thread, param=param)
+            if request.grammar is not None or request.tools:
+                await check_grammars(request, key, self.grammars, self.runtime.run_in_thread)
             # Engines come and go while a request waits, so its limit is read once, for everything that depends on it.
             total_max = served.total_max()
             request = evolve(request, total_max=total_max, priority=priority, trace=record.trace, owner=key.name)

@@ -18,6 +18,7 @@ from tests.rig.sockets import last_event, whole
 from tests.supervisor.gateway.test_gateway_keys import locked
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SCHEMAS = 'grammars = ["json_schema", "structural_tag"]'
 
 
@@ -95,3 +96,22 @@ def test_the_preview_of_a_node_lists_the_allowed_grammars(tmp_path: Path, monkey
     file.write_text(f'{GOOD}\n[gateway]\nkeys = "keys.toml"\ngrammars = ["json_schema"]\n')
     description = preview.describe_node(read_cluster(file), "main", {})
     assert "grammars: json_schema; of alice: json_schema, structural_tag" in description
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+async def test_tools_that_are_held_by_a_grammar_need_the_kind_of_schemas(
+    tmp_path: Path, fields: dict[str, Any], param: str
+) -> None:
+    async with locked(tmp_path, 'grammars = ["regex"]') as rig:
+        client = await rig.client()
+        refused = await client.ask(post(chat(**fields), **as_("alice")))
+        assert (refused.status, refused.error["param"]) == (403, param)
+        assert "may not use grammars of the kind json_schema: allowed are regex" in refused.error["message"]
+        free = await client.ask(post(chat(tools=[TOOL]), **as_("alice")))
+        assert free.status != 403
