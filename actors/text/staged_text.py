@@ -37,6 +37,8 @@ class StagedText:
     stage: Stage = PLAIN
     table: WholeTokens | None = None  # the model's own, if whole tokens may skip the stage
     scored_max: int = SCORED_A_PIECE  # tokens with log probabilities in a reply
+    one_call: bool = False  # the text ends behind its first call
+    complete: bool = False  # it has ended there: all that comes is left out
     # A text passes from one of these to the next: it waits for the stage; the stage holds some of its characters back;
     # its characters are all in pieces, but its tokens are in no reply yet. `_held` has it with the end of its range.
     _waiting: deque[Iterator[Text]] = field(factory=deque)
@@ -92,16 +94,32 @@ class StagedText:
         watched = self.stage.watched
         if watched is not None and not (self._held or self._owed) and watched.isdisjoint(text.text):
             return [text]
+        if self.complete:
+            self._owed.append(text)
+            return []
         self._fed += len(text.text)
         self._held.append((self._fed, text))
         pieces = self.stage.feed(text.text) if text.text else ()
         certain = self._fed - self.stage.held
         while self._held and self._held[0][0] <= certain:
             self._owed.append(self._held.popleft()[1])
-        return self._replies(pieces)
+        return self._replies(self._up_to_call(pieces))
+
+    def _up_to_call(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return the pieces up to the end of the first call, if it ends the text."""
+        if not self.one_call:
+            return pieces
+        calls = [place for place, piece in enumerate(pieces) if isinstance(piece, CallPiece) and piece.index == 0]
+        if not calls:
+            return pieces
+        self.complete = True
+        # The stage holds text of these, or of what comes behind the call.
+        self._owed += [text for _, text in self._held]
+        self._held.clear()
+        return pieces[: calls[-1] + 1]
 
     def _end(self) -> list[AnswerPiece]:
-        pieces = self.stage.end(cut=self._cut)
+        pieces = () if self.complete else self._up_to_call(self.stage.end(cut=self._cut))
         self._owed += [text for _, text in self._held]
         self._held.clear()
         if not pieces and any(text.logprobs or text.ids for text in self._owed):

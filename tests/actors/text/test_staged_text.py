@@ -11,6 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.text.detokenizer import IncrementalDetokenizer
+from actors.text.formats.answer import Expected
+from actors.text.formats.table import AnswerFormat, make_stage
+from actors.text.formats.tool_table import ToolTable
 from actors.text.staged_text import StagedText
 from actors.text.stop_strings import StopStrings
 from protocol.messages.generation import Logprob
@@ -136,3 +139,15 @@ def test_whole_tokens_with_a_watched_character_are_left_to_the_stage() -> None:
     [bracket], [letter] = ids("["), ids("a")
     assert table[bracket] is None
     assert table[letter] is TINY.whole_tokens[letter] is not None
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_text_of_one_call_ends_behind_it(size: int) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    sequence = ids(f"Hm. {call} An oak. {call}")
+    stage = make_stage(AnswerFormat("hermes"), Expected(ToolTable({"f": {}})))
+    text = StagedText(IncrementalDetokenizer(TINY.tokenizer), stage, one_call=True)
+    pieces = pieces_of(text, sequence, size)
+    assert text.complete
+    assert joined(pieces) == [("Text", -1, "", "Hm. "), ("CallPart", 0, "f", '{"a": 1}')]
+    assert sum(piece.tokens for piece in pieces) >= len(ids(f"Hm. {call.removesuffix('</tool_call>')}"))
