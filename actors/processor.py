@@ -24,7 +24,7 @@ from actors.kit.calls import Answer, Askable, BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread, RunWork
 from actors.media.preparation import Vision, media_stage
-from actors.text.call_grammar import HeldCalls, behind_thought
+from actors.text.call_grammar import HeldCalls
 from actors.text.call_grammars import CHARACTER_WORK, CallGrammars, refused_as_tools
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
@@ -39,7 +39,8 @@ from actors.text.model import TextModel
 from actors.text.prompt_blocks import with_blocks
 from actors.text.prompts import encode_prompts
 from actors.text.stop_strings import StopStrings
-from protocol.errors import BadRequest, ContextTooLong, NotReady
+from actors.text.thought_grammar import grammar_behind_thought, has_marks, whole_format
+from protocol.errors import BadRequest, ContextTooLong, NotReady, Unsupported
 from protocol.messages.generation import Finished, Generate, Grammar, GrammarKind, Started, Tokens
 from protocol.messages.text import (
     Accepted,
@@ -76,6 +77,13 @@ class GrammarCheck(Protocol):
 
         A grammar that is `decided` is the engine's already, and is only tried.
         """
+
+
+class Constrain(Protocol):
+    """Holds one request to its grammars."""
+
+    async def __call__(self, thinking: bool, /) -> tuple[Respond, Judges]:
+        """Return the request with the grammar that engines get, and the judges of its choices."""
 
 
 async def accept_any_grammar(grammar: Grammar, _: str, /, *, decided: bool = False) -> Grammar:  # noqa: ARG001
@@ -115,10 +123,10 @@ async def processor(
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Respond):
             current = current.within(request.total_max)
-            judges = FREE  # a plain request takes no step of a task here
+            constrain = None  # a plain request takes no step of a task there
             if request.grammar is not None or request.tools:
-                request, judges = await _constrained(request, model, current, run, check_grammar, held)
-            return await _respond(request, model, current, decode, run, vision, answer, judges)
+                constrain = partial(_constrained, request, model, current, run, check_grammar, held)
+            return await _respond(request, model, current, decode, run, vision, answer, constrain)
         if isinstance(request, Tokenize):
             return await _tokenize(request, model, current, tokenize_tokens_max, run)
         return await _detokenize(request, model, tokenize_tokens_max, run)
@@ -151,25 +159,34 @@ async def _constrained(
     run: RunWork,
     check: GrammarCheck,
     call_grammars: CallGrammars,
+    thinking: bool,
+    /,
 ) -> tuple[Respond, Judges]:
-    """Return the request with the grammar that engines get, and the judges of its choices."""
-    kinds = limits.info.grammars
-    thinking = bool(request.turns) and model.begins_thinking(request.rendering)
+    """Return the request with the grammar that engines get, and the judges of its choices.
+
+    Its prompt ends within reasoning if `thinking`.
+    """
+    kinds, grammar = limits.info.grammars, request.grammar
+    is_schema = grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+    judge = Conformance(grammar.text, run, request.param).judge if grammar is not None and is_schema else None
     if (held := await call_grammars.held(request, kinds, run, thinking=thinking)) is not None:
-        return await _held_to_calls(request, held, check), Judges(calls=CallConformance(held, run, request.param))
-    if (grammar := request.grammar) is None:
-        return request, Judges()
-    is_schema = grammar.kind is GrammarKind.JSON_SCHEMA
-    judges = Judges(Conformance(grammar.text, run, request.param).judge) if is_schema else Judges()
+        return await _held_to_calls(request, held, check), Judges(judge, CallConformance(held, run, request.param))
+    judges = Judges(judge)
+    if grammar is None:
+        return request, judges
     # Such a grammar is refused with the other options, by a sentence of its own.
     if grammar.kind not in kinds:
         return request, judges
-    reasons = bool(request.turns) and model.answers.reasoning is not None and GrammarKind.STRUCTURAL_TAG in kinds
+    behind = bool(request.turns) and has_marks(model.answers) and grammar.kind is not GrammarKind.STRUCTURAL_TAG
+    composes = GrammarKind.STRUCTURAL_TAG in kinds
     try:
-        if reasons and grammar.kind is not GrammarKind.STRUCTURAL_TAG:
+        if behind and not composes and whole_format(model.answers) is not None:
+            raise Unsupported(f"the engine of this model cannot hold answers in the format {model.answers.tools}")
+        if behind and composes:
             work = CHARACTER_WORK * len(grammar.text)
             engines = await run(work, partial(engine_grammar, grammar))
-            decided = behind_thought(engines, model.answers, thinking=thinking)
+            begun = request.rendering.continues
+            decided = grammar_behind_thought(engines, model.answers, thinking=thinking, begun=begun)
             return evolve(request, grammar=await check(decided, request.owner, decided=True)), judges
         return evolve(request, grammar=await check(grammar, request.owner)), judges
     except BadRequest as error:
@@ -201,14 +218,29 @@ async def _respond(
     run: RunWork,
     vision: Vision | None,
     answer: Answer[TextReply, TextResult],
-    judges: Judges,
+    constrain: Constrain | None,
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
+    judges, thinking = FREE, False
+    if constrain is not None:
+        # A bad grammar is refused before the prompt is made, which costs more.
+        thinking = bool(request.turns) and model.begins_thinking(request.rendering)
+        request, judges = await constrain(thinking)
     async with prepare(request, model, limits, run, vision) as prepared:
+        generations = prepared.generations
+        if constrain is not None and request.grammar is not None:
+            thinks = model.thinks(request, generations[0][0].tokens)
+            if thinks is not thinking:
+                request, judges = await constrain(thinks)
+                generations = [[_with_grammar(each, request.grammar) for each in choices] for choices in generations]
         emit(Accepted(prepared.prompt_tokens))
         given = prepared.stops, prepared.echoes
         choices = Choices(request, model, decode, emit, *given, answer, judges, prepared.tools)
-        return Answered(await choices.read(prepared.generations))
+        return Answered(await choices.read(generations))
+
+
+def _with_grammar(generate: Generate, grammar: Grammar | None) -> Generate:
+    return evolve(generate, sampling=evolve(generate.sampling, grammar=grammar))
 
 
 @frozen

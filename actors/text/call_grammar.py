@@ -1,9 +1,9 @@
 """The grammar of an answer that has to call tools, or that calls tools with strict schemas.
 
 A choice of tools (`required`, or one by its name) demands calls, and the answer ends behind them. With strict tools an
-answer is free until a call begins. Either way each call is held to the schema of its tool: the schema is decided and
-written anew as that of a JSON format is. A tool that is not strict, and whose schema no engine can be held to, gets any
-object: its client does not count on the schema.
+answer is free until a call begins. Beside a grammar for its text, an answer is either calls or that text. In any case
+each call is held to the schema of its tool: the schema is decided and written anew as that of a JSON format is. A tool
+that is not strict, and whose schema no engine can be held to, gets any object: its client does not count on the schema.
 """
 
 from __future__ import annotations
@@ -16,26 +16,23 @@ from attrs import frozen
 
 from actors.kit.offload import give_turn
 from actors.text.engine_grammar import engine_grammar
-from actors.text.formats.answer import Thought
 from actors.text.formats.arguments import types_of
 from actors.text.formats.call_tags import (
     TagPart,
     either,
-    json_of,
     optional,
     regex,
     separated,
     sequence,
     tag,
-    text,
     text_then,
-    text_until,
     triggered,
 )
 from actors.text.formats.held_format import CallFrame, HeldArguments, HeldFormat
 from actors.text.formats.parameter_tags import HeldParameter
-from actors.text.formats.table import REASONING, TOOLS, AnswerFormat
+from actors.text.formats.table import TOOLS, AnswerFormat
 from actors.text.formats.tool_table import ToolTable
+from actors.text.thought_grammar import behind_thought, structural_tag, tag_part, text_answer
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import Tool, ToolChoice
@@ -44,8 +41,8 @@ from protocol.schemas.parameters import Parameter, parameters
 
 ANY_OBJECT = '{"type":"object","additionalProperties":{}}'
 CHARACTERS_MAX = 2 * 2**20  # of the grammar of all calls
+BESIDE = "grammar"  # the parameter of a refusal of the grammar for the text
 PARTS_A_TURN = 16  # tools and parameters that are written before other work has a turn
-AFTER_THOUGHT = regex("\\n{0,2}")
 
 
 @frozen
@@ -57,66 +54,74 @@ class HeldCalls:
     demanded: bool  # an answer has at least one call
 
 
-def holds_calls(tools: Sequence[Tool], choice: ToolChoice) -> bool:
-    """Return whether a request needs a grammar for its calls."""
-    return bool(tools) and not choice.none and (_demands(choice) or any(tool.strict for tool in tools))
+def holds_calls(tools: Sequence[Tool], choice: ToolChoice, beside: Grammar | None = None) -> bool:
+    """Return whether a request needs a grammar for its calls, `beside` a grammar for the text of its answer.
+
+    A client's structural tag describes a whole answer, calls included.
+    """
+    if not tools or choice.none:
+        return False
+    composed = beside is not None and beside.kind is not GrammarKind.STRUCTURAL_TAG
+    return composed or demands(choice) or any(tool.strict for tool in tools)
+
+
+def demands(choice: ToolChoice) -> bool:
+    """Return whether an answer has to have a call."""
+    return choice.required or choice.name is not None
 
 
 def call_grammar(
-    tools: Sequence[Tool], choice: ToolChoice, answers: AnswerFormat, *, parallel: bool, thinking: bool = False
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    answers: AnswerFormat,
+    *,
+    parallel: bool,
+    thinking: bool = False,
+    begun: bool = False,
+    beside: Grammar | None = None,
 ) -> HeldCalls | None:
-    """Return the grammar of a request's calls, None if they are free; `thinking` if the prompt begins a thought.
+    """Return the grammar of a request's calls, None if they are free.
+
+    The prompt ends within reasoning if `thinking`, and within the text of an answer that goes on if `begun`. With a
+    grammar of the text `beside`, an answer is either calls or that text.
 
     Raises `Unsupported` without a parameter if the format of the model has no grammar, and `BadRequest` with the tool's
-    for a schema that no engine can be held to.
+    for a schema that no engine can be held to, or with `BESIDE` for the grammar of the text.
     """
-    if not holds_calls(tools, choice):
+    if not holds_calls(tools, choice, beside):
         return None
     its_format: object = None if answers.tools is None else TOOLS[answers.tools]
     if not isinstance(its_format, HeldFormat):
-        what = "a call cannot be demanded" if _demands(choice) else "strict tools cannot be kept to"
+        what = "a call cannot be demanded" if demands(choice) else "strict tools cannot be kept to"
+        if beside is not None:
+            what = "tools and a format of the text cannot stand together in an answer"
         own = "has no format of calls" if answers.tools is None else f"writes its calls in the format {answers.tools}"
         raise Unsupported(f"{what} of this model, which {own}")
+    content = None if beside is None else _text_part(beside)
     if choice.name is not None:
         tools = [tool for tool in tools if tool.name == choice.name]
-    demanded = _demands(choice)
+    demanded = demands(choice)
     calls, schemas = _calls(its_format, tools, demanded=demanded)
     several = parallel and choice.name is None and not its_format.frame.alone
-    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
-    if demanded:
+    if content is not None:
+        text = text_answer(content, answers, begun=begun and not thinking)
+        answer = either(_demanded(its_format.frame, calls, several=several), text)
+    elif demanded:
         answer = _demanded(its_format.frame, calls, several=several)
     else:
         answer = _free(its_format, calls, several=several)
     held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
-    return HeldCalls(_structural_tag(sequence(*_before(thought, thinking=thinking), answer)), held, demanded)
+    return HeldCalls(structural_tag(behind_thought(answer, answers, thinking=thinking)), held, demanded)
 
 
-def behind_thought(grammar: Grammar, answers: AnswerFormat, *, thinking: bool) -> Grammar:
-    """Return an engine's grammar for an answer that comes behind its reasoning; unchanged without reasoning.
-
-    A client's structural tag describes a whole answer, and is left as it is.
-    """
-    thought = None if answers.reasoning is None else REASONING[answers.reasoning]
-    if thought is None or (inner := _tag_part(grammar)) is None:
-        return grammar
-    return _structural_tag(sequence(*_before(thought, thinking=thinking), inner))
-
-
-def _tag_part(grammar: Grammar) -> TagPart | None:
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return json_of(json.loads(grammar.text))
-        case GrammarKind.REGEX:
-            return regex(grammar.text)
-        case GrammarKind.EBNF:
-            return {"type": "grammar", "grammar": grammar.text}
-        case GrammarKind.STRUCTURAL_TAG:
-            return None
-
-
-def _structural_tag(part: TagPart) -> Grammar:
-    written = json.dumps({"type": "structural_tag", "format": part}, ensure_ascii=False, separators=(",", ":"))
-    return Grammar(GrammarKind.STRUCTURAL_TAG, written)
+def _text_part(beside: Grammar) -> TagPart:
+    try:
+        part = tag_part(engine_grammar(beside))
+    except BadRequest as error:
+        error.param = BESIDE
+        raise
+    assert part is not None
+    return part
 
 
 def object_schema(tool: Tool) -> str:
@@ -166,10 +171,6 @@ def _paced_turns() -> Callable[[], None]:
     return pause
 
 
-def _demands(choice: ToolChoice) -> bool:
-    return choice.required or choice.name is not None
-
-
 def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
     """Return the schema that an engine gets for a tool's, None for any object."""
     if not tool.strict and not demanded:
@@ -197,16 +198,6 @@ def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable
         return HeldParameter(parameter, plain)
 
     return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds])
-
-
-def _before(thought: Thought | None, *, thinking: bool) -> Sequence[TagPart]:
-    """Return the grammar of what comes before an answer: the rest of a thought, or perhaps a whole one."""
-    if thought is None:
-        return ()
-    rest = either(*(text_until(end) for end in thought.ends)), AFTER_THOUGHT
-    if thinking:
-        return rest
-    return (optional(sequence(either(*map(text, thought.begins)), *rest)),)
 
 
 def _demanded(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:

@@ -20,7 +20,7 @@ from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.echo import Echo
 from actors.text.formats.answer import Expected
 from actors.text.formats.stage import PLAIN, Stage
-from actors.text.formats.table import NO_FORMATS, begins_thinking, make_stage
+from actors.text.formats.table import NO_FORMATS, make_stage
 from actors.text.formats.tool_table import ToolTable
 from actors.text.judging import JudgedChoice, Judges
 from actors.text.logprobs import PendingLogprobs
@@ -32,8 +32,6 @@ from protocol.errors import EngineLost, Unsupported
 from protocol.messages.generation import Finished, FinishReason, Generate, PromptScores, Started, Tokens, Usage
 from protocol.messages.text import ChoiceEnded, Respond, Text
 from protocol.weight_versions import VersionRecord
-
-PROMPT_TAIL_TOKENS = 16  # the last of a prompt, which show whether it ends within reasoning
 
 AskRouter: TypeAlias = Askable[Generate, Started | Tokens, Finished]
 
@@ -161,7 +159,7 @@ class Choices:
             _close_fast_path(generation)
             _take(text, reply if candidate is None else candidate.noted(reply), give)
             # Leaving aborts the request: no further token is computed.
-            if budget.ends(reply.ids, text, generate) or detokenizer.matched is not None:
+            if budget.ends(reply.ids, text, generate) or detokenizer.matched is not None or text.complete:
                 generation.abandon()
 
         closing: tuple[int, ...] | None = None
@@ -177,6 +175,9 @@ class Choices:
         cut = finished is not None and finished.reason is FinishReason.LENGTH and detokenizer.matched is None
         await self._rest(text, give, cut=cut)
         self._reasoning += text.reasoning_tokens
+        if finished is None and text.complete:
+            # As where a stop string ends a choice, its tokens are those that have come.
+            finished = Finished(FinishReason.STOP, Usage(0, detokenizer.tokens - asked.resumed_tokens))
         emit(await self._end(detokenizer, finished, versions, kept, asked.resumed_tokens))
 
     def _begun(
@@ -257,7 +258,8 @@ class Choices:
         matched, whole = ended.matched, ended.reason is FinishReason.STOP
         ends_by_itself = matched not in self.request.stop_token_ids or matched in self.model.eos_token_ids
         own_stop = None if isinstance(matched, int) and ends_by_itself else matched
-        if self.judges.text is not None and whole:
+        # Beside tools, an answer is either calls or the text of its grammar.
+        if self.judges.text is not None and whole and not kept.calls:
             await self.judges.text("".join(kept.texts), own_stop)
         if self.judges.calls is not None:
             await self.judges.calls.judge(kept.calls, ended=whole, matched=own_stop)
@@ -270,14 +272,13 @@ class Choices:
         model = self.model
         stage: Stage = PLAIN
         if self.request.turns and model.answers != NO_FORMATS:
-            tail = model.decode(generate.tokens[-PROMPT_TAIL_TOKENS:])
-            offer = Expected(self.tools, begins_thinking(model.answers, tail))
+            offer = Expected(self.tools, model.thinks(self.request, generate.tokens))
             stage = make_stage(model.answers, offer)
         if stage is not PLAIN:
             detokenizer.markers = model.markers
         # A budget counts every token.
         table = model.whole_tokens if self.request.thinking_token_budget is None else None
-        return StagedText(detokenizer, stage, table, scored_max)
+        return StagedText(detokenizer, stage, table, scored_max, one_call=not self.request.parallel_calls)
 
     def _detokenizer(self, generate: Generate, choice: int, *, scored: bool) -> IncrementalDetokenizer:
         request, model = self.request, self.model

@@ -15,7 +15,7 @@ from actors.media.model_files import vision_layout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.formats.detection import AUTO, chosen
-from actors.text.formats.table import AnswerFormat, begins_thinking, markers
+from actors.text.formats.table import AnswerFormat, begins_thinking, is_thinking, markers, thought_marks
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
@@ -23,11 +23,12 @@ from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
-from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
+from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
 from protocol.model_folder import FILES, Digest, digest
 
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
+PROMPT_TAIL_TOKENS = 16  # the last of a prompt, which show whether it ends within reasoning
 NEEDED = ("tokenizer.json", "config.json")
 
 
@@ -65,8 +66,20 @@ class TextModel:
         return self.template.render(turns, rendering)
 
     def begins_thinking(self, rendering: Rendering) -> bool:
-        """Return whether prompts that are rendered in this way end within reasoning."""
-        return self.answers.reasoning is not None and begins_thinking(self.answers, self.template.tail(rendering))
+        """Return whether prompts that are rendered in this way end within reasoning, most probably.
+
+        A word in a conversation may turn reasoning off, and an answer that goes on may stand within it: see `thinks`.
+        """
+        begins, _ = thought_marks(self.answers)
+        return bool(begins) and begins_thinking(self.answers, self.template.tail(rendering))
+
+    def thinks(self, request: Respond, prompt: Sequence[int]) -> bool:
+        """Return whether the prompt of a request, with these tokens, ends within reasoning."""
+        if not request.turns:
+            return False
+        if request.rendering.continues and is_thinking(self.answers, request.turns[-1].text):
+            return True
+        return begins_thinking(self.answers, self.decode(prompt[-PROMPT_TAIL_TOKENS:]))
 
     def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> list[int]:
         """Return the token ids of a conversation, up to the answer."""

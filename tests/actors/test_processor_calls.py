@@ -19,7 +19,7 @@ from actors.processor import GrammarCheck, accept_any_grammar, processor
 from actors.text.formats.table import AnswerFormat
 from actors.text.formats.tool_table import ToolTable
 from protocol.errors import AnswerInvalid, BadRequest, Unsupported
-from protocol.messages.generation import Grammar, GrammarKind
+from protocol.messages.generation import FinishReason, Grammar, GrammarKind
 from protocol.messages.text import CallPart, ChoiceEnded, Rendering, Respond, Role, Text, Turn
 from protocol.messages.tools import AUTO, Tool, ToolChoice
 from tests.actors.test_processor import LIMITS, ask, respond, running
@@ -178,3 +178,47 @@ async def test_the_tools_are_read_once_a_request(
         replies, _ = await ask(address, respond(f"n={len(ids(line))}", rendering=Rendering(tools=tools), n=3))
     assert len(tables) == len(tools)
     assert len([reply for reply in replies if isinstance(reply, CallPart)]) == 3 * len(tools)
+
+
+FORMAT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}')
+FREE = evolve(STRICT, strict=False)
+
+
+async def test_beside_a_format_of_the_text_an_answer_calls_a_tool_or_keeps_to_it(autojump_clock: MockClock) -> None:
+    worker = Worker()
+    async with running(worker, HERMES, ROOM) as address:
+        for line, count in ((call('{"city": "Rome"}'), 1), ('{"a": 3}', 0)):
+            worker.line = line
+            replies, _ = await ask(address, asking(line, FREE, AUTO, grammar=FORMAT))
+            assert sum(isinstance(reply, CallPart) for reply in replies) == count
+            assert (grammar := worker.asked[-1].sampling.grammar) is not None
+            assert json.loads(grammar.text)["format"]["type"] == "or"
+        worker.line = '{"a": "x"}'
+        with pytest.raises(AnswerInvalid):
+            await ask(address, asking(worker.line, FREE, AUTO, grammar=FORMAT))
+        worker.line = call('{"city": "Rome"}')
+        with pytest.raises(AnswerInvalid, match="does not keep to the schema of the tool"):
+            await ask(address, asking(worker.line, STRICT, AUTO, grammar=FORMAT))
+
+
+async def test_without_parallel_calls_an_answer_ends_behind_its_first(autojump_clock: MockClock) -> None:
+    line, worker = "Hm. " + call('{"city": "Rome"}') + "\n" + call('{"city": "Oslo"}') + " An oak.", Worker()
+    worker.line = line
+    async with running(worker, HERMES, ROOM) as address:
+        both, all_of_it = await ask(address, asking(line, FREE, AUTO))
+        one, answered = await ask(address, asking(line, FREE, AUTO, parallel_calls=False))
+    calls = [[reply for reply in replies if isinstance(reply, CallPart)] for replies in (both, one)]
+    assert [len(each) for each in calls] == [2, 1]
+    assert calls[1][0].arguments == '{"city": "Rome"}'
+    assert "".join(reply.text for reply in one if isinstance(reply, Text)) == "Hm. "
+    assert isinstance(one[-1], ChoiceEnded)
+    assert (one[-1].reason, one[-1].matched) == (FinishReason.STOP, None)
+    assert 0 < answered.usage.completion_tokens < all_of_it.usage.completion_tokens - len(ids('{"city": "Oslo"}'))
+
+
+async def test_without_parallel_calls_an_answer_without_any_is_whole(autojump_clock: MockClock) -> None:
+    line, worker = "An oak, and <b>.", Worker()
+    worker.line = line
+    async with running(worker, HERMES, ROOM) as address:
+        replies, _ = await ask(address, asking(line, FREE, AUTO, parallel_calls=False))
+    assert "".join(reply.text for reply in replies if isinstance(reply, Text)) == line

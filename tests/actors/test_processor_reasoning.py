@@ -13,9 +13,9 @@ from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.formats.table import AnswerFormat
 from actors.text.model import TextModel
-from protocol.errors import AnswerInvalid
+from protocol.errors import AnswerInvalid, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
-from protocol.messages.text import Reasoning, Rendering, Text
+from protocol.messages.text import Reasoning, Rendering, Role, Text, Turn
 from tests.actors.test_processor import LIMITS, ask, respond, running
 from tests.rig.gateway import TINY, Worker, ids
 
@@ -87,3 +87,57 @@ async def test_a_structural_tag_of_a_client_is_its_own(autojump_clock: MockClock
     async with running(worker, thinking_model(), ROOM) as address:
         await ask(address, respond("n=1", grammar=own))
     assert worker.asked[0].sampling.grammar == own
+
+
+NO_THINK = SWITCHED.replace(
+    "enable_thinking is not defined or enable_thinking", "'/no_think' not in messages[-1].content"
+)
+
+
+@pytest.mark.parametrize("word", ["", " /no_think"])
+async def test_a_word_in_the_conversation_turns_reasoning_off(word: str, autojump_clock: MockClock) -> None:
+    learned = ConversationTemplate.learned(compile_template(NO_THINK, str), NO_THINK, {}, salt="1")
+    line = '{"a": 3}' if word else 'Hm.\n</think>\n\n{"a": 3}'
+    worker = Worker(line=line)
+    async with running(worker, evolve(thinking_model(), template=learned), ROOM) as address:
+        replies, _ = await ask(address, respond(f"n={len(ids(line))}{word}", grammar=SCHEMA))
+    assert texts(replies, Text) == '{"a": 3}'
+    parts = [part["type"] for part in elements(worker.asked[-1].sampling.grammar)]
+    assert parts == (["optional", "json_schema"] if word else ["tag", "regex", "json_schema"])
+
+
+@pytest.mark.parametrize(
+    ("said", "thinks"), [("<think>", True), ("<think>\nHm, so", True), ("<think>Hm</think>", False)]
+)
+async def test_an_answer_may_go_on_within_its_reasoning(said: str, thinks: bool, autojump_clock: MockClock) -> None:
+    line = 'Hm.\n</think>\n\n{"a": 3}' if thinks else '{"a": 3}'
+    worker = Worker(line=line)
+    rendering = Rendering(begins_answer=False, continues=True)
+    turns = (Turn(Role.USER, f"n={len(ids(line))}"), Turn(Role.ASSISTANT, said))
+    async with running(worker, thinking_model(), ROOM) as address:
+        request = evolve(respond("x", grammar=SCHEMA, rendering=rendering), turns=turns)
+        replies, _ = await ask(address, request)
+    assert texts(replies, Text) == '{"a": 3}'
+    assert (texts(replies, Reasoning) == "Hm.") is thinks
+    assert (elements(worker.asked[-1].sampling.grammar)[0]["type"] == "tag") is thinks
+
+
+K3 = SWITCHED.replace("<think>\n{% else %}", "<|open|>think<|sep|>{% else %}")
+
+
+async def test_a_whole_format_has_a_thought_of_its_own_before_a_schema(autojump_clock: MockClock) -> None:
+    learned = ConversationTemplate.learned(compile_template(K3, str), K3, {}, salt="1")
+    line = 'Hm.<|close|>think<|sep|><|open|>response<|sep|>{"a": 3}<|close|>response<|sep|>'
+    worker = Worker(line=line)
+    model = evolve(TINY, template=learned, answers=AnswerFormat("kimi-k3"))
+    async with running(worker, model, ROOM) as address:
+        replies, _ = await ask(address, respond(f"n={len(ids(line))}", grammar=SCHEMA))
+    assert (texts(replies, Reasoning), texts(replies, Text)) == ("Hm.", '{"a": 3}')
+    assert [part["type"] for part in elements(worker.asked[-1].sampling.grammar)] == ["tag", "sequence"]
+
+
+async def test_an_engine_without_structural_tags_holds_no_whole_format(autojump_clock: MockClock) -> None:
+    limits = evolve(ROOM, info=evolve(ROOM.info, grammars=(GrammarKind.JSON_SCHEMA,)))
+    async with running(Worker(), evolve(TINY, answers=AnswerFormat("gpt-oss")), limits) as address:
+        with pytest.raises(Unsupported, match="cannot hold answers in the format gpt-oss"):
+            await ask(address, respond("n=3", grammar=SCHEMA))

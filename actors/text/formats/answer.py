@@ -67,6 +67,10 @@ class WholeFormat(Protocol):
     def thought_begins(self) -> Sequence[str]:
         """The markers with which reasoning begins."""
 
+    @property
+    def thought_ends(self) -> Sequence[str]:
+        """The markers with which reasoning ends."""
+
     def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read a whole answer."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.text.formats.answer import Expected
-from actors.text.formats.call_tags import TagPart, optional, regex, sequence, tag, text_until
+from actors.text.formats.call_tags import TagPart, optional, regex, sequence, tag, text, text_until
 from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import json_object
 from actors.text.formats.json_text import SPACE
@@ -56,12 +56,26 @@ class GptOss:
 
     markers: tuple[str, ...] = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
     thought_begins: tuple[str, ...] = (f"{CHANNEL}{ANALYSIS}{MESSAGE}",)
+    thought_ends: tuple[str, ...] = (END,)
 
     @property
     def frame(self) -> CallFrame:
         """The text around a call: the model ends an answer behind one, by a token that is no text."""
-        thought = sequence(text_until(END, f"{CHANNEL}{ANALYSIS}{MESSAGE}", (f"{START}{ROLE}",)), f"{START}{ROLE}")
-        return CallFrame(f"{TO}{FUNCTIONS}", lead=sequence(optional(thought), f"{CHANNEL}commentary "), alone=True)
+        lead = sequence(optional(_thought(f"{CHANNEL}{ANALYSIS}{MESSAGE}")), f"{CHANNEL}commentary ")
+        return CallFrame(f"{TO}{FUNCTIONS}", lead=lead, alone=True)
+
+    @property
+    def thought_rest(self) -> TagPart:
+        """The grammar of the rest of a message of reasoning, with the beginning of the next message."""
+        return _thought("")
+
+    def answer(self, content: TagPart, *, begun: bool) -> TagPart:
+        """Return the grammar of a final message, perhaps behind one of reasoning."""
+        if begun:
+            return content
+        thought = _thought(f"{CHANNEL}{ANALYSIS}{MESSAGE}")
+        header = sequence(f"{CHANNEL}final", optional(regex(r" ?<\|constrain\|>json")), MESSAGE)
+        return sequence(optional(text(f"{START}{ROLE}")), optional(thought), header, content)
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:
         """Return the grammar of the rest of a call, from its recipient on."""
@@ -124,3 +138,8 @@ class GptOss:
         else:
             end = yield from source.pass_until(TextPiece, END, RETURN, f"{START}{ROLE}")
         return end is not None
+
+
+def _thought(begin: str) -> TagPart:
+    """Return the grammar of a message of reasoning, and of the beginning of the next message."""
+    return sequence(text_until(END, begin, (f"{START}{ROLE}",)), f"{START}{ROLE}")

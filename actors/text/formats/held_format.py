@@ -44,6 +44,21 @@ class CallFrame:
 
 
 @runtime_checkable
+class HeldText(Protocol):
+    """A whole format whose text a grammar can hold, though it stands between markers."""
+
+    @property
+    def thought_rest(self) -> TagPart:
+        """The grammar of the rest of a thought with its end, behind a prompt that begins one."""
+
+    def answer(self, content: TagPart, *, begun: bool) -> TagPart:
+        """Return the grammar of an answer whose text is `content`, perhaps behind a thought.
+
+        `begun` if the prompt ends within the text, which goes on.
+        """
+
+
+@runtime_checkable
 class HeldFormat(Protocol):
     """A format whose calls a grammar can demand."""
 

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from actors.text.formats.answer import Expected
 from actors.text.formats.arguments import STRING, decoded, encoded, is_json, types_of, value_of
+from actors.text.formats.call_tags import TagPart, optional, sequence, text, text_until
 from actors.text.formats.json_text import SPACE, json_value
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
@@ -42,7 +43,21 @@ class KimiK3:
     """Elements for reasoning, text and calls."""
 
     thought_begins: tuple[str, ...] = (THOUGHT,)
+    thought_ends: tuple[str, ...] = (THOUGHT_END, RESPONSE)
     markers: tuple[str, ...] = (OPEN, CLOSE, SEP, "<|end_of_msg|>")
+
+    @property
+    def thought_rest(self) -> TagPart:
+        """The grammar of the rest of a thought."""
+        return text_until(THOUGHT_END, excluded=(RESPONSE, TOOLS))
+
+    def answer(self, content: TagPart, *, begun: bool) -> TagPart:
+        """Return the grammar of the element of an answer's text, whose markers may be missing, as for the parser."""
+        end = optional(sequence(RESPONSE_END, optional(text(MESSAGE_END))))
+        if begun:
+            return sequence(content, end)
+        thought = text_until(THOUGHT_END, THOUGHT, (RESPONSE, TOOLS))
+        return sequence(optional(thought), optional(text(RESPONSE)), content, end)
 
     def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read a whole answer."""

@@ -94,12 +94,25 @@ def markers(answers: AnswerFormat) -> tuple[str, ...]:
     return (*calls, *(() if thought is None else thought.markers))
 
 
-def begins_thinking(answers: AnswerFormat, prompt: str) -> bool:
-    """Return whether a prompt ends within reasoning, by its last characters."""
+def thought_marks(answers: AnswerFormat) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the markers with which reasoning begins, and those with which it ends."""
     calls = None if answers.tools is None else TOOLS[answers.tools]
-    begins: Sequence[str]
     if isinstance(calls, WholeFormat):
-        begins = calls.thought_begins
-    else:
-        begins = () if answers.reasoning is None else REASONING[answers.reasoning].begins
+        return calls.thought_begins, calls.thought_ends
+    if answers.reasoning is None:
+        return (), ()
+    thought = REASONING[answers.reasoning]
+    return thought.begins, thought.ends
+
+
+def begins_thinking(answers: AnswerFormat, prompt: str) -> bool:
+    """Return whether a prompt ends with the beginning of reasoning, by its last characters."""
+    begins, _ = thought_marks(answers)
     return prompt.rstrip().endswith(tuple(begin.rstrip() for begin in begins))
+
+
+def is_thinking(answers: AnswerFormat, text: str) -> bool:
+    """Return whether the beginning of an answer ends within reasoning."""
+    begins, ends = thought_marks(answers)
+    begun = max((text.rfind(begin) for begin in begins), default=-1)
+    return begun > max((text.rfind(end) for end in ends), default=-1)

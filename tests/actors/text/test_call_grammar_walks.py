@@ -13,6 +13,7 @@ from actors.text.conformance import SchemaValidator
 from actors.text.formats.answer import WholeFormat
 from actors.text.formats.held_format import HeldFormat
 from actors.text.formats.table import TOOLS, AnswerFormat
+from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import AUTO, Tool, ToolChoice
 from tests.rig.written_calls import ends, has_to_end, parsed, walks
 
@@ -97,3 +98,20 @@ def test_a_named_tool_is_called_once(name: str) -> None:
     for text in walks(held, 8):
         assert [tool for tool, _ in parsed(text, AnswerFormat(name), TOOLS_OFFERED).calls] == ["now"]
         assert has_to_end(held.grammar.text, text)
+
+
+@EACH_FORMAT
+def test_beside_a_format_of_the_text_an_answer_is_calls_or_that_text(name: str) -> None:
+    text = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object","properties":{"a":{"const":3}},"required":["a"]}')
+    answers = AnswerFormat(name)
+    held = call_grammar(TOOLS_OFFERED, AUTO, answers, parallel=True, beside=text)
+    assert held is not None
+    assert not held.demanded
+    call = walks(held_by(name, REQUIRED, parallel=False), WALKS)[0]
+    written = '{"a": 3}' if name != "gpt-oss" else '<|channel|>final<|message|>{"a": 3}'
+    assert ends(held.grammar.text, call)
+    assert ends(held.grammar.text, written)
+    assert parsed(written, answers, TOOLS_OFFERED).text == '{"a": 3}'
+    assert ends(held.grammar.text, written.replace("3", "4")) is None
+    assert ends(held.grammar.text, "An oak.") is None
+    assert ends(held.grammar.text, "") is not True

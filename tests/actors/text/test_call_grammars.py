@@ -91,6 +91,8 @@ async def test_a_request_with_another_choice_or_schema_has_another_grammar(autoj
         respond(a, tool("b")),
         respond(a, tool("b"), choice=ToolChoice(name="b")),
         respond(strict, choice=ToolChoice()),
+        respond(a, choice=ToolChoice(), grammar=Grammar(GrammarKind.REGEX, "a")),
+        respond(a, choice=ToolChoice(), grammar=Grammar(GrammarKind.REGEX, "b")),
     ]
     for request in asked:
         held = await grammars.held(request, ALL, run)
@@ -117,6 +119,18 @@ async def test_free_calls_cost_nothing(autojump_clock: MockClock) -> None:
     ("request_", "answers", "kinds", "kind", "param", "reason"),
     [
         (respond(tool("a")), AnswerFormat(), ALL, Unsupported, "my tools", "no known format of calls"),
+        (
+            respond(tool("a"), choice=ToolChoice(), grammar=Grammar(GrammarKind.REGEX, "a")),
+            AnswerFormat("kimi-k3"),
+            ALL,
+            Unsupported,
+            "my format",
+            "cannot stand together in an answer of this model, which writes its calls in the format kimi-k3",
+        ),
+        (
+            respond(tool("a"), choice=ToolChoice(), grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"not":{}}')),
+            *(HERMES, ALL, BadRequest, "my format", "#: not: "),
+        ),
         (
             respond(tool("a"), grammar=Grammar(GrammarKind.REGEX, "a")),
             HERMES,
@@ -152,3 +166,10 @@ async def test_what_cannot_be_kept_is_refused_by_the_clients_name(
 def test_a_costly_grammar_is_refused_as_the_clients_tools() -> None:
     found = refused_as_tools(BadRequest("this structural tag takes more than 2 s to compile"), respond())
     assert (found.detail, found.param) == ("the grammar of these tools takes more than 2 s to compile", "my tools")
+
+
+async def test_a_clients_structural_tag_describes_calls_itself(autojump_clock: MockClock) -> None:
+    own = Grammar(GrammarKind.STRUCTURAL_TAG, '{"type":"structural_tag","format":{"type":"any_text"}}')
+    run = Runs()
+    assert await CallGrammars(HERMES).held(respond(tool("a"), choice=ToolChoice(), grammar=own), ALL, run) is None
+    assert run.sizes == []

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from actors.text.formats.held_format import HeldArguments, HeldFormat
+from actors.text.formats.answer import WholeFormat
+from actors.text.formats.held_format import HeldArguments, HeldFormat, HeldText
 from actors.text.formats.table import TOOLS
 
+API = Path(__file__).parents[4] / "docs" / "api.md"
 HELD = {name: each for name, each in TOOLS.items() if isinstance(each, HeldFormat)}
 
 
@@ -19,3 +23,14 @@ def test_a_call_begins_and_ends_with_a_text(name: str) -> None:
     frame = HELD[name].frame
     bare = getattr(HELD[name], "bare", "")
     assert (frame.begin or call["begin"]).startswith(tuple(bare) or frame.trigger)
+
+
+def test_the_page_for_clients_lists_the_formats_that_a_grammar_can_hold() -> None:
+    behind = API.read_text().partition("| formats of calls |")[2].splitlines()[2:4]
+    listed = [{name.strip(" `") for name in line.split("|")[1].split(",")} for line in behind]
+    assert listed == [set(HELD), set(TOOLS) - set(HELD)]
+
+
+@pytest.mark.parametrize("name", [name for name, each in TOOLS.items() if isinstance(each, WholeFormat)])
+def test_the_text_of_every_whole_format_can_be_held(name: str) -> None:
+    assert isinstance(TOOLS[name], HeldText)
