@@ -10,8 +10,7 @@ from actors.engines import model_files
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.formats import detection
-from actors.text.formats.answer import WholeFormat
-from actors.text.formats.table import TOOLS
+from actors.text.formats.table import WHOLE
 from actors.text.model import TextModel, load
 from actors.text.template_files import READ, BadTemplate, own_template, template_of
 from actors.text.template_variables import TemplateVariables
@@ -105,7 +104,7 @@ def format_lines(cluster: Cluster) -> Iterator[str]:
         except (StartFailed, OSError, ValueError):
             continue
         answers = detection.chosen(source, section.tools, section.reasoning)
-        own = answers.tools if isinstance(TOOLS.get(answers.tools or ""), WholeFormat) else None
+        own = answers.tools if answers.tools in WHOLE else None
         calls, thoughts = (each or "in no known format" for each in (answers.tools, answers.reasoning or own))
         yield f"answers of {name}: calls {calls}; reasoning {thoughts}"
 

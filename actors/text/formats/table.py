@@ -47,6 +47,10 @@ TOOLS: Mapping[str, CallFormat | WholeFormat] = {
 }
 """Formats of calls; a whole format has reasoning of its own, too."""
 
+# Each is told apart once: to look at all of its attributes takes a tenth of a millisecond.
+WHOLE: Mapping[str, WholeFormat] = {name: each for name, each in TOOLS.items() if isinstance(each, WholeFormat)}
+CALLS: Mapping[str, CallFormat] = {name: each for name, each in TOOLS.items() if not isinstance(each, WholeFormat)}
+
 REASONING: Mapping[str, Thought] = {
     "gemma": Thought("<|channel>thought", "<channel|>", parts=("<|channel>",)),
     "granite": Thought(
@@ -77,10 +81,10 @@ NO_FORMATS = AnswerFormat()
 
 def make_stage(answers: AnswerFormat, offer: Expected) -> Stage:
     """Return the stage of one choice."""
-    calls = None if answers.tools is None else TOOLS[answers.tools]
     source = Source()
-    if isinstance(calls, WholeFormat):
-        return ParserStage(source, calls.read_whole(source, offer))
+    if (whole := WHOLE.get(answers.tools or "")) is not None:
+        return ParserStage(source, whole.read_whole(source, offer))
+    calls = CALLS.get(answers.tools or "")
     thought = None if answers.reasoning is None else REASONING[answers.reasoning]
     if thought is None and (calls is None or not offer.tools):
         return PLAIN
@@ -96,9 +100,8 @@ def markers(answers: AnswerFormat) -> tuple[str, ...]:
 
 def thought_marks(answers: AnswerFormat) -> tuple[Sequence[str], Sequence[str]]:
     """Return the markers with which reasoning begins, and those with which it ends."""
-    calls = None if answers.tools is None else TOOLS[answers.tools]
-    if isinstance(calls, WholeFormat):
-        return calls.thought_begins, calls.thought_ends
+    if (whole := WHOLE.get(answers.tools or "")) is not None:
+        return whole.thought_begins, whole.thought_ends
     if answers.reasoning is None:
         return (), ()
     thought = REASONING[answers.reasoning]
