@@ -76,13 +76,14 @@ class CandidateChoice:
                 logprobs.append(Logprob(self._logprobs[index], top))
                 start = stop
             text.take(self._ids[begin:end], logprobs)
-            for piece in text.give(TOKENS_A_TURN):
+            for piece in text.give():
                 emit(piece)
             await trio.lowlevel.checkpoint()
         assert self._ended is not None
         text.finish(cut=self._ended.reason is FinishReason.LENGTH)
-        while pieces := text.give(TOKENS_A_TURN):
-            for piece in pieces:
+        while text.waits:
+            for piece in text.give():
                 emit(piece)
+            await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
         return evolve(self._ended, choice=text.detokenizer.choice)

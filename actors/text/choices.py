@@ -25,7 +25,7 @@ from actors.text.formats.tool_table import ToolTable
 from actors.text.judging import JudgedChoice, Judges
 from actors.text.logprobs import PendingLogprobs
 from actors.text.model import TextModel
-from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, StagedText
+from actors.text.staged_text import SCORED_A_PIECE, StagedText
 from actors.text.stop_strings import StopStrings
 from actors.text.thought_budget import ThoughtBudget
 from protocol.errors import EngineLost, Unsupported
@@ -207,8 +207,8 @@ class Choices:
         if not self.request.warm_up:
             text.finish(cut=cut)
         await trio.lowlevel.checkpoint()
-        while rest := text.give(PIECES_A_STEP):
-            for piece in rest:
+        while text.waits:
+            for piece in text.give():
                 emit(piece)
             await trio.lowlevel.checkpoint()
 
@@ -302,7 +302,7 @@ class Choices:
 def _take(text: StagedText, tokens: Tokens, give: Emit) -> None:
     """Take the next tokens of a choice, and give out the pieces that are certain now."""
     text.take(tokens.ids, tokens.logprobs)
-    for piece in text.give(PIECES_A_STEP):
+    for piece in text.give():
         give(piece)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.formats.answer import Expected
+from actors.text.formats.stage import Stage
 from actors.text.formats.table import AnswerFormat, make_stage
 from actors.text.formats.tool_table import ToolTable
-from actors.text.staged_text import StagedText
+from actors.text.staged_text import PIECES_A_STEP, SCORED_A_PIECE, SCORED_HELD_MAX, StagedText
 from actors.text.stop_strings import StopStrings
 from protocol.messages.generation import Logprob
-from protocol.messages.text import CallPart, Reasoning, Text
+from protocol.messages.text import AnswerPiece, CallPart, Reasoning, Text
+from protocol.messages.tools import Tool
 from tests.actors.text.test_logprobs import reading
 from tests.rig.gateway import TINY, ids
 from tests.rig.marked_format import Marked
@@ -46,10 +49,10 @@ def pieces_of(text: StagedText, sequence: Sequence[int], size: int = 1) -> list[
     for start in range(0, len(sequence), size):
         part = sequence[start : start + size]
         text.take(part, [Logprob(-float(start + index)) for index in range(len(part))])
-        pieces += text.give(1)
+        pieces += text.give()
     text.finish()
-    while more := text.give(2):
-        pieces += more
+    while text.waits:
+        pieces += text.give()
     return pieces
 
 
@@ -87,7 +90,7 @@ def test_a_token_belongs_to_the_piece_that_it_ends_in() -> None:
     steps = list[tuple[str, bytes]]()
     for token in ids("a[t[think]b"):
         text.take((token,), (Logprob(-1.0),))
-        if pieces := text.give(9):
+        if pieces := text.give():
             sent = "".join(piece.text for piece in pieces if not isinstance(piece, CallPart))
             steps.append((sent, b"".join(entry.data for piece in pieces for entry in piece.logprobs)))
     assert steps == [("a", b"a"), ("[t", b"[t"), ("b", b"[think]b")]
@@ -122,9 +125,9 @@ def test_tokens_skip_the_stage_only_while_it_passes_text_through() -> None:
             pieces.append(whole)
         else:
             text.take((token,))
-            pieces += text.give(2)
+            pieces += text.give()
     text.finish()
-    assert joined([*pieces, *text.give(9)]) == joined(pieces_of(StagedText(reading(), Marked()), ids(line)))
+    assert joined([*pieces, *text.give()]) == joined(pieces_of(StagedText(reading(), Marked()), ids(line)))
     seen = "".join(stage.fed)
     assert seen.startswith("[think]Old oak.[/think]")
     assert "An oak." not in seen
@@ -151,3 +154,75 @@ def test_a_text_of_one_call_ends_behind_it(size: int) -> None:
     assert text.complete
     assert joined(pieces) == [("Text", -1, "", "Hm. "), ("CallPart", 0, "f", '{"a": 1}')]
     assert sum(piece.tokens for piece in pieces) >= len(ids(f"Hm. {call.removesuffix('</tool_call>')}"))
+
+
+# Turns ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 4, 9, 40])
+@pytest.mark.parametrize("scored", [False, True])
+def test_text_keeps_up_with_an_engine_that_computes_several_tokens_a_step(size: int, scored: bool) -> None:
+    """Two pieces left in a turn: with speculative decoding most of the text came at the end."""
+    sequence = ids("[think]" + "An old oak. " * 40)
+    text = StagedText(reading() if scored else IncrementalDetokenizer(TINY.tokenizer), Marked())
+    for start in range(0, len(sequence), size):
+        part = sequence[start : start + size]
+        text.take(part, [Logprob(-1.0)] * len(part) if scored else ())
+        replies = text.give()
+        assert not text.waits
+        # Without log probabilities the tokens of a step are one reply. The marker has seven tokens.
+        assert len(replies) <= ((size + 7) // SCORED_A_PIECE + 1 if scored else 1)
+        assert all(len(reply.logprobs) <= SCORED_A_PIECE for reply in replies)
+
+
+def hermes() -> Stage:
+    return make_stage(AnswerFormat("hermes"), Expected(ToolTable.of([Tool("f")])))
+
+
+def turns_of_call(arguments: str, *, with_ids: bool = False) -> tuple[list[int], list[list[AnswerPiece]]]:
+    """Return the tokens of a call, and the replies of each turn."""
+    sequence = ids(f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>')
+    text, turns = StagedText(reading(with_ids=with_ids), hermes()), list[list[AnswerPiece]]()
+    for place, token in enumerate(sequence):
+        text.take((token,), [Logprob(-float(place))])
+        turns.append(text.give())
+    text.finish()
+    while text.waits:
+        turns.append(text.give())
+    return sequence, turns
+
+
+@pytest.mark.parametrize("words", [1, 60, 900])
+def test_the_log_probabilities_of_a_call_leave_over_turns_in_replies_of_a_few(words: int) -> None:
+    """Those of 4,000 tokens made one reply: a chunk of 4.7 MB, which took 0.7 s of one turn."""
+    sequence, turns = turns_of_call('{"a": "' + "oak " * words + '"}', with_ids=True)
+    replies = [reply for turn in turns for reply in turn]
+    assert max(len(reply.logprobs) for reply in replies) <= SCORED_A_PIECE
+    assert max(sum(len(reply.logprobs) for reply in turn) for turn in turns) <= SCORED_A_PIECE * PIECES_A_STEP + 1
+    assert [entry.logprob for reply in replies for entry in reply.logprobs] == [-float(n) for n in range(len(sequence))]
+    assert [token for reply in replies for token in reply.ids] == sequence
+    assert sum(reply.tokens for reply in replies) == len(sequence)
+    assert joined(replies) == [("CallPart", 0, "f", json.dumps({"a": "oak " * words}))]
+    calls = [reply for reply in replies if isinstance(reply, CallPart)]
+    assert (calls[0].index, calls[0].name) == (0, "f")
+    assert {(call.index, call.name, call.arguments) for call in calls[1:]} <= {(0, "", "")}
+
+
+def test_a_stage_holds_back_a_bounded_number_of_log_probabilities() -> None:
+    sequence, turns = turns_of_call('{"a": "' + "oak " * 1500 + '"}')
+    given = 0
+    for come, turn in enumerate(turns[: len(sequence)], start=1):
+        given += sum(len(reply.logprobs) for reply in turn)
+        assert come - given <= 2 * SCORED_HELD_MAX
+    early = [reply for turn in turns for reply in turn if isinstance(reply, Text) and reply.logprobs]
+    assert {reply.text for reply in early} == {""}
+    assert len(sequence) > 2 * SCORED_HELD_MAX
+
+
+def test_what_is_no_call_has_its_log_probabilities_in_its_own_replies() -> None:
+    sequence, turns = turns_of_call('{"a": ' + "[" * 100)
+    replies = [reply for turn in turns for reply in turn]
+    assert {type(reply) for reply in replies} == {Text}
+    assert "".join(reply.text for reply in replies if isinstance(reply, Text)) == TINY.tokenizer.decode(sequence)
+    assert max(len(reply.logprobs) for reply in replies) <= SCORED_A_PIECE
+    assert [entry.logprob for reply in replies for entry in reply.logprobs] == [-float(n) for n in range(len(sequence))]
