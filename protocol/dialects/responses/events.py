@@ -25,6 +25,9 @@ from protocol.weight_versions import WeightVersions
 if TYPE_CHECKING:
     from protocol.dialects.responses.objects import AnyCreate
 
+# The events that end an item repeat its text three times. Those of a longer text come with the last events, for which a
+# client may be waited for: no client reads megabytes in the turn in which the next item begins.
+REPEATED_AT_ONCE_MAX = 64 * 1024  # bytes of JSON
 # Stock clients accept messages of at most 1 MiB.
 LOGPROBS_REPEATED_MAX = 64 * 1024  # bytes of JSON; longer ones are not repeated at the end
 LOGPROBS_A_DELTA_MAX = 64  # each can have kilobytes, with the likeliest tokens
@@ -50,7 +53,7 @@ class Events:
     """Builds the events of one response in their order: begin, deltas..., and one of the three ends.
 
     Each is the text of a WebSocket message or, with `sse`, a whole server-sent event. An item begins with its first
-    piece, so a piece may bring the events that end the item before it.
+    piece, so a piece may bring the events that end the item before it; those of a long item come with the last events.
     """
 
     def __init__(self, create: AnyCreate, *, request_id: str, created_at: int, sse: bool = False) -> None:
@@ -62,6 +65,7 @@ class Events:
         self._sequence = 0
         self._output = Output(request_id, places(create.tools or ()))
         self._done: list[msgspec.Raw] = []  # the JSON of the items that have ended
+        self._unended: list[OutputItem] = []  # items with all of their text, whose last events come at the end
         self._encoded = bytearray()  # the text of the open item
         self.opened = False  # whether the open item is a message, so that `delta` may be called with more of its text
         self._logprobs: list[bytes] | None = None if create.logprobs is None else []  # None if they are not repeated
@@ -121,7 +125,7 @@ class Events:
         versions = ended.weight_versions
         if ended.reason is FinishReason.LENGTH:
             return (*opening, *self._incomplete("max_output_tokens", usage, versions))
-        closing = self._close("completed")
+        closing = (*self._end_others(), *self._close("completed"))
         response = self._response("completed", usage=usage, versions=versions)
         return (*opening, *closing, self._event("response.completed", response=response))
 
@@ -147,7 +151,7 @@ class Events:
 
     def _incomplete(self, reason: str, usage: Usage | None, versions: WeightVersions = ()) -> tuple[bytes, ...]:
         last = self._output.last
-        closing = () if last is None else self._close(last.status("incomplete"))
+        closing = () if last is None else (*self._end_others(), *self._close(last.status("incomplete")))
         response = self._response("incomplete", usage=usage, versions=versions)
         response["incomplete_details"] = {"reason": reason}
         return (*closing, self._event("response.incomplete", response=response))
@@ -158,7 +162,7 @@ class Events:
         item = self._output.item_for(piece)
         if item is last:
             return ()
-        closing = () if last is None else self._close("completed", last)
+        closing = () if last is None else self._close("completed", last, inner=True)
         self._encoded, self.opened = item.text, isinstance(item, MessageItem)
         head = {"type": item.delta_type, **item.place, **({"logprobs": []} if self.opened and self._plain else {})}
         before = b"event: %b\ndata: " % item.delta_type.encode() if self._sse else b""
@@ -185,15 +189,25 @@ class Events:
         ids = b',"token_ids":' + _encode(token_ids) if self._create.return_token_ids else b""
         return b'%b%d,"delta":%b%b%b' % (self._delta_head, number, encoded, ids, self._delta_tail)
 
-    def _close(self, status: str, item: OutputItem | None = None) -> tuple[bytes, ...]:
-        """Return the events that end an item, by default the open one."""
+    def _close(self, status: str, item: OutputItem | None = None, *, inner: bool = False) -> tuple[bytes, ...]:
+        """Return the events that end an item, by default the open one; none yet for a long one with an item behind."""
         item = item or self._output.last
         assert item is not None
         if isinstance(item, MessageItem):
             item.logprobs, self._logprobs = self._logprobs or (), None if self._logprobs is None else []
-        events = tuple(self._event(kind, **fields) for kind, fields in item.ends(status))
         self._done.append(msgspec.Raw(_encode(item.shown(status))))
-        return events
+        if inner and len(item.text) > REPEATED_AT_ONCE_MAX:
+            self._unended.append(item)
+            return ()
+        return self._ends(item, status)
+
+    def _end_others(self) -> tuple[bytes, ...]:
+        """Return the events that end the items before the open one, as far as they have not been sent."""
+        unended, self._unended = self._unended, []
+        return tuple(event for item in unended for event in self._ends(item, "completed"))
+
+    def _ends(self, item: OutputItem, status: str) -> tuple[bytes, ...]:
+        return tuple(self._event(kind, **fields) for kind, fields in item.ends(status))
 
     def _remember(self, logprobs: bytes) -> None:
         """Keep the log probabilities of a delta for the end of the text, unless they become too long for one event."""

@@ -100,7 +100,7 @@ class LaneAnswers:
         except AskerLeft:
             previous = running.previous
             begin = () if running.begun else events.begin()
-            record.sent_bytes += self.send(*begin, *events.cancelled(record.usage))
+            await self._send_last(running, (*begin, *events.cancelled(record.usage)))
         except RequestError as error:
             self._fail(running, error)
             return
@@ -108,15 +108,18 @@ class LaneAnswers:
             self._fail(running, internal_error(bug, record.request_id, record.trace))
             return
         else:
-            with self.gateway.memory.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
-                # Without memory they go into the backlog at once, as all other events.
-                with suppress(Overloaded, TooLarge):
-                    memory.grow(size := sum(map(len, last)))
-                    # The last events repeat the text several times.
-                    await self.outbox.wait_room(size)
-                record.sent_bytes += self.send(*last)
+            await self._send_last(running, last)
         turns = responses.turns_with_answer(request, None if request.warm_up else events.given)
         self.history.remember(request.stream_id, Conversation.after(previous, events.id, *turns))
+
+    async def _send_last(self, running: LaneResponse, last: tuple[bytes, ...]) -> None:
+        """Send the last events of a response, which repeat its text several times, once there is room for them."""
+        with self.gateway.memory.answers.reserving(self.gateway.memory_owner(self.key)) as memory:
+            # Without memory they go into the backlog at once, as all other events.
+            with suppress(Overloaded, TooLarge):
+                memory.grow(size := sum(map(len, last)))
+                await self.outbox.wait_room(size)
+            running.record.sent_bytes += self.send(*last)
 
     def _sender(self, running: LaneResponse) -> Callable[[RenderedReply], None]:
         """Return a function that sends the events of each reply, in the turn of its arrival."""

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from openai import omit
+from openai.lib.streaming.responses._responses import ResponseStreamState
 
 from protocol.dialects.responses import Events, GivenAnswer, parse_http
 from protocol.dialects.responses.body import Completion
+from protocol.dialects.responses.events import REPEATED_AT_ONCE_MAX
 from protocol.dialects.tools import call_id
 from protocol.errors import EngineLost
 from protocol.messages.generation import FinishReason, Usage
 from protocol.messages.text import Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Text, TokenText
 from protocol.messages.tools import ToolCall
-from tests.protocol.dialects.responses.test_events import ID, check, check_response, events_of
+from tests.protocol.dialects.responses.test_events import ID, SERVER_EVENTS, check, check_response, events_of
 from tests.protocol.dialects.responses.test_tools import AGENTS, WEATHER
 from tests.rig.dialects import whole_body
 
@@ -241,3 +244,50 @@ def test_every_event_of_a_long_answer_with_many_tools_fits_into_a_message() -> N
     events = events_of(tools=tools, metadata={f"{n:064}": "\0" * 512 for n in range(16)})
     frames = [*events.begin(), *events.deltas(Text("x", 1)), *events.finish(ChoiceEnded(FinishReason.STOP), USAGE)]
     assert max(map(len, frames)) < 2**18
+
+
+LONG = "oak " * (REPEATED_AT_ONCE_MAX // 4 + 1)
+
+
+@pytest.mark.parametrize("sse", [False, True])
+@pytest.mark.parametrize(
+    "long", [[Reasoning(LONG, 1)], [Text(LONG, 1)], [CallPart(0, "weather", f'{{"a":"{LONG}"}}', 1)]]
+)
+@pytest.mark.parametrize("ended", [FinishReason.STOP, FinishReason.LENGTH, None])
+def test_a_long_item_before_another_one_ends_with_the_last_events(
+    long: list[AnswerPiece], sse: bool, ended: FinishReason | None
+) -> None:
+    """Its end repeats it three times: reasoning of 600 kB made a client too slow that read all the time."""
+    other: AnswerPiece = (
+        CallPart(1, "weather", "{}", 1) if isinstance(long[0], CallPart) else CallPart(0, "weather", "{}", 1)
+    )
+    pieces = [Text("Hi", 1), *long, other, Reasoning("Hm", 1)]
+    events = events_of(**TOOLS, sse=sse)
+    at_once = [*events.begin(), *(frame for piece in pieces for frame in events.deltas(piece))]
+    assert sum(map(len, at_once)) < len(LONG) + 16_000, "the long text is sent once"
+    last = events.cancelled(USAGE) if ended is None else events.finish(ChoiceEnded(ended), USAGE)
+    sent = [json.loads(frame.partition(b"data: ")[2] if sse else frame) for frame in (*at_once, *last)]
+    assert [event["sequence_number"] for event in sent] == [*range(len(sent))]
+    if ended is not None and not sse:
+        assert sent == [checked(frame) for frame in (*at_once, *last)]
+    output = sent[-1]["response"]["output"]
+    assert [(item["type"], text_of(item)) for item in output] == expected(pieces)
+    for index, item in enumerate(output[:-1]):
+        check_item([event for event in sent if event.get("output_index") == index], item)
+    done = [event["output_index"] for event in sent if event["type"] == "response.output_item.done"]
+    assert sorted(done) == [*range(len(output))]
+    # The parser of stock clients keeps a snapshot, from which it takes each item by its place.
+    state = ResponseStreamState(input_tools=omit, text_format=omit)
+    for event in sent[:-1]:
+        state.handle_event(SERVER_EVENTS[event["type"]].model_validate(event))
+
+
+def test_a_response_that_fails_has_its_long_items() -> None:
+    events = events_of()
+    for piece in (Reasoning(LONG, 1), Text("Hi", 1)):
+        events.deltas(piece)
+    response = json.loads(events.failed(EngineLost("gone")))["response"]
+    assert [(item["type"], item["status"]) for item in response["output"]] == [
+        ("reasoning", "completed"),
+        ("message", "incomplete"),
+    ]
