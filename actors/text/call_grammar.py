@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 
 from attrs import frozen
@@ -189,12 +190,13 @@ def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable
     whole = json.loads(schema or ANY_OBJECT)
     if not frame.plain_without:
         return HeldArguments(whole)
-    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without, pause)
     table = ToolTable.of([tool])
+    read_as = partial(types_of, table, tool.name)
+    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without, pause, read_as)
 
     def held(parameter: Parameter) -> HeldParameter:
         # The parser reads a value by the types of the client's schema.
-        plain = parameter.name is not None and "string" in types_of(table, tool.name, parameter.name)
+        plain = parameter.name is not None and "string" in read_as(parameter.name)
         return HeldParameter(parameter, plain)
 
     return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds])

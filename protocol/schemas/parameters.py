@@ -9,28 +9,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 from attrs import evolve, frozen
 
+from protocol.schemas.beginnings import beginning_with
 from protocol.schemas.characters import CharacterSet, characters, complement, intersection, union
 from protocol.schemas.documents import Document, SchemaNode
 from protocol.schemas.engine_schema import EngineSchema
 from protocol.schemas.expression_text import in_text
-from protocol.schemas.expressions import EMPTY, Alternation, Chars, Expression, Repeat
+from protocol.schemas.expressions import EMPTY, NOTHING, Alternation, Chars, Expression, Repeat
 from protocol.schemas.expressions import Sequence as Parts
 from protocol.schemas.graph import Graph, culprit
+from protocol.schemas.lengths import simplified
 from protocol.schemas.shapes import AnyValue, Constant, Map, Number, Object, Shape, String, Values
 
 SPACES = characters(" \t\n\r")
 ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
+NAME_CHARACTERS_MAX = 256
+NO_NAME = '<>"\n'  # the characters that end a name in these formats
+NO_SUCH_NAME = (
+    f'a name with <, >, " or a line break, or of more than {NAME_CHARACTERS_MAX} characters, cannot be written'
+)
+# The characters with which numbers, and with which `true` and `false` begin; some models write words as Python does.
+NUMBERS, WORDS = "-0123456789", "tfTF"
+FIRST = {"integer": NUMBERS, "number": NUMBERS, "boolean": WORDS, "null": "nN", "array": "[", "object": "{"}
 
 
 @frozen
 class Parameter:
     """The values of one parameter, or of several whose names match an expression.
 
-    The strings are those that regular expressions match as plain text, or any. None is for no value of a kind.
+    The strings are regular expressions of plain text, or any. None is for no value of a kind.
     """
 
     name: str | None  # None: `least` to `most` parameters whose names match `names`
@@ -43,17 +54,23 @@ class Parameter:
     most: int | None = None
 
 
-def parameters(text: str, without: str, pause: Callable[[], object] = bool) -> list[list[Parameter]]:
+def parameters(
+    text: str,
+    without: str,
+    pause: Callable[[], object] = bool,
+    types_of: Callable[[str], AbstractSet[str]] = lambda _: frozenset(),
+) -> list[list[Parameter]]:
     """Return the parameters of each kind of object that a schema allows, in the order in which they are written.
 
     The strings of regular expressions have none of the characters `without`, unless an expression names one by itself.
+    The parser reads a parameter by `types_of` its name, so strings that are JSON of another type are left out.
     The schemas of all of them together are as bounded as one for an engine. `pause` is called before each
     of them. Raises `Unenforceable` if no engine can be held to the schema.
     """
     document = Document.parse(text)
     graph = Graph(document)
     graph.fill()
-    writer = _Writer(graph, document.root, complement(characters(without)), EngineSchema(graph), pause)
+    writer = _Writer(graph, document.root, complement(characters(without)), EngineSchema(graph), pause, types_of)
     found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
     if not found:
         document.root.refuse(culprit(document.root), "it allows no object")
@@ -67,6 +84,7 @@ class _Writer:
     allowed: CharacterSet
     schemas: EngineSchema
     pause: Callable[[], object]
+    types_of: Callable[[str], AbstractSet[str]]
 
     def kinds(self, shape: Shape) -> Iterator[list[Parameter]]:
         """Yield the lists of parameters of the objects of a shape."""
@@ -85,7 +103,7 @@ class _Writer:
                 ]
             case Map(names, values, least, most):
                 own = self._parameter(None, self.graph.shapes[values], required=False)
-                written = ANY_NAME if names is None else in_text(_restricted(names, self.allowed))
+                written = ANY_NAME if names is None else in_text(self._names(names))
                 yield [evolve(own, names=written, least=least, most=most)]
             case Values(texts):
                 for value in map(json.loads, texts):
@@ -95,33 +113,47 @@ class _Writer:
             case _:
                 return
 
+    def _names(self, tree: Expression) -> Expression:
+        """Return the expression of the names of parameters without the characters that end one."""
+        if (kept := simplified(_restricted(tree, complement(characters(NO_NAME)), strictly=True))) == NOTHING:
+            self.root.refuse("patternProperties", NO_SUCH_NAME)
+        return kept
+
     def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
         self.pause()
+        if name is not None and (len(name) > NAME_CHARACTERS_MAX or not set(name).isdisjoint(NO_NAME)):
+            self.root.refuse("properties", f"{json.dumps(name[:NAME_CHARACTERS_MAX])}: {NO_SUCH_NAME}")
         others = [each for each in map(_without_strings, shapes) if each is not None]
-        strings = self._strings(shapes, "".join(sign for shape in others for sign in _first(shape)))
+        read = frozenset[str]() if name is None else self.types_of(name)
+        missing = read - {"string"} - {kind for shape in others for kind in _types(shape)}
+        firsts = *map(_first, others), *(FIRST[kind] for kind in missing if kind in FIRST)
+        strings = self._strings(shapes, "".join(sorted({sign for first in firsts for sign in first})))
         whole = self.schemas.text_of(shapes, self.root)
         rest = whole if others == shapes else self.schemas.text_of(others, self.root) if others else None
         return Parameter(name, required, strings, rest, whole)
 
     def _strings(self, shapes: Sequence[Shape], first: str) -> tuple[str, ...] | Literal["any"] | None:
-        """Return the strings of some shapes; one without an expression begins with none of the characters `first`."""
+        """Return the strings of some shapes without those read as JSON of others, by its first characters."""
+        begins = complement(union(characters(first), SPACES)) if first else complement(())
         found = list[Expression]()
         for shape in shapes:
             match shape:
                 case AnyValue() | String(None) if not first:
                     return "any"
                 case AnyValue() | String(None):
-                    begins = intersection(self.allowed, complement(union(characters(first), SPACES)))
-                    found.append(Alternation((EMPTY, Parts((Chars(begins), Repeat(Chars(self.allowed), 0, None))))))
+                    head = Chars(intersection(self.allowed, begins))
+                    found.append(Alternation((EMPTY, Parts((head, Repeat(Chars(self.allowed), 0, None))))))
                 case String(expression):
                     assert expression is not None
-                    found.append(_restricted(expression, self.allowed))
+                    kept = _restricted(expression, self.allowed)
+                    found.append(beginning_with(kept, begins) if first else kept)
                 case Values(texts):
                     named = (value for value in map(json.loads, texts) if isinstance(value, str))
+                    named = (value for value in named if not _is_read_as_json(value, first))
                     found += [Parts(tuple(Chars(characters(sign)) for sign in value)) for value in named]
                 case _:
                     pass
-        return tuple(dict.fromkeys(map(in_text, found))) or None
+        return tuple(dict.fromkeys(in_text(each) for each in found if each != NOTHING)) or None
 
 
 def _without_strings(shape: Shape) -> Shape | None:
@@ -133,31 +165,60 @@ def _without_strings(shape: Shape) -> Shape | None:
     return shape
 
 
+def _is_read_as_json(text: str, first: str) -> bool:
+    """Return whether the parser reads a string as JSON that begins with one of the characters `first`."""
+    bare = text.strip()
+    if not bare or bare[0] not in first:
+        return False
+    try:
+        json.loads(bare)
+    except ValueError:
+        return bare in {"True", "False", "None"}
+    return True
+
+
 def _first(shape: Shape) -> str:
-    """Return the characters with which JSON begins that a shape allows in part alone."""
+    """Return the characters with which JSON begins of kinds that a shape allows in part alone."""
     match shape:
         case AnyValue() | Constant() | Number(_, None, None):
             return ""
         case Number():
-            return "-0123456789"
+            return NUMBERS
         case Values(texts):
-            return "".join(text[0] for text in texts)
+            kinds = (NUMBERS, WORDS)
+            return "".join(next((kind for kind in kinds if text[0] in kind), text[0]) for text in texts)
         case Object() | Map():
             return "{"
         case _:
             return "["
 
 
-def _restricted(tree: Expression, allowed: CharacterSet) -> Expression:
-    """Return an expression without some characters, where it matches others instead."""
+def _types(shape: Shape) -> AbstractSet[str]:
+    """Return the types of values of a shape other than strings."""
+    match shape:
+        case AnyValue():
+            return FIRST.keys()
+        case Constant(kind) | Number(kind, _, _):
+            return {kind, "integer"} if kind == "number" else {kind}
+        case Values(texts):
+            return {kind for kind, first in FIRST.items() if any(text[0] in first for text in texts)}
+        case Object() | Map():
+            return {"object"}
+        case _:
+            return {"array"}
+
+
+def _restricted(tree: Expression, allowed: CharacterSet, *, strictly: bool = False) -> Expression:
+    """Return an expression without some characters where it matches others instead; `strictly`, without them."""
     match tree:
         case Chars(ranges):
-            return Chars(intersection(ranges, allowed) or ranges)
+            kept = intersection(ranges, allowed)
+            return Chars(kept if strictly else kept or ranges)
         case Parts(parts):
-            return Parts(tuple(_restricted(part, allowed) for part in parts))
+            return Parts(tuple(_restricted(part, allowed, strictly=strictly) for part in parts))
         case Alternation(parts):
-            return Alternation(tuple(_restricted(part, allowed) for part in parts))
+            return Alternation(tuple(_restricted(part, allowed, strictly=strictly) for part in parts))
         case Repeat(part):
-            return evolve(tree, part=_restricted(part, allowed))
+            return evolve(tree, part=_restricted(part, allowed, strictly=strictly))
         case _:
             return tree

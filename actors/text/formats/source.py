@@ -258,7 +258,7 @@ class Source:
         self._taken_size, self.claimed = 0, True
 
     def put_back(self) -> None:
-        """Undo what was taken since the attempt began, so that it is read again."""
+        """Give back the text of the attempt, to be read again."""
         self._text, self._place = f"{''.join(self._taken)}{self._text[self._place :]}", 0
         self.forget()
 

@@ -92,6 +92,33 @@ def test_with_strict_tools_an_answer_is_free_until_a_call_begins(name: str) -> N
         assert has_to_end(tag, call) is (alone or not parallel)
 
 
+MIXED = {
+    "type": "object",
+    "properties": {
+        "level": {"enum": ["5", "true", "high", 1]},
+        "count": {"type": ["string", "integer"], "enum": ["7", "many"]},
+        "flag": {"anyOf": [{"type": "string", "maxLength": 2}, {"enum": [True]}]},
+        "code": {"anyOf": [{"type": "string", "pattern": "^[0-9a-f]{1,2}$"}, {"type": "integer", "minimum": 900}]},
+        "choice": {"enum": ["1", "2", None]},
+    },
+    "required": ["level", "count", "flag", "code", "choice"],
+    "additionalProperties": False,
+}
+
+
+@EACH_FORMAT
+def test_values_of_mixed_types_are_read_as_the_grammar_means_them(name: str) -> None:
+    tool = Tool("set", parameters=json.dumps(MIXED), strict=True)
+    held = call_grammar([tool], REQUIRED, AnswerFormat(name), parallel=False)
+    assert held is not None
+    answers = walks(held, WALKS)
+    assert len(answers) > WALKS // 4
+    for text in answers:
+        found = parsed(text, AnswerFormat(name), [tool])
+        assert len(found.calls) == 1, text
+        check_calls(held, found.calls)
+
+
 @EACH_FORMAT
 def test_a_named_tool_is_called_once(name: str) -> None:
     held = held_by(name, ToolChoice(name="now"))

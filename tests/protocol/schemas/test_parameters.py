@@ -54,6 +54,16 @@ def test_strings_stand_apart_from_other_values(schema: Any, strings: object, oth
         ({"anyOf": [{"type": "string"}, {"type": "array"}]}, ["", "a[", "7"], ["[", " [", "a<"]),
         ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}, ["a7", "{"], ["7", "-7", "\n7"]),
         ({"anyOf": [{"type": "string"}, {"type": "object"}]}, ["a{", "7"], ["{"]),
+        ({"enum": ["5", "x", "-", "true", 1]}, ["x", "-", "true"], ["5"]),
+        ({"enum": ["5", "True", "true", "t", False]}, ["5", "t"], ["True", "true"]),
+        ({"enum": ["5", " 6", "null", None]}, ["5", " 6"], []),
+        ({"anyOf": [{"type": "string"}, {"enum": [1]}]}, ["a7", ""], ["7", "-7", " 7"]),
+        ({"anyOf": [{"type": "string"}, {"enum": [True]}]}, ["a", "7"], ["false", "False"]),
+        (
+            {"anyOf": [{"type": "string", "pattern": "^[0-9a-f]*$"}, {"type": "integer", "minimum": 9}]},
+            ["", "a7", "f"],
+            ["7", "7a"],
+        ),
     ],
 )
 def test_a_string_as_plain_text_is_of_the_schema_and_no_json_of_another_kind(
@@ -104,6 +114,27 @@ def test_a_value_that_refers_to_others_has_their_definitions_alone() -> None:
     [[n, i]] = of(schema | {"$defs": {"node": node}})
     assert "$defs" in json.loads(n.whole)
     assert json.loads(i.whole) == {"type": "integer"}
+
+
+def test_a_string_is_no_json_of_a_type_that_the_parser_reads_though_no_value_has_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["5", "x", "None", "[]", "["]}}}
+    for read, kept in ((["string"], 5), (["string", "integer"], 4), (["string", "null", "array"], 3)):
+        [[parameter]] = parameters(json.dumps(schema), "<", types_of=lambda _, read=read: frozenset(read))  # type: ignore[misc]
+        assert isinstance(parameter.strings, tuple)
+        assert len(parameter.strings) == kept
+
+
+def test_names_that_the_model_cannot_write_are_refused() -> None:
+    for name in ("a<b", "a>", 'a"', "a\nb", "a" * 257):
+        with pytest.raises(Unenforceable, match=r'#: properties: .* a name with <, >, " or a line break'):
+            of({"type": "object", "properties": {name: {}}, "required": [name]})
+        with pytest.raises(Unenforceable, match='a name with <, >, " or a line break'):
+            of({"enum": [{name: 1}]})
+    with pytest.raises(Unenforceable, match=r'#: patternProperties: a name with <, >, " or a line break'):
+        of({"type": "object", "patternProperties": {"^<[a-z]$": {}}, "additionalProperties": False})
+    named = {"type": "object", "patternProperties": {"^(a|[<=>]x)$": {}}, "additionalProperties": False}
+    [[parameter]] = of(named)
+    assert parameter.names in {"a|=x", "(?:a|=x)"}
 
 
 def test_a_schema_without_objects_is_refused() -> None:
