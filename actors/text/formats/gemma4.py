@@ -13,6 +13,8 @@ import json
 
 from attrs import frozen
 
+from actors.text.formats.call_tags import TagPart, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_calls import tool_name
 from actors.text.formats.json_text import ENDS, LEVELS_MAX, SPACE, json_scalar
 from actors.text.formats.source import NoCall, Reading, Source
@@ -30,6 +32,11 @@ class Gemma4:
     markers: tuple[str, ...] = (BEGIN, END, QUOTE)
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
+    frame: CallFrame = CallFrame(BEGIN)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call, whose arguments are JSON: the notation has that as a part."""
+        return tag(f"{BEGIN}{PREFIX}{name}", arguments.json, END)
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read one call."""

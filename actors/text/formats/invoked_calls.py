@@ -5,10 +5,15 @@ In DSML a parameter has an attribute `string`, which is false for a value in JSO
 
 from __future__ import annotations
 
+import json
+
 from attrs import frozen
 
 from actors.text.formats.arguments import STRING, decoded, encoded, is_json, types_of, value_of
+from actors.text.formats.call_tags import TagPart, either, sequence, tag
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_text import SPACE
+from actors.text.formats.parameter_tags import HeldParameter, HeldValue, parameters_in_order
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
@@ -33,6 +38,7 @@ class InvokedCalls:
     open: str
     close: str
     tokens: tuple[str, ...] = ()  # parts of its markers that are tokens of their own
+    typed: bool = False  # a parameter has the attribute `string`
     bare: str = ""
 
     @property
@@ -45,6 +51,24 @@ class InvokedCalls:
         """The markers that may be special tokens."""
         elements = (f"{mark}{name}" for name in ("invoke", "parameter") for mark in (self.open, self.close))
         return (self.begin, self.end, *elements, *self.tokens)
+
+    @property
+    def frame(self) -> CallFrame:
+        """The text around calls."""
+        return CallFrame(self.begin, f"{self.begin}\n", "\n", f"\n{self.end}", plain_without="<")
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        parameters = parameters_in_order(arguments.kinds, self._parameter)
+        return tag(f'{self.open}invoke name="{name}">\n', parameters, f"{self.close}invoke>")
+
+    def _parameter(self, parameter: HeldParameter) -> TagPart:
+        def written(value: HeldValue) -> TagPart:
+            string = f' string="{json.dumps(value.string)}"' if self.typed else ""
+            return tag(f'"{string}>', value.part, f"{self.close}parameter>\n")
+
+        values = map(written, parameter.values(self.markers))
+        return sequence(f'{self.open}parameter name="', parameter.name, either(*values))
 
     def read(self, source: Source, tools: ToolTable, _: str) -> Reading[None]:
         """Read the calls of a section."""
@@ -95,8 +119,8 @@ class InvokedCalls:
             types = types_of(tools, tool, header.name)
             if header.string and (not types or "string" in types):
                 types = STRING
-            json = header.string is False or is_json(types)
-            text, following = yield from raw_value(source, (parameter_end,), follow, json=json)
+            as_json = header.string is False or is_json(types)
+            text, following = yield from raw_value(source, (parameter_end,), follow, json=as_json)
             arguments[header.name] = _value(text, types, header)
             header = following
 
@@ -128,7 +152,7 @@ def _value(text: str, types: frozenset[str], header: ParameterHeader) -> object:
 def dsml(section: str, space: str = "") -> InvokedCalls:
     """Return the format of DeepSeek's DSML whose sections and elements have these names."""
     open_, close = f"<{DSML}{space}", f"</{DSML}{space}"
-    return InvokedCalls(f"{open_}{section}>", f"{close}{section}>", open_, close, (DSML,))
+    return InvokedCalls(f"{open_}{section}>", f"{close}{section}>", open_, close, (DSML,), typed=True)
 
 
 MINIMAX_M2 = InvokedCalls("<minimax:tool_call>", "</minimax:tool_call>", "<", "</")
