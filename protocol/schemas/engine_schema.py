@@ -61,7 +61,7 @@ class EngineSchema:
             if (definition := self._definitions.get(child)) is None:
                 definition = self._definitions[child] = self._written(self.graph.shapes[child], root)
             else:
-                self._count(definition.size, root)
+                self.count(definition.size, root)
             definitions[name] = definition.schema
             waiting += definition.references
         if definitions:
@@ -101,12 +101,12 @@ class EngineSchema:
 
     def _shape(self, shape: Shape, root: SchemaNode, depth: int) -> dict[str, object]:
         written: dict[str, object]
-        self._count(BYTES_PER_SHAPE, root)
+        self.count(BYTES_PER_SHAPE, root)
         match shape:
             case AnyValue():
                 written = {}
             case Values(texts):
-                self._count(sum(map(len, texts)), root)
+                self.count(sum(map(len, texts)), root)
                 written = {"enum": [json.loads(text) for text in texts]}
             case Constant(name):
                 written = {"type": name}
@@ -114,14 +114,14 @@ class EngineSchema:
                 written = {"type": name, **_bounds(minimum=low, maximum=high)}
             case String(expression):
                 pattern = {} if expression is None else {"pattern": in_json(expression)}
-                self._count(sum(map(len, pattern.values())), root)
+                self.count(sum(map(len, pattern.values())), root)
                 written = {"type": "string", **pattern}
             case Array():
                 written = self._array(shape, root, depth)
             case Map():
                 written = self._map(shape, root, depth)
             case Object(properties, required, least, most):
-                self._count(sum(len(name) + BYTES_PER_SHAPE for name, _ in properties), root)
+                self.count(sum(len(name) + BYTES_PER_SHAPE for name, _ in properties), root)
                 written = {
                     "type": "object",
                     "properties": {name: self._child(child, root, depth) for name, child in properties},
@@ -131,7 +131,8 @@ class EngineSchema:
                 }
         return written
 
-    def _count(self, size: int, root: SchemaNode) -> None:
+    def count(self, size: int, root: SchemaNode) -> None:
+        """Count what is written; raises `Unenforceable` if it becomes too large."""
         self._bytes += size
         if self._bytes > BYTES_MAX:
             reason = (

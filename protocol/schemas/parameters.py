@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Literal
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from protocol.schemas.beginnings import beginning_with
 from protocol.schemas.characters import CharacterSet, characters, complement, intersection, union
@@ -78,6 +78,25 @@ def parameters(
 
 
 @frozen
+class _Written:
+    """The values of a parameter, see `Parameter`."""
+
+    strings: tuple[str, ...] | Literal["any"] | None
+    others: str | None
+    whole: str
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The regular expressions of the strings."""
+        return self.strings if isinstance(self.strings, tuple) else ()
+
+    @property
+    def size(self) -> int:
+        """The number of characters."""
+        return sum(map(len, self.patterns)) + len(self.others or "") + len(self.whole)
+
+
+@frozen
 class _Writer:
     graph: Graph
     root: SchemaNode
@@ -85,6 +104,8 @@ class _Writer:
     schemas: EngineSchema
     pause: Callable[[], object]
     types_of: Callable[[str], AbstractSet[str]]
+    # By the shapes of the values, which many kinds of objects may have, and the types by which they are read.
+    _values: dict[tuple[tuple[Shape, ...], AbstractSet[str]], _Written] = Factory(dict)
 
     def kinds(self, shape: Shape) -> Iterator[list[Parameter]]:
         """Yield the lists of parameters of the objects of a shape."""
@@ -120,17 +141,28 @@ class _Writer:
         return kept
 
     def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
-        self.pause()
         if name is not None and (len(name) > NAME_CHARACTERS_MAX or not set(name).isdisjoint(NO_NAME)):
             self.root.refuse("properties", f"{json.dumps(name[:NAME_CHARACTERS_MAX])}: {NO_SUCH_NAME}")
+        read = frozenset[str]() if name is None else frozenset(self.types_of(name))
+        key = tuple(shapes), read
+        if (found := self._values.get(key)) is None:
+            self.pause()
+            found = self._values[key] = self._values_of(shapes, read)
+        else:
+            self.schemas.count(found.size, self.root)
+        return Parameter(name, required, found.strings, found.others, found.whole)
+
+    def _values_of(self, shapes: Sequence[Shape], read: AbstractSet[str]) -> _Written:
+        """Write the values of some shapes, which are read by these types."""
         others = [each for each in map(_without_strings, shapes) if each is not None]
-        read = frozenset[str]() if name is None else self.types_of(name)
         missing = read - {"string"} - {kind for shape in others for kind in _types(shape)}
         firsts = *map(_first, others), *(FIRST[kind] for kind in missing if kind in FIRST)
         strings = self._strings(shapes, "".join(sorted({sign for first in firsts for sign in first})))
         whole = self.schemas.text_of(shapes, self.root)
         rest = whole if others == shapes else self.schemas.text_of(others, self.root) if others else None
-        return Parameter(name, required, strings, rest, whole)
+        found = _Written(strings, rest, whole)
+        self.schemas.count(sum(map(len, found.patterns)), self.root)
+        return found
 
     def _strings(self, shapes: Sequence[Shape], first: str) -> tuple[str, ...] | Literal["any"] | None:
         """Return the strings of some shapes without those read as JSON of others, by its first characters."""

@@ -154,3 +154,16 @@ def test_all_parameters_together_are_bounded_and_let_others_work() -> None:
     with pytest.raises(Unenforceable, match="takes more than"):
         parameters(json.dumps(schema), "<", lambda: paused.append(None))
     assert paused
+
+
+def test_values_that_many_kinds_of_objects_have_are_written_once_and_counted_each_time() -> None:
+    names = [f"p{number}" for number in range(40)]
+    text = {"type": "string", "maxLength": 4000, "pattern": "^[a-zé]{1,50}(x[a-c]{3,40}y)*$"}
+    schema = {"type": "object", "properties": {name: {**text, "minLength": int(name[1:])} for name in names}}
+    each = [{"required": [name]} for name in names]
+    paused = list[None]()
+    found = parameters(json.dumps({**schema, "anyOf": each[:2]}), "<", lambda: paused.append(None))
+    assert [len(kind) for kind in found] == [40, 40]
+    assert len(paused) == 39, "the first two have the same values"
+    with pytest.raises(Unenforceable, match="takes more than"):
+        parameters(json.dumps({**schema, "anyOf": each}), "<")
