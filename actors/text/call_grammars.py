@@ -87,7 +87,7 @@ class CallGrammars:
                     made = await run(work, partial(_made, tools, key, self.answers))
                     self._remember(key, made)
         self._made.move_to_end(key)
-        return made
+        return made  # noqa: ASYNC910  # its caller has had a checkpoint
 
     def _remember(self, key: Key, made: HeldCalls | BadRequest) -> None:
         self._characters += _size(key, made)
