@@ -44,7 +44,7 @@ late: $(VENV)/ready-dev
 
 # The fast tests in two runs of pytest, about as long: the one with the simulator, and the rest.
 FAST := -m "not realtime and not engine and not nightly"
-WIDE := $(addprefix tests/,contracts protocol repository rig system)
+WIDE := $(addprefix tests/,contracts protocol repository rig system actors/text/formats actors/text/test_call_grammar_walks.py)
 
 wide: $(VENV)/ready-dev
 	$(BIN)/python $(UNDER) -m pytest $(FAST) $(WIDE)

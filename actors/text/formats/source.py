@@ -27,6 +27,7 @@ Reading: TypeAlias = Generator[None, None, T]
 ARGUMENTS_CHARACTERS_MAX = 16 * 1024  # of one piece: a call may have many
 
 NEWLINE = "\n"
+CUT_MARKER_MIN = 4  # characters of a marker that was cut: fewer may be anything
 TRIMMED_MAX = 16  # characters: all that are held back are looked at whenever text comes
 
 
@@ -180,7 +181,9 @@ class Source:
         while True:
             size, found = self._find(ends)
             if self.ended and found is None:
-                self.pass_on(make, size)
+                cut = self._cut_size(ends)
+                self.pass_on(make, size - cut - (self._trimmed_size(size - cut, trimmed) if cut else 0))
+                self._place = len(self._text)
                 return None
             # What is trimmed before an end may stand before the beginning of one, too.
             kept = size - self._trimmed_size(size, trimmed)
@@ -299,6 +302,13 @@ class Source:
         end = self._place + size
         last = self._text[max(self._place, end - TRIMMED_MAX) : end]
         return len(last) - len(last.rstrip(trimmed))
+
+    def _cut_size(self, ends: tuple[str, ...]) -> int:
+        """Return how many of the last characters begin an end, where the text was cut within it."""
+        if not self.cut or not ends:
+            return 0
+        size = len(self._text) - _search(ends).certain(self._text, self._place)
+        return size if size >= CUT_MARKER_MIN else 0
 
     def _find(self, ends: tuple[str, ...]) -> tuple[int, str | None]:
         """Return how many characters certainly come before the first end, and that end if it has come."""

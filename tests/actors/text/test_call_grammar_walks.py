@@ -37,7 +37,7 @@ TOOLS_OFFERED = (Tool("get_weather", parameters=json.dumps(SCHEMA), strict=True)
 REQUIRED = ToolChoice(required=True)
 FORMATS = {name: each for name, each in TOOLS.items() if isinstance(each, HeldFormat)}
 EACH_FORMAT = pytest.mark.parametrize("name", FORMATS)
-WALKS = 24
+WALKS = 12
 
 
 def held_by(name: str, choice: ToolChoice, *, parallel: bool = True, thinks: bool = False) -> HeldCalls:

@@ -43,7 +43,7 @@ class Mixture:
 
     def text(self, rng: random.Random) -> str:
         """Return a random text."""
-        fragments = (rng.choice(self.own if rng.random() < 0.6 else COMMON) for _ in range(rng.randint(1, 7)))
+        fragments = (rng.choice(self.own if rng.random() < 0.6 else COMMON) for _ in range(rng.randint(1, 5)))
         return "".join(self._damaged(fragment, rng) for fragment in fragments)
 
     def _damaged(self, fragment: str, rng: random.Random) -> str:

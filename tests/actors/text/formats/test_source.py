@@ -215,3 +215,19 @@ def test_skipped_characters_belong_to_no_piece() -> None:
     source = Source()
     finished(source.skip("\n"), source, "\n", "\n\na")
     assert (source.held, rest(source)) == (1, "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "kept"),
+    [
+        ("An oak.\n<tool_c", True, "An oak."),
+        ("An oak.\n<tool_c", False, "An oak.\n<tool_c"),
+        ("An oak <t", True, "An oak <t"),
+        ("An oak.\n", True, "An oak.\n"),
+    ],
+)
+def test_a_marker_that_was_cut_is_left_out(text: str, cut: bool, kept: str) -> None:
+    source = Source()
+    assert finished(source.pass_until(TextPiece, "<tool_call>", trimmed="\n"), source, text, cut=cut) is None
+    assert "".join(piece.text for piece in pieces(source) if isinstance(piece, TextPiece)) == kept
+    assert source.held == 0
