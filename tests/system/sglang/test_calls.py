@@ -56,9 +56,14 @@ async def written(engine: Engine, grammar: Grammar, temperature: float) -> tuple
     return TINY.tokenizer.decode(tokens, skip_special_tokens=True), finished.reason
 
 
-async def test_a_demanded_call_ends_by_itself_in_each_format(make_engine: MakeEngine) -> None:
+@pytest.mark.parametrize(
+    ("choices", "temperatures"), [(CHOICES[:1], (0.0,)), pytest.param(CHOICES, (0.0, 1.0), marks=pytest.mark.nightly)]
+)
+async def test_a_demanded_call_ends_by_itself_in_each_format(
+    choices: tuple[ToolChoice, ...], temperatures: tuple[float, ...], make_engine: MakeEngine
+) -> None:
     async with make_engine() as engine:
-        for name, choice, temperature in product(FORMATS, CHOICES, (0.0, 1.0)):
+        for name, choice, temperature in product(FORMATS, choices, temperatures):
             held = call_grammar(OFFERED, choice, AnswerFormat(name), parallel=False)
             assert held is not None
             text, reason = await written(engine, without_thought(held.grammar), temperature)
