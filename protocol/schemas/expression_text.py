@@ -17,6 +17,7 @@ from protocol.schemas.expressions import EMPTY, Alternation, Chars, Edge, Expres
 from protocol.schemas.repetition import written_out
 
 STATES_MAX = 100  # characters of an automaton
+COUNT_MAX = 100  # of one repetition with a lower bound
 NOT_ASCII = "é{0}"  # matches nothing but the empty text
 _SPLITS = (0x80, 0x800, 0x1000, 0xD000, 0xE000, 0x10000, 0x40000, 0x100000)
 _SIGNS = frozenset("\\^$.*+?()[]{}|")
@@ -48,11 +49,7 @@ def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
             case Alternation(parts):
                 return "|".join("" if part == EMPTY else grouped(part) for part in parts)
             case Repeat(inner, least, most):
-                return (
-                    f"(?:{text(inner)}){_count(least, most)}"
-                    if not single(inner)
-                    else text(inner) + _count(least, most)
-                )
+                return _repeated(text(inner) if single(inner) else f"(?:{text(inner)})", least, most)
 
     def grouped(part: Expression) -> str:
         return f"(?:{text(part)})" if isinstance(part, Alternation) or part == EMPTY else text(part)
@@ -61,6 +58,21 @@ def _text(tree: Expression, *, json: bool, ascii_only: bool) -> str:
         return isinstance(part, Chars) and not (json and not intersection(part.ranges, JSON_PLAIN))
 
     return text(tree)
+
+
+def _repeated(text: str, least: int, most: int | None) -> str:
+    """Return a text so many times; a count with a lower bound and a large upper one is written as several.
+
+    For such a count the backend allows a token that goes on behind the repetition, such as a last character with a
+    quotation mark, before the lower bound is reached, and then refuses it.
+    """
+    if least == 0 or (least <= COUNT_MAX if most is None else most <= COUNT_MAX):
+        return text + _count(least, most)
+    whole, more = divmod(least, COUNT_MAX)
+    parts = [f"{{{COUNT_MAX}}}"] * whole + ([f"{{{more}}}"] if more else [])
+    if most != least:
+        parts.append(_count(0, None if most is None else most - least))
+    return "".join(text + part for part in parts)
 
 
 def _count(least: int, most: int | None) -> str:

@@ -81,7 +81,8 @@ def answer(grammar: xgrammar.CompiledGrammar, rng: Random, manner: str) -> str |
         if not ids:
             raise AssertionError(f"nothing may follow {written!r}")
         token = _chosen({token: words[token] for token in ids if token != END}, rng, "shortest" if hurry else manner)
-        matcher.accept_token(token)
+        if not matcher.accept_token(token):
+            raise AssertionError(f"{words[token]!r} is allowed behind {written!r}, and then refused")
         written += words[token]
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from itertools import product
+from random import Random
 
 import pytest
 
@@ -14,7 +15,7 @@ import xgrammar
 
 from protocol.schemas.expression_text import in_json
 from protocol.schemas.patterns import string_expression
-from tests.rig.schema_answers import compiled
+from tests.rig.schema_answers import answer, compiled
 
 TEXTS = ["".join(letters) for length in range(6) for letters in product("abx", repeat=length)]
 
@@ -44,3 +45,14 @@ def test_a_class_allows_characters_of_every_length(character: str) -> None:
             compiled(json.dumps({"type": "string", "pattern": in_json(string_expression(pattern))}))
         )
         assert matcher.accept_string(f'"{character}{character}"')
+
+
+@pytest.mark.parametrize("count", ["{128,400}", "{150,160}", "{150,}", "{100,5000}", "{250}"])
+def test_a_token_that_ends_a_long_text_is_allowed_only_where_the_text_may_end(count: str) -> None:
+    text = {"type": "string", "pattern": in_json(string_expression(rf"[\s\S]{count}"))}
+    grammar = compiled(
+        json.dumps({"type": "object", "properties": {"s": text}, "required": ["s"], "additionalProperties": False})
+    )
+    # `answer` fails where a token is allowed and then refused.
+    written = [each for seed in range(10) if (each := answer(grammar, Random(seed), "random")) is not None]
+    assert all(re.fullmatch(rf"[\s\S]{count}", json.loads(each)["s"]) for each in written)
