@@ -145,7 +145,8 @@ def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it
     assert not any(
         "operator" in neighbour["name"] for node in nodes.values() for neighbour in node["state"]["neighbours"]
     )
-    assert "operator" not in running.logs()
+    # On a slow machine the warning of a slow turn names a function that serves operators.
+    assert not any("operator" in line for line in running.logs().splitlines() if '"awaiting"' not in line)
     code, output = run_cli(running, "status")
     assert (code, f"{MODEL}-1" in output, "2 of 2 nodes answer" in output) == (0, True, True)
 
