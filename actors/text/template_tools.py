@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from attrs import evolve, frozen
 
-from actors.text.template_facts import TemplateMessage
+from actors.text.template_facts import SENTINEL, TemplateMessage
 from protocol.messages.text import Role, Turn
 from protocol.messages.tools import Tool, ToolCall, read_arguments
 
@@ -26,7 +26,6 @@ TemplateTool: TypeAlias = Mapping[str, object]
 RenderTools: TypeAlias = Callable[[Sequence[TemplateMessage], Sequence[TemplateTool] | None], str]
 """Renders a conversation with tools; raises anything for one that is refused."""
 
-SENTINEL = "90417{:06}83526"  # digits, which no template escapes, trims or writes in another case
 SHORT_ID_CHARACTERS = 9  # of Mistral's templates
 
 

@@ -6,18 +6,15 @@ and 170 MB.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 from attrs import frozen
 
 from bench.peers.install import install
 from bench.rig.node import MODEL, ROOT
+from tests.rig.client_scripts import lines_of
 
 NAME, ENVIRONMENTS = "structured-clients", ROOT / "build"
-RUN_WITHIN_S = 300.0
 
 
 @frozen
@@ -37,20 +34,8 @@ def make_environment() -> None:
 
 def ask_all(port: int) -> list[Asked]:
     """Ask the server at this port of loopback with each client for each type."""
-    done = subprocess.run(
-        [
-            str(ENVIRONMENTS / NAME / "bin" / "python"),
-            str(Path(__file__).with_name("ask_structured.py")),
-            *(f"http://127.0.0.1:{port}/v1", MODEL),
-        ],
-        env={**os.environ, "LANGSMITH_TRACING": "false", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=RUN_WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Asked(**json.loads(line)) for line in done.stdout.splitlines()]
+    script = Path(__file__).with_name("ask_structured.py")
+    return [Asked(**line) for line in lines_of(ENVIRONMENTS / NAME, script, port, MODEL)]
 
 
 if __name__ == "__main__":

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 from attrs import frozen
 
 from bench.peers.install import install
 from bench.rig.node import MODEL, ROOT
+from tests.rig.client_scripts import lines_of
 
 NAME, ENVIRONMENTS = "tool-clients", ROOT / "build"
-RUN_WITHIN_S = 300.0
 
 
 @frozen
@@ -37,20 +34,8 @@ def make_environment() -> None:
 
 def ask_all(port: int) -> list[Ran]:
     """Have each client ask the server at this port of loopback."""
-    done = subprocess.run(
-        [
-            str(ENVIRONMENTS / NAME / "bin" / "python"),
-            str(Path(__file__).with_name("ask_tools.py")),
-            *(f"http://127.0.0.1:{port}/v1", MODEL),
-        ],
-        env={**os.environ, "LANGSMITH_TRACING": "false", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=RUN_WITHIN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [Ran(**json.loads(line)) for line in done.stdout.splitlines()]
+    script = Path(__file__).with_name("ask_tools.py")
+    return [Ran(**line) for line in lines_of(ENVIRONMENTS / NAME, script, port, MODEL)]
 
 
 if __name__ == "__main__":
