@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines late lint types lock coverage pythons shape news docs \
+.PHONY: help demo demo-disagg demo-vision test check nightly wide units realtime engines nodes late lint types lock coverage pythons shape news docs \
 	hunt mutants abort-times endings soak templates crowd siege fuzz schema attacks chaos rolling pair-abort-times media-abort-times pictures zombies resume shutdown tensor cluster-cost routing-scale bench bench-full stages clean
 
 help:  ## list the chores
@@ -36,8 +36,13 @@ nightly: $(VENV)/ready-dev  ## everything, with new seeds, planted bugs, coverag
 realtime: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "realtime and not nightly"
 
+# The tests of real engines in two runs: those of whole nodes go beside the first, behind the realtime ones.
+NODES := tests/system/processes
 engines: $(VENV)/ready-dev
-	$(BIN)/python -m pytest -m "engine and not nightly"
+	$(BIN)/python -m pytest -m "engine and not nightly" --ignore=$(NODES)
+
+nodes: $(VENV)/ready-dev
+	$(BIN)/python -m pytest -m "engine and not nightly" $(NODES)
 
 late: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m nightly

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from actors.text.formats.answer import Thought, WholeFormat
 from actors.text.formats.call_tags import TagPart, either, json_of, optional, regex, sequence, text, text_until
 from actors.text.formats.held_format import HeldText
-from actors.text.formats.table import REASONING, TOOLS, AnswerFormat
+from actors.text.formats.table import REASONING, WHOLE, AnswerFormat
 from protocol.errors import Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 
@@ -80,5 +80,4 @@ def _before(thought: Thought, *, thinking: bool) -> Sequence[TagPart]:
 
 def whole_format(answers: AnswerFormat) -> WholeFormat | None:
     """Return the format of a model's whole answers, None if it has none."""
-    its_format: object = None if answers.tools is None else TOOLS[answers.tools]
-    return its_format if isinstance(its_format, WholeFormat) else None
+    return WHOLE.get(answers.tools or "")

@@ -15,7 +15,9 @@ from tests.run.outcomes import summary
 from tests.run.parts import ROOT, Part, Stage, run_to_the_end
 
 CHECK = Stage((Part("units"), Part("wide"), Part("types"), Part("lint")), at_once=2)  # the longest first, on two cores
-REAL = Stage((Part("engines", is_realtime=True), Part("realtime", is_realtime=True)), at_once=2)
+REAL = Stage(
+    (Part("engines", is_realtime=True), Part("realtime", is_realtime=True), Part("nodes", is_realtime=True)), at_once=2
+)
 RUNS = {"check": [CHECK], "test": [CHECK, REAL], "nightly": NIGHTLY}
 
 

@@ -25,7 +25,10 @@ NIGHTLY = [
     Stage((Part("lint"), Part("types")), at_once=2),
     Stage((Part("coverage"),)),
     Stage((Part("pythons"),)),
-    Stage((Part("engines", is_realtime=True), Part("realtime", is_realtime=True)), at_once=2),
+    Stage(
+        (Part("engines", is_realtime=True), Part("realtime", is_realtime=True), Part("nodes", is_realtime=True)),
+        at_once=2,
+    ),
     Stage((Part("late", is_realtime=True),)),
     # One after another: each takes all cores, or measures time.
     Stage(
