@@ -19,6 +19,9 @@ def text(value: str) -> TagPart:
 
 def regex(pattern: str) -> TagPart:
     """Return the grammar of the texts that a regular expression matches as a whole."""
+    if not pattern:
+        # The backend takes no empty expression.
+        return text("")
     return {"type": "regex", "pattern": pattern}
 
 

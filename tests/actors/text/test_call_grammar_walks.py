@@ -100,8 +100,9 @@ MIXED = {
         "flag": {"anyOf": [{"type": "string", "maxLength": 2}, {"enum": [True]}]},
         "code": {"anyOf": [{"type": "string", "pattern": "^[0-9a-f]{1,2}$"}, {"type": "integer", "minimum": 900}]},
         "choice": {"enum": ["1", "2", None]},
+        "order": {"enum": ["", "up"]},
     },
-    "required": ["level", "count", "flag", "code", "choice"],
+    "required": ["level", "count", "flag", "code", "choice", "order"],
     "additionalProperties": False,
 }
 

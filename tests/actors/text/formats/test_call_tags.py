@@ -18,6 +18,7 @@ A, B = call_tags.tag("<a>", NUMBER, "</a>"), call_tags.tag("<b>", NUMBER, "</b>"
     [
         (call_tags.sequence("x", "", NUMBER), ["x1"], ["x", "1"]),
         (call_tags.sequence(NUMBER), ["1"], [""]),
+        (call_tags.tag("<a>", call_tags.regex(""), "</a>"), ["<a></a>"], ["<a>1</a>"]),
         (call_tags.optional(NUMBER), ["", "1"], ["12"]),
         (call_tags.text_until("]", "["), ["[]", "[a]"], ["[a", "a]", "[a]b"]),
         (call_tags.separated([A, B], ", ", several=True), ["<a>1</a>", "<a>1</a>, <b>2</b>"], ["", "<a>1</a>, "]),
