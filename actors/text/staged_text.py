@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.formats.stage import PLAIN, CallPiece, Piece, ReasoningPiece, Stage, TextPiece
@@ -24,6 +24,7 @@ from protocol.dialects.logprobs import split_text
 from protocol.messages.generation import Logprob
 from protocol.messages.text import AnswerPiece, CallPart, Reasoning, Text
 
+INCOMPLETE = "\ufffd"  # stands for a character whose last bytes have not come
 # Tokens with log probabilities in one reply.
 SCORED_A_PIECE = 4
 # Such replies that leave in a turn beside those of new tokens, so that the number of waiting ones falls.
@@ -79,7 +80,11 @@ class StagedText:
 
     def finish(self, *, cut: bool = False) -> None:
         """Take the end of the text; `cut` at its limit of tokens. A client's stop string cuts it off as well."""
-        self._wait(self.detokenizer.finish())
+        text = self.detokenizer.finish()
+        if cut and text is not None and self.stage is not PLAIN:
+            # A marker that was cut within a character would be no beginning of one.
+            text = evolve(text, text=text.text.rstrip(INCOMPLETE))
+        self._wait(text)
         # A plain stage has nothing to end, and most requests wait for no further turn.
         self._ending, self._cut = self.stage is not PLAIN, cut or isinstance(self.detokenizer.matched, str)
 

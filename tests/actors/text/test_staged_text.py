@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from actors.text.detokenizer import IncrementalDetokenizer
 from actors.text.formats.answer import Expected
+from actors.text.formats.invoked_calls import DSML
+from actors.text.formats.source import CUT_MARKER_MIN
 from actors.text.formats.stage import Stage
 from actors.text.formats.table import AnswerFormat, make_stage
 from actors.text.formats.tool_table import ToolTable
@@ -25,6 +27,7 @@ from tests.actors.text.test_logprobs import reading
 from tests.rig.gateway import TINY, ids
 from tests.rig.marked_format import Marked
 
+CALL = f'<{DSML}tool_calls>\n<{DSML}invoke name="f">\n</{DSML}invoke>\n</{DSML}tool_calls>'
 WHOLE = 'Yes [th [think]an o[ak, wörld 日本[/think] hm[call f]{"a": [1]}[/call] ok [x [call g]{}'
 PARTS = st.sampled_from(["[think]", "[/think]", "[call f]", "[/call]", "[", "]", "[cal", "a b", "日🙂", '{"a": 1}'])
 
@@ -154,6 +157,23 @@ def test_a_text_of_one_call_ends_behind_it(size: int) -> None:
     assert text.complete
     assert joined(pieces) == [("Text", -1, "", "Hm. "), ("CallPart", 0, "f", '{"a": 1}')]
     assert sum(piece.tokens for piece in pieces) >= len(ids(f"Hm. {call.removesuffix('</tool_call>')}"))
+
+
+@pytest.mark.parametrize("behind", ["", CALL])
+def test_a_call_that_is_cut_within_a_character_of_a_marker_is_left_out(behind: str) -> None:
+    sequence = ids(f"{behind}{CALL}")
+    texts = list[str]()
+    for size in range(len(ids(behind)), len(sequence)):
+        text = StagedText(reading(), make_stage(AnswerFormat("deepseek-v4"), Expected(ToolTable({"f": {}}))))
+        text.take(sequence[:size], [Logprob(-1.0)] * size)
+        pieces = text.give()
+        text.finish(cut=True)
+        while text.waits:
+            pieces += text.give()
+        texts.append("".join(piece.text for piece in pieces if isinstance(piece, Text)))
+        assert sum(piece.tokens for piece in pieces) == size
+    assert max(map(len, texts)) < CUT_MARKER_MIN
+    assert not any("\ufffd" in text for text in texts)
 
 
 # Turns ----------------------------------------------------------------------------------------
