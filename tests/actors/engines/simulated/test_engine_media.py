@@ -42,6 +42,13 @@ async def test_another_image_gives_another_answer_and_the_same_one_the_same(auto
         assert one[0] != other[0]
 
 
+async def test_no_answer_has_a_placeholder_so_that_a_prompt_can_continue_it(autojump_clock: MockClock) -> None:
+    async with running(spec(media=MEDIA)) as engine, running(spec()) as other:
+        request = generate("x", TEXT, 1000, ignore_eos=True)
+        assert IMAGE_TOKEN in (await answer(other, request))[0]
+        assert IMAGE_TOKEN not in (await answer(engine, request))[0]
+
+
 async def test_prompts_share_a_prefix_up_to_the_first_image_that_differs(autojump_clock: MockClock) -> None:
     a, b, c = map(embeddings, "abc")
     async with running(spec(media=MEDIA)) as engine:
