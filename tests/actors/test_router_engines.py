@@ -180,6 +180,7 @@ def test_at_every_step(legs: tuple[Leg, ...], hand_off: HandOff, crash: int | No
     sweep(lambda _, step: sweep_one(legs, hand_off, step, crash, expected), steps_min=40)
 
 
+@pytest.mark.nightly
 @CRASHES
 @pytest.mark.parametrize(("legs", "hand_off"), ROOMS.values(), ids=ROOMS.keys())
 def test_at_every_step_of_a_request_for_the_scores_of_its_prompt(

@@ -9,6 +9,7 @@ has one in `RUN_BY_HAND`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def product_file_of(test: Path) -> Path | None:
 
 
 @cache
+def named_tests() -> dict[Path, list[Path]]:
+    """Return the test files of each product file whose name they begin with."""
+    named = defaultdict[Path, list[Path]](list)
+    for test in TESTS:
+        if (file := product_file_of(test)) is not None:
+            named[file].append(test)
+    return named
+
+
+@cache
 def imports_of_test(test: Path) -> set[str]:
     """Return every module that a test file, or a program in it, imports; a parser would take ten times as long."""
     found = IMPORT.findall(text(test))
@@ -55,16 +66,21 @@ def imports_of_test(test: Path) -> set[str]:
     return names | {package or name for package, _, _, name in found}
 
 
+@cache
+def files_near(folder: Path) -> list[Path]:
+    """Return the files in a folder, at any depth, and those beside it."""
+    return [path for path in FILES if folder in path.parents or path.parent == folder.parent]
+
+
 def found_tests(file: Path, above: frozenset[Path] = frozenset()) -> list[Path]:
     """Return the test files of a product file that need no row; `above` are the files that it was reached from."""
-    if named := [test for test in TESTS if product_file_of(test) == file]:
+    if named := named_tests().get(file):
         return named
     name = module(file)
     if direct := [test for test in ALL if name in imports_of_test(test)]:
         folder = Path("tests") / file.parent
         return [test for test in direct if test.parent == folder] or direct
-    near = [path for path in FILES if file.parent in path.parents or path.parent == file.parent.parent]
-    beside = [path for path in near if path not in {file, *above}]
+    beside = [path for path in files_near(file.parent) if path not in {file, *above}]
     users = [path for path in beside if name in imports(path)]
     return list(dict.fromkeys(test for path in users for test in found_tests(path, above | {file})))
 

@@ -12,6 +12,7 @@ from bench.rig.node import node
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.nightly
 def test_a_node_survives_the_death_of_each_of_its_processes(folder: Path) -> None:
     """Scheduler, host, a loading host and zygote die one after the other under running streams; then SIGTERM, too."""
     with node(folder, drain_s=120.0) as target:

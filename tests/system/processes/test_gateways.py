@@ -124,6 +124,7 @@ def test_when_one_gateway_is_killed_the_other_serves_until_it_is_back(gateways: 
     assert seen(target)["front-0"]["tree"][0]["restarts"] == 1
 
 
+@pytest.mark.nightly
 def test_gateways_are_restarted_under_load_and_no_request_fails(gateways: Gateways) -> None:
     target, _ = gateways
     load, right = Load(), checked_clients.references(target.port)

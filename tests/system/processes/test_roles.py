@@ -128,6 +128,7 @@ def test_an_engine_changes_its_role_and_back_and_no_request_is_lost(cluster: Nod
     assert (status, body["error"]["param"]) == (400, "engine")
 
 
+@pytest.mark.nightly
 def test_a_node_that_starts_again_has_the_roles_of_its_file(cluster: Node) -> None:
     assert run_cli(cluster, "engine", "x", "set-role", "--role", "prefill")[0] == 0
     assert run_cli(cluster, "restart", "node-x")[0] == 0

@@ -78,6 +78,7 @@ def test_the_body_of_lm_eval_gets_the_log_probabilities_of_transformers(
             check(choice["logprobs"], prompt, rows, answered=1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("likeliest", [0, 20])
 def test_texts_and_no_answer_get_the_same(likeliest: int, served: Node, expected: list[list[Row]]) -> None:
     choices = asked(served, prompt=PROMPTS, max_tokens=0, logprobs=max(1, likeliest), n=2, echo=True)

@@ -140,6 +140,7 @@ async def test_what_is_stored_is_told_while_others_are_answered(make_engine: Mak
         nursery.cancel_scope.cancel(reason="the test has ended")
 
 
+@pytest.mark.nightly
 async def test_evictions_are_told(make_engine: MakeEngine) -> None:
     rng = random.Random(5)
     prompts = [prompt(number, 160) for number in range(12)]  # twice as much as the memory holds
