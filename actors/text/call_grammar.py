@@ -9,6 +9,7 @@ that is not strict, and whose schema no engine can be held to, gets any object: 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -20,18 +21,18 @@ from actors.text.engine_grammar import engine_grammar
 from actors.text.formats.arguments import types_of
 from actors.text.formats.call_tags import (
     TagPart,
+    any_text,
     either,
     optional,
     regex,
     separated,
     sequence,
     tag,
-    text_then,
     triggered,
 )
 from actors.text.formats.held_format import CallFrame, HeldArguments, HeldFormat
 from actors.text.formats.parameter_tags import HeldParameter
-from actors.text.formats.table import TOOLS, AnswerFormat
+from actors.text.formats.table import TOOLS, AnswerFormat, thought_marks
 from actors.text.formats.tool_table import ToolTable
 from actors.text.thought_grammar import behind_thought, structural_tag, tag_part, text_answer
 from protocol.errors import BadRequest, Unsupported
@@ -110,7 +111,7 @@ def call_grammar(
     elif demanded:
         answer = _demanded(its_format.frame, calls, several=several)
     else:
-        answer = _free(its_format, calls, several=several)
+        answer = _free(its_format, calls, answers, several=several)
     held = {tool.name: object_schema(tool) for tool in tools if schemas[tool.name] is not None}
     return HeldCalls(structural_tag(behind_thought(answer, answers, thinking=thinking)), held, demanded)
 
@@ -208,13 +209,27 @@ def _demanded(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> T
     return sequence(*lead, frame.begin, separated(calls, frame.separator, several=several), frame.end)
 
 
-def _free(its_format: HeldFormat, calls: Sequence[TagPart], *, several: bool) -> TagPart:
+def _free(its_format: HeldFormat, calls: Sequence[TagPart], answers: AnswerFormat, *, several: bool) -> TagPart:
     """Return the grammar of a text in which the marker of a call begins one, and no other marker does."""
     frame = its_format.frame
     begins, bare = getattr(its_format, "begins", ()), getattr(its_format, "bare", "")
     excluded = [marker for marker in begins if marker != frame.trigger]
     alone = separated(calls, frame.separator, several=several)
     if bare:
-        return either(alone, optional(sequence(regex(f"[^\\{bare} \\n]"), text_then(frame.trigger, alone))))
+        listed = sequence(frame.begin, alone, frame.end)
+        first = _first_of_text(bare, (frame.trigger, *thought_marks(answers)[0]))
+        before = optional(sequence(first, any_text([frame.trigger])))
+        return either(listed, sequence(before, optional(sequence(frame.trigger, listed, frame.close))))
     marked = [tag(frame.begin, alone, frame.end)] if frame.begin else calls
     return triggered(frame.trigger, marked, several=several, excluded=excluded)
+
+
+def _first_of_text(bare: str, markers: Sequence[str]) -> TagPart:
+    """Return the grammar of the first characters of a text that begins neither as a bare call nor with a marker.
+
+    A parser looks for both at the beginning of an answer, behind white space. What a marker begins with may be followed
+    by anything but its second character.
+    """
+    firsts, seconds = ({re.escape(marker[place]) for marker in markers} for place in (0, 1))
+    begin, other = "".join(sorted(firsts)), "".join(sorted(seconds))
+    return regex(f"[^{re.escape(bare)}{begin} \\t\\n\\r]|[{begin}][^{begin}{other}]")

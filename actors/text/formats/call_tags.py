@@ -81,8 +81,3 @@ def triggered(trigger: str, tags: Sequence[TagPart], *, several: bool, excluded:
     """
     listed = {"type": "triggered_tags", "triggers": [trigger], "tags": list(tags), "stop_after_first": not several}
     return {**listed, "excludes": list(excluded)} if excluded else listed
-
-
-def text_then(trigger: str, last: TagPart) -> TagPart:
-    """Return the grammar of a text that ends with `trigger` and `last`, or without both."""
-    return {"type": "dispatch", "rules": [[trigger, last]], "loop": False}

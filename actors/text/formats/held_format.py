@@ -41,6 +41,7 @@ class CallFrame:
     lead: TagPart | None = None  # what comes before a demanded call, which a free answer writes as text
     alone: bool = False  # an answer has one call at most
     plain_without: str = ""  # the characters that strings as plain text go without; empty if arguments are JSON
+    close: str = ""  # what comes behind the last call where `trigger` came before the first
 
 
 @runtime_checkable

@@ -92,6 +92,24 @@ def test_with_strict_tools_an_answer_is_free_until_a_call_begins(name: str) -> N
         assert has_to_end(tag, call) is (alone or not parallel)
 
 
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if getattr(each, "bare", "")])
+@pytest.mark.parametrize("reasoning", [None, "think"])
+def test_a_call_at_the_beginning_of_a_free_answer_is_held(name: str, reasoning: str | None) -> None:
+    answers = AnswerFormat(name, reasoning)
+    held = call_grammar(TOOLS_OFFERED, AUTO, answers, parallel=True)
+    assert held is not None
+    call = walks(held_by(name, ToolChoice(name="get_weather"), parallel=False), WALKS)[0]
+    other = call.replace("Paris", "Pisa").replace("Rome", "Pisa")
+    frame = FORMATS[name].frame
+    thought = () if reasoning is None else ("<think>Yes.</think>\t",)
+    for before in ("", "\t", "\r\n", " \t", frame.trigger, f"<b>{frame.trigger}", *thought):
+        text = f"{before}{other}{frame.close if frame.trigger in before else ''}"
+        assert parsed(text, answers, TOOLS_OFFERED).calls, text
+        assert ends(held.grammar.text, text) is None, text
+    assert ends(held.grammar.text, f"{frame.trigger}{call}{frame.close}")
+    assert ends(held.grammar.text, "<b>An oak</b> [1] {2} < 3")
+
+
 MIXED = {
     "type": "object",
     "properties": {
