@@ -189,11 +189,12 @@ def _engine_schema(tool: Tool, *, demanded: bool) -> str | None:
 def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable[[], None]) -> HeldArguments:
     """Return the arguments of a tool as the engine is held to them."""
     whole = json.loads(schema or ANY_OBJECT)
-    if not frame.plain_without:
+    if frame.names is None:
         return HeldArguments(whole)
     table = ToolTable.of([tool])
     read_as = partial(types_of, table, tool.name)
-    kinds = parameters(ANY_OBJECT if schema is None else object_schema(tool), frame.plain_without, pause, read_as)
+    own = ANY_OBJECT if schema is None else object_schema(tool)
+    kinds = parameters(own, frame.plain_without or None, pause, read_as, frame.names)
 
     def held(parameter: Parameter) -> HeldParameter:
         # The parser reads a value by the types of the client's schema.

@@ -1,8 +1,8 @@
 """The parameters of a function apart from each other, for formats of calls that write each one by itself.
 
 Some models write a string argument as plain text and other values as JSON. So each parameter has its strings as regular
-expressions of plain text, and its other values as a schema for the engine's grammar backend. As with whole schemas, no
-more is allowed than the client's schema allows.
+expressions of plain text, and its other values as a schema for the engine's grammar backend. Other models write all
+values as JSON. As with whole schemas, no more is allowed than the client's schema allows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 
 from attrs import Factory, evolve, frozen
 
-from protocol.schemas.beginnings import beginning_with
+from protocol.schemas.beginnings import beginning_with, begun
 from protocol.schemas.characters import CharacterSet, characters, complement, intersection, union
 from protocol.schemas.documents import Document, SchemaNode
 from protocol.schemas.engine_schema import EngineSchema
@@ -28,13 +28,30 @@ from protocol.schemas.shapes import AnyValue, Constant, Map, Number, Object, Sha
 SPACES = characters(" \t\n\r")
 ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
 NAME_CHARACTERS_MAX = 256
-NO_NAME = '<>"\n'  # the characters that end a name in these formats
-NO_SUCH_NAME = (
-    f'a name with <, >, " or a line break, or of more than {NAME_CHARACTERS_MAX} characters, cannot be written'
-)
 # The characters with which numbers, and with which `true` and `false` begin; some models write words as Python does.
 NUMBERS, WORDS = "-0123456789", "tfTF"
+JSON_WORDS = ("true", "false", "null")
 FIRST = {"integer": NUMBERS, "number": NUMBERS, "boolean": WORDS, "null": "nN", "array": "[", "object": "{"}
+
+
+@frozen
+class ParameterNames:
+    """The names of parameters that a format can write."""
+
+    without: str  # the characters that end a name
+    no_such_name: str  # why another name is refused
+    empty: bool = True  # a name may have no characters
+
+    def has(self, name: str) -> bool:
+        """Return whether a name can be written."""
+        return len(name) <= NAME_CHARACTERS_MAX and set(name).isdisjoint(self.without) and (self.empty or bool(name))
+
+
+NAMES_IN_TAGS = ParameterNames(
+    '<>"\n',
+    f'a name with <, >, " or a line break, or of more than {NAME_CHARACTERS_MAX} characters, cannot be written',
+)
+"""The names of formats that write each parameter between tags."""
 
 
 @frozen
@@ -52,17 +69,20 @@ class Parameter:
     names: str = ""
     least: int = 0
     most: int | None = None
+    words: tuple[str, ...] = ()  # those of `true`, `false` and `null` that are values
 
 
 def parameters(
     text: str,
-    without: str,
+    without: str | None,
     pause: Callable[[], object] = bool,
     types_of: Callable[[str], AbstractSet[str]] = lambda _: frozenset(),
+    names: ParameterNames = NAMES_IN_TAGS,
 ) -> list[list[Parameter]]:
     """Return the parameters of each kind of object that a schema allows, in the order in which they are written.
 
-    The strings of regular expressions have none of the characters `without`, unless an expression names one by itself.
+    The strings of regular expressions have none of the characters `without`, unless an expression names one by itself;
+    None is for a format whose strings are JSON, too. A name is one of `names`, or refused.
     The parser reads a parameter by `types_of` its name, so strings that are JSON of another type are left out.
     The schemas of all of them together are as bounded as one for an engine. `pause` is called before each
     of them. Raises `Unenforceable` if no engine can be held to the schema.
@@ -70,7 +90,8 @@ def parameters(
     document = Document.parse(text)
     graph = Graph(document)
     graph.fill()
-    writer = _Writer(graph, document.root, complement(characters(without)), EngineSchema(graph), pause, types_of)
+    allowed = None if without is None else complement(characters(without))
+    writer = _Writer(graph, document.root, allowed, EngineSchema(graph), pause, types_of, names)
     found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
     if not found:
         document.root.refuse(culprit(document.root), "it allows no object")
@@ -84,6 +105,7 @@ class _Written:
     strings: tuple[str, ...] | Literal["any"] | None
     others: str | None
     whole: str
+    words: tuple[str, ...]
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -100,10 +122,11 @@ class _Written:
 class _Writer:
     graph: Graph
     root: SchemaNode
-    allowed: CharacterSet
+    allowed: CharacterSet | None  # of strings as plain text; None for strings that are JSON
     schemas: EngineSchema
     pause: Callable[[], object]
     types_of: Callable[[str], AbstractSet[str]]
+    named: ParameterNames
     # By the shapes of the values, which many kinds of objects may have, and the types by which they are read.
     _values: dict[tuple[tuple[Shape, ...], AbstractSet[str]], _Written] = Factory(dict)
 
@@ -136,13 +159,16 @@ class _Writer:
 
     def _names(self, tree: Expression) -> Expression:
         """Return the expression of the names of parameters without the characters that end one."""
-        if (kept := simplified(_restricted(tree, complement(characters(NO_NAME)), strictly=True))) == NOTHING:
-            self.root.refuse("patternProperties", NO_SUCH_NAME)
+        kept = simplified(_restricted(tree, complement(characters(self.named.without)), strictly=True))
+        if not self.named.empty:
+            kept = simplified(begun(kept, complement(())))
+        if kept == NOTHING:
+            self.root.refuse("patternProperties", self.named.no_such_name)
         return kept
 
     def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
-        if name is not None and (len(name) > NAME_CHARACTERS_MAX or not set(name).isdisjoint(NO_NAME)):
-            self.root.refuse("properties", f"{json.dumps(name[:NAME_CHARACTERS_MAX])}: {NO_SUCH_NAME}")
+        if name is not None and not self.named.has(name):
+            self.root.refuse("properties", f"{json.dumps(name[:NAME_CHARACTERS_MAX])}: {self.named.no_such_name}")
         read = frozenset[str]() if name is None else frozenset(self.types_of(name))
         key = tuple(shapes), read
         if (found := self._values.get(key)) is None:
@@ -150,21 +176,26 @@ class _Writer:
             found = self._values[key] = self._values_of(shapes, read)
         else:
             self.schemas.count(found.size, self.root)
-        return Parameter(name, required, found.strings, found.others, found.whole)
+        return Parameter(name, required, found.strings, found.others, found.whole, words=found.words)
 
     def _values_of(self, shapes: Sequence[Shape], read: AbstractSet[str]) -> _Written:
         """Write the values of some shapes, which are read by these types."""
+        words = tuple(word for word in JSON_WORDS if any(_has_word(shape, word) for shape in shapes))
+        if self.allowed is None:
+            return _Written(None, None, self.schemas.text_of(shapes, self.root), words)
         others = [each for each in map(_without_strings, shapes) if each is not None]
         missing = read - {"string"} - {kind for shape in others for kind in _types(shape)}
         firsts = *map(_first, others), *(FIRST[kind] for kind in missing if kind in FIRST)
-        strings = self._strings(shapes, "".join(sorted({sign for first in firsts for sign in first})))
+        begins = "".join(sorted({sign for first in firsts for sign in first}))
+        strings = self._strings(shapes, begins, self.allowed)
         whole = self.schemas.text_of(shapes, self.root)
         rest = whole if others == shapes else self.schemas.text_of(others, self.root) if others else None
-        found = _Written(strings, rest, whole)
+        found = _Written(strings, rest, whole, words)
         self.schemas.count(sum(map(len, found.patterns)), self.root)
         return found
 
-    def _strings(self, shapes: Sequence[Shape], first: str) -> tuple[str, ...] | Literal["any"] | None:
+    @staticmethod
+    def _strings(shapes: Sequence[Shape], first: str, allowed: CharacterSet) -> tuple[str, ...] | Literal["any"] | None:
         """Return the strings of some shapes without those read as JSON of others, by its first characters."""
         begins = complement(union(characters(first), SPACES)) if first else complement(())
         found = list[Expression]()
@@ -173,11 +204,11 @@ class _Writer:
                 case AnyValue() | String(None) if not first:
                     return "any"
                 case AnyValue() | String(None):
-                    head = Chars(intersection(self.allowed, begins))
-                    found.append(Alternation((EMPTY, Parts((head, Repeat(Chars(self.allowed), 0, None))))))
+                    head = Chars(intersection(allowed, begins))
+                    found.append(Alternation((EMPTY, Parts((head, Repeat(Chars(allowed), 0, None))))))
                 case String(expression):
                     assert expression is not None
-                    kept = _restricted(expression, self.allowed)
+                    kept = _restricted(expression, allowed)
                     found.append(beginning_with(kept, begins) if first else kept)
                 case Values(texts):
                     named = (value for value in map(json.loads, texts) if isinstance(value, str))
@@ -186,6 +217,19 @@ class _Writer:
                 case _:
                     pass
         return tuple(dict.fromkeys(in_text(each) for each in found if each != NOTHING)) or None
+
+
+def _has_word(shape: Shape, word: str) -> bool:
+    """Return whether `true`, `false` or `null` is a value of a shape."""
+    match shape:
+        case AnyValue():
+            return True
+        case Constant(kind):
+            return (kind == "null") is (word == "null")
+        case Values(texts):
+            return word in texts
+        case _:
+            return False
 
 
 def _without_strings(shape: Shape) -> Shape | None:

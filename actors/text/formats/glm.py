@@ -15,6 +15,7 @@ from actors.text.formats.parameter_tags import HeldParameter, parameters_in_orde
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
+from protocol.schemas.parameters import NAMES_IN_TAGS
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -28,7 +29,7 @@ class Glm:
 
     begins: tuple[str, ...] = (BEGIN,)
     bare: str = ""
-    frame: CallFrame = CallFrame(BEGIN, separator="\n", plain_without="<")
+    frame: CallFrame = CallFrame(BEGIN, separator="\n", names=NAMES_IN_TAGS, plain_without="<")
     markers: tuple[str, ...] = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:

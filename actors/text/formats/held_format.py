@@ -12,6 +12,7 @@ from attrs import frozen
 from actors.text.formats.call_tags import TagPart, json_of
 from actors.text.formats.parameter_tags import Kinds
 from actors.text.formats.tool_table import Schema
+from protocol.schemas.parameters import ParameterNames
 
 
 @frozen
@@ -19,7 +20,7 @@ class HeldArguments:
     """The arguments of a tool as an engine is held to them."""
 
     schema: Schema  # an engine's schema, see `protocol.schemas`
-    kinds: Kinds = ()  # the parameters apart from each other, for a format with `plain_without`
+    kinds: Kinds = ()  # the parameters apart from each other, for a format with `names`
 
     @property
     def json(self) -> TagPart:
@@ -40,7 +41,8 @@ class CallFrame:
     end: str = ""
     lead: TagPart | None = None  # what comes before a demanded call, which a free answer writes as text
     alone: bool = False  # an answer has one call at most
-    plain_without: str = ""  # the characters that strings as plain text go without; empty if arguments are JSON
+    names: ParameterNames | None = None  # of parameters apart from each other; None if arguments are a JSON object
+    plain_without: str = ""  # the characters that strings as plain text go without; empty if strings are JSON
     close: str = ""  # what comes behind the last call where `trigger` came before the first
 
 

@@ -17,6 +17,7 @@ from actors.text.formats.parameter_tags import HeldParameter, HeldValue, paramet
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
+from protocol.schemas.parameters import NAMES_IN_TAGS
 
 DSML = "\uff5cDSML\uff5c"  # one token; the bars are full-width
 
@@ -55,7 +56,8 @@ class InvokedCalls:
     @property
     def frame(self) -> CallFrame:
         """The text around calls."""
-        return CallFrame(self.begin, f"{self.begin}\n", "\n", f"\n{self.end}", plain_without="<")
+        begin, end = f"{self.begin}\n", f"\n{self.end}"
+        return CallFrame(self.begin, begin, "\n", end, names=NAMES_IN_TAGS, plain_without="<")
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:
         """Return the grammar of one call."""

@@ -1,17 +1,25 @@
-"""Literals of Python as a model writes them, read by a grammar of their own: nothing is ever evaluated."""
+"""Literals of Python as a model writes them, read by a grammar of their own: nothing is ever evaluated.
+
+JSON is read as JSON has it, so a model may write that as well: an engine is held to JSON. Each literal becomes JSON
+text. A number that is JSON already stays as it is, since no type of Python holds all of these.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from actors.text.formats.arguments import encoded
 from actors.text.formats.json_text import LEVELS_MAX, SPACE
+from actors.text.formats.json_text import NUMBER as JSON_NUMBER
 from actors.text.formats.source import NoCall, Reading, Source
 
 NAME_END = " \t\n\r()[]{}=,:'\"<>"  # no character of a name
-WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+AS_PYTHON = {"true": "True", "false": "False", "null": "None"}
+WORDS = {python: word for word, python in AS_PYTHON.items()} | {word: word for word in AS_PYTHON}
 NUMBER_CHARACTERS = "0123456789+-.eE_"
 NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][+-]?[0-9_]+)?")
-DIGITS_MAX = 1000  # of an integer; Python itself has a limit, too
+DIGITS_MAX = 1000  # of a number that is no JSON; Python itself has a limit, too
 QUOTES = ("'", '"', "'''", '"""')
 PLAIN = re.compile(r"[^'\"\\]*")
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "0": "\0"}
@@ -20,12 +28,12 @@ HEXADECIMAL = "0123456789abcdefABCDEF"
 HEXADECIMAL_ESCAPES = {"x": 2, "u": 4, "U": 8}
 
 
-def python_literal(source: Source, levels: int = LEVELS_MAX) -> Reading[object]:
-    """Take one literal, and white space before it, and return its value; raises `NoCall` if it is none."""
+def python_literal(source: Source, levels: int = LEVELS_MAX) -> Reading[str]:
+    """Take one literal, and white space before it, and return it as JSON; raises `NoCall` if it is none."""
     yield from source.run(SPACE)
     first = yield from source.peek()
     if first in {"'", '"'} and first:
-        return (yield from _strings(source))
+        return encoded((yield from _strings(source)))
     if first and first in "[({":
         if not levels:
             raise NoCall
@@ -34,27 +42,32 @@ def python_literal(source: Source, levels: int = LEVELS_MAX) -> Reading[object]:
             return (yield from _entries(source, levels - 1))
         return (yield from _items(source, {"[": "]", "(": ")"}[first], levels - 1))
     if first and first in "+-.0123456789":
-        return _number((yield from source.run(NUMBER_CHARACTERS, DIGITS_MAX)))
+        return _number((yield from source.run(NUMBER_CHARACTERS)))
     return WORDS[(yield from source.expect(*WORDS))]
 
 
-def _items(source: Source, end: str, levels: int) -> Reading[object]:
+def json_object_of(members: Mapping[str, str]) -> str:
+    """Return the JSON object of members that are JSON themselves."""
+    return f"{{{', '.join(f'{encoded(key)}: {value}' for key, value in members.items())}}}"
+
+
+def _items(source: Source, end: str, levels: int) -> Reading[str]:
     """Take the items of a list or a tuple; one item between parentheses is no tuple."""
-    items = list[object]()
+    items = list[str]()
     yield from source.run(SPACE)
     while (yield from source.accept(end)) is None:
         items.append((yield from python_literal(source, levels)))
         yield from source.run(SPACE)
         if (yield from source.accept(",")) is None:
             yield from source.expect(end)
-            return items[0] if end == ")" and len(items) == 1 else items
+            return items[0] if end == ")" and len(items) == 1 else f"[{', '.join(items)}]"
         yield from source.run(SPACE)
-    return items
+    return f"[{', '.join(items)}]"
 
 
-def _entries(source: Source, levels: int) -> Reading[object]:
+def _entries(source: Source, levels: int) -> Reading[str]:
     """Take the entries of a dictionary, whose keys are strings."""
-    entries = dict[str, object]()
+    entries = dict[str, str]()
     yield from source.run(SPACE)
     while (yield from source.accept("}")) is None:
         if (yield from source.starts_with(*QUOTES)) is None:
@@ -68,7 +81,7 @@ def _entries(source: Source, levels: int) -> Reading[object]:
             yield from source.expect("}")
             break
         yield from source.run(SPACE)
-    return entries
+    return json_object_of(entries)
 
 
 def _strings(source: Source) -> Reading[str]:
@@ -90,14 +103,17 @@ def _string(source: Source, quote: str) -> Reading[str]:
         parts.append(source.take(source.size_of(PLAIN)))
         if (mark := (yield from source.accept(quote, "'", '"', "\\"))) == quote:
             return "".join(parts)
-        parts.append((yield from _escape(source)) if mark == "\\" else mark or "")
+        parts.append((yield from _escape(source, quote)) if mark == "\\" else mark or "")
 
 
-def _escape(source: Source) -> Reading[str]:
+def _escape(source: Source, quote: str) -> Reading[str]:
     """Take an escape behind its backslash, and return what it stands for; unknown ones stand for themselves."""
     if not (yield from source.peek()):
         raise NoCall
     kind = source.take(1)
+    # JSON has this escape, and Python does not.
+    if kind == "/" and quote == '"':
+        return kind
     if (size := HEXADECIMAL_ESCAPES.get(kind)) is None:
         return ESCAPES.get(kind, f"\\{kind}")
     digits = yield from source.run(HEXADECIMAL, size)
@@ -106,9 +122,11 @@ def _escape(source: Source) -> Reading[str]:
     return chr(int(digits, 16))
 
 
-def _number(text: str) -> int | float:
-    """Return the value of a number."""
-    if NUMBER.fullmatch(text) is None:
+def _number(text: str) -> str:
+    """Return a number as JSON."""
+    if JSON_NUMBER.fullmatch(text) is not None:
+        return text
+    if len(text) > DIGITS_MAX or NUMBER.fullmatch(text) is None:
         raise NoCall
     try:
         value = int(text) if text.lstrip("+-").replace("_", "").isdigit() else float(text)
@@ -116,4 +134,4 @@ def _number(text: str) -> int | float:
         raise NoCall from None
     if value in {float("inf"), float("-inf")}:
         raise NoCall
-    return value
+    return encoded(value)

@@ -16,6 +16,7 @@ from actors.text.formats.parameter_tags import HeldParameter, parameters_in_orde
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NEWLINE, NoCall, Reading, Source
 from actors.text.formats.tool_table import ToolTable
+from protocol.schemas.parameters import NAMES_IN_TAGS
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -28,7 +29,7 @@ class QwenCoder:
 
     begins: tuple[str, ...] = (BEGIN, FUNCTION)
     bare: str = ""
-    frame: CallFrame = CallFrame(BEGIN, separator="\n", plain_without="<")
+    frame: CallFrame = CallFrame(BEGIN, separator="\n", names=NAMES_IN_TAGS, plain_without="<")
     markers: tuple[str, ...] = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from protocol.schemas.parameters import ANY_NAME, Parameter, parameters
+from protocol.schemas.parameters import ANY_NAME, Parameter, ParameterNames, parameters
 from protocol.schemas.refusals import Unenforceable
 
 
@@ -167,3 +167,44 @@ def test_values_that_many_kinds_of_objects_have_are_written_once_and_counted_eac
     assert len(paused) == 39, "the first two have the same values"
     with pytest.raises(Unenforceable, match="takes more than"):
         parameters(json.dumps({**schema, "anyOf": each}), "<")
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({}, ("true", "false", "null")),
+        ({"type": "boolean"}, ("true", "false")),
+        ({"type": ["string", "null"]}, ("null",)),
+        ({"enum": [False, "true", 1]}, ("false",)),
+        ({"type": "array"}, ()),
+    ],
+)
+def test_the_words_of_json_among_the_values_are_known(schema: Any, words: tuple[str, ...]) -> None:
+    assert only(schema).words == words
+
+
+def test_the_values_of_a_format_without_plain_text_are_json_alone() -> None:
+    [[parameter]] = parameters('{"type":"object","properties":{"a":{"enum":["x",1]}}}', None)
+    assert (parameter.strings, parameter.others) == (None, None)
+    assert json.loads(parameter.whole) == {"enum": ["x", 1]}
+
+
+def test_names_are_those_of_a_format() -> None:
+    names = ParameterNames("=", "no name", empty=False)
+
+    def kinds(schema: object) -> list[list[Parameter]]:
+        return parameters(json.dumps({"type": "object", **cast("Any", schema)}), None, names=names)
+
+    assert kinds({"properties": {"a<b": {}}})[0][0].name == "a<b"
+    for name in ("", "a=", "a" * 257):
+        with pytest.raises(Unenforceable, match=r"#: properties: .*: no name"):
+            kinds({"properties": {name: {}}})
+    with pytest.raises(Unenforceable, match="#: patternProperties: no name"):
+        kinds({"patternProperties": {"^=*$": {}}, "additionalProperties": False})
+    [[parameter]] = kinds({"patternProperties": {"^[a=]{0,2}$": {}}, "additionalProperties": False})
+    assert [re.fullmatch(parameter.names, name) is not None for name in ("", "a", "aa", "a=")] == [
+        False,
+        True,
+        True,
+        False,
+    ]

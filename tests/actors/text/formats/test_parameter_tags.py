@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ def pair(parameter: HeldParameter) -> TagPart:
     return sequence(parameter.name, either(*(tag("=", value.part, ";") for value in parameter.values(["!"]))))
 
 
-def allows(schema: Any, text: str, *, plain: bool = True) -> bool:
+def allows(schema: Any, text: str, *, plain: bool = True, separator: str = "") -> bool:
     kinds = [[HeldParameter(each, plain) for each in kind] for kind in parameters(json.dumps(schema), "<;")]
-    whole = {"type": "structural_tag", "format": parameters_in_order(kinds, pair)}
+    whole = {"type": "structural_tag", "format": parameters_in_order(kinds, pair, separator)}
     return bool(ends(json.dumps(whole), text))
 
 
@@ -67,3 +68,46 @@ def test_the_kinds_of_objects_are_alternatives() -> None:
     branches = [{"properties": {name: {"const": name}}, "required": [name]} for name in ("a", "b")]
     schema = {"type": "object", "anyOf": branches}
     assert [allows(schema, text) for text in ("a=a;", "b=b;", "a=b;", "a=a;b=b;")] == [True, True, False, False]
+
+
+LETTERS = "abcde"
+
+
+@pytest.mark.parametrize("required", ["", "a", "c", "e", "bd", LETTERS])
+def test_separators_stand_between_parameters_alone(required: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in LETTERS},
+        "required": list(required),
+    }
+    for size in range(len(LETTERS) + 1):
+        for names in combinations(LETTERS, size):
+            text = "/".join(f"{name}=1;" for name in names)
+            assert allows(schema, text, separator="/") is set(required).issubset(names), text
+            assert not allows(schema, f"{text}/", separator="/")
+            assert not allows(schema, f"/{text}", separator="/")
+    assert not allows(schema, "b=1;/a=1;/c=1;/d=1;/e=1;", separator="/")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "counts"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"maxProperties": 2}, [0, 1, 2]),
+        ({"minProperties": 1}, [1, 2, 3]),
+        ({"maxProperties": 0}, [0]),
+    ],
+)
+def test_separators_stand_between_parameters_of_any_name(bounds: dict[str, int], counts: list[int]) -> None:
+    schema = {"type": "object", "additionalProperties": {"type": "integer"}, **bounds}
+    assert [count for count in range(4) if allows(schema, "/".join(["x=1;"] * count), separator="/")] == counts
+    assert not allows(schema, "x=1;x=1;", separator="/")
+
+
+def test_the_grammar_of_separated_parameters_is_not_as_long_as_the_square_of_their_number() -> None:
+    def size(count: int) -> int:
+        schema = {"type": "object", "properties": {f"p{number}": {} for number in range(count)}}
+        kinds = [[HeldParameter(each, plain=False) for each in kind] for kind in parameters(json.dumps(schema), None)]
+        return len(json.dumps(parameters_in_order(kinds, pair, "/")))
+
+    assert size(64) < 8 * size(16)

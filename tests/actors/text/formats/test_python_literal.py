@@ -1,8 +1,9 @@
-"""Literals of Python against Python's own reading of them."""
+"""Literals of Python against Python's own reading of them, and JSON against that of JSON."""
 
 from __future__ import annotations
 
 import ast
+import json
 
 import pytest
 
@@ -10,9 +11,9 @@ from actors.text.formats.python_literal import python_literal
 from actors.text.formats.source import NoCall, Reading, Source
 
 
-def value(text: str) -> object:
-    """Return the value of a literal with which a text begins, and demand that it is the whole text."""
-    source, found = Source(), list[object]()
+def written(text: str) -> str:
+    """Return the JSON of a literal with which a text begins, and demand that it is the whole text."""
+    source, found = Source(), list[str]()
 
     def reading() -> Reading[None]:
         found.append((yield from python_literal(source)))
@@ -27,6 +28,10 @@ def value(text: str) -> object:
     assert source.held == len(text), "an attempt holds all of its text"
     assert source.between(0, source.mark) == text
     return found[0]
+
+
+def value(text: str) -> object:
+    return json.loads(written(text))
 
 
 @pytest.mark.parametrize(
@@ -65,11 +70,38 @@ def test_words_of_json_and_tuples_are_read_too() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        r'"\/ \" \\ \b\f\n\r\t \u00e9\u0000"',
+        r'"\ud83d\ude00 \uDE00"',
+        '"日本 😀"',
+        '[true, {"a": [null, -0, 1.50E+2]}, false, ""]',
+        '{"a": 1, "a": 2}',
+        "12345678901234567890.12345",
+        "9" * 5000,
+    ],
+)
+def test_json_has_its_value_in_json(text: str) -> None:
+    # Python reads no integer of so many digits.
+    assert json.loads(written(text), parse_int=str) == json.loads(text, parse_int=str)
+
+
+def test_a_number_of_json_stays_as_it_is() -> None:
+    for number in ("1e999", "-0", "1.50", "9" * 5000):
+        assert written(number) == number
+
+
+def test_a_slash_is_escaped_in_json_alone() -> None:
+    assert value(r"'\/'") == r"\/"
+    assert value(r'"\/"') == "/"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "",
         "x",
         "1 + 1 +",
         "--1",
-        "1e999",
+        "+1e999",
         "1__0e",
         "'a",
         "'\\x4'",
@@ -79,7 +111,7 @@ def test_words_of_json_and_tuples_are_read_too() -> None:
         "{1: 2}",
         "{'a' 1}",
         "f'a'",
-        "9" * 1001,
+        "+" + "9" * 1001,
         "[" * 65 + "]" * 65,
     ],
 )
