@@ -114,22 +114,23 @@ async def processor(
     refused.
     """
     free, bugs = trio.Semaphore(requests_max), BugCounter()
-    direct, held = direct or DirectCalls(), CallGrammars(model.answers)
+    direct, held = direct or DirectCalls(), CallGrammars((model.tool_use or model).answers)
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
         current = limits()
         if current is None or (isinstance(request, Respond) and request.total_max == 0):
             raise NotReady("no engine has been ready for this model yet")
         run = Offload(run_in_thread, request.owner).run
+        if isinstance(request, Detokenize):
+            return await _detokenize(request, model, tokenize_tokens_max, run)
+        served = model.serving(request.turns, request.rendering)
         if isinstance(request, Respond):
             current = current.within(request.total_max)
             constrain = None  # a plain request takes no step of a task there
             if request.grammar is not None or request.tools:
-                constrain = partial(_constrained, request, model, current, run, check_grammar, held)
-            return await _respond(request, model, current, decode, run, vision, answer, constrain)
-        if isinstance(request, Tokenize):
-            return await _tokenize(request, model, current, tokenize_tokens_max, run)
-        return await _detokenize(request, model, tokenize_tokens_max, run)
+                constrain = partial(_constrained, request, served, current, run, check_grammar, held)
+            return await _respond(request, served, current, decode, run, vision, answer, constrain)
+        return await _tokenize(request, served, current, tokenize_tokens_max, run)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:

@@ -25,8 +25,12 @@ FILES = (
 )
 """The files of a model besides its weights; each may be missing."""
 
+TEMPLATES = "additional_chat_templates"
+"""A folder of further chat templates, `NAME.jinja`, which have one digest."""
+
 WEIGHTS = "weights"
-NOT_EVERYWHERE = (WEIGHTS, "chat_template.json")  # compared only where both ends have it: older versions read no JSON
+# Compared only where both ends have it: older versions read some of these not.
+NOT_EVERYWHERE = (WEIGHTS, "chat_template.json", TEMPLATES)
 DIGEST_BYTES = 8
 ENTRIES_MAX = 16
 WORD_MAX = 64  # characters a name or a digest
@@ -34,7 +38,10 @@ WORD_MAX = 64  # characters a name or a digest
 
 def digest(files: Mapping[str, bytes]) -> Digest:
     """Return the digests of files by their names; the content may be something that stands for it, such as sizes."""
-    return tuple((name, blake2b(files[name], digest_size=DIGEST_BYTES).hexdigest()) for name in sorted(files))
+    digests = {name: blake2b(files[name], digest_size=DIGEST_BYTES).hexdigest() for name in sorted(files)}
+    if further := {name: digests.pop(name) for name in [*digests] if name.startswith(f"{TEMPLATES}/")}:
+        digests[TEMPLATES] = blake2b(repr(further).encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return tuple(sorted(digests.items()))
 
 
 def mismatch(own: Digest, other: Digest) -> str | None:

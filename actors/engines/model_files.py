@@ -5,14 +5,20 @@ from __future__ import annotations
 from hashlib import blake2b
 from pathlib import Path
 
-from protocol.model_folder import FILES, WEIGHTS, Digest, digest
+from protocol.model_folder import FILES, TEMPLATES, WEIGHTS, Digest, digest
 
 SAMPLE_BYTES = 64 * 1024
 
 
+def present(folder: Path) -> list[str]:
+    """Return the names of a model's files besides its weights."""
+    further = sorted(f"{TEMPLATES}/{path.name}" for path in folder.glob(f"{TEMPLATES}/*.jinja"))
+    return [name for name in (*FILES, *further) if (folder / name).is_file()]
+
+
 def read_files(folder: Path) -> dict[str, bytes]:
     """Return the contents of a model's files besides its weights, by their names."""
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in present(folder)}
 
 
 def model_digest(folder: Path) -> Digest:

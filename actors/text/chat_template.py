@@ -18,6 +18,7 @@ import jinja2.runtime
 import jinja2.sandbox
 from attrs import define
 
+from actors.text.template_files import TITLE
 from actors.text.template_loops import end_idle_loops
 from actors.text.template_sizes import OPERATORS, BoundedFormatter, bounded, check_call, check_operation
 from actors.text.template_steps import CountedList, CountedRange, LimitReached, Steps, count_steps, take
@@ -135,8 +136,11 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Template:
-    """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled."""
+def compile_template(source: str, strftime: Callable[[str], str], title: str = TITLE) -> jinja2.Template:
+    """Return a template ready to render, with `strftime_now`; raises `StartFailed` if it cannot be compiled.
+
+    `title` names it in the sentence.
+    """
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = _named("strftime_now", strftime)
@@ -146,7 +150,7 @@ def compile_template(source: str, strftime: Callable[[str], str]) -> jinja2.Temp
         code = environment.compile(end_idle_loops(environment.parse(source)))
         return jinja2.Template.from_code(environment, code, environment.make_globals(None))
     except jinja2.TemplateError as error:
-        raise StartFailed(f"the chat template cannot be read: {error}") from error
+        raise StartFailed(f"{title} cannot be read: {error}") from error
 
 
 def _named(name: str, function: Callable[[str], str]) -> Callable[[str], str]:

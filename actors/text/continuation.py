@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from actors.text.template_files import TITLE
 from protocol.errors import BadRequest
 
 MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own: some templates look for it
@@ -15,9 +16,14 @@ FIELD = "continue_final_message"
 
 
 def rendered_up_to_last_text(
-    messages: Sequence[Mapping[str, object]], render: Callable[[Sequence[Mapping[str, object]]], str]
+    messages: Sequence[Mapping[str, object]],
+    render: Callable[[Sequence[Mapping[str, object]]], str],
+    title: str = TITLE,
 ) -> str:
-    """Return the prompt up to the end of its last message's text; raises `BadRequest` if the text is not in it."""
+    """Return the prompt up to the end of its last message's text; raises `BadRequest` if the text is not in it.
+
+    `title` names the template in the sentence.
+    """
     *before, last = messages
     content = last["content"]
     if isinstance(content, str):
@@ -33,6 +39,6 @@ def rendered_up_to_last_text(
     prompt = render([*before, marked])
     end = prompt.rfind(MARK.strip())
     if end < 0 or text.strip() not in prompt:
-        raise BadRequest("the model's chat template changes the last message, so that no answer can go on", param=FIELD)
+        raise BadRequest(f"{title} changes the last message, so that no answer can go on", param=FIELD)
     # Without the blank of the mark, the template has trimmed the text.
     return prompt[:end] if prompt.startswith(MARK, end) else prompt[:end].rstrip()

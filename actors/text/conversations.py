@@ -17,12 +17,14 @@ from actors.text.continuation import rendered_up_to_last_text
 from actors.text.kept_texts import KeptTexts
 from actors.text.template_cost import REPEATED_STEPS_MAX, TemplateCost, learn_cost
 from actors.text.template_facts import Takes, TemplateFacts, TemplateMessage, learn, part_of
+from actors.text.template_files import TITLE
 from actors.text.template_steps import LimitReached, Steps, counted
 from actors.text.template_tools import TemplateTool, ToolFacts, learn_tools, template_tool, with_calls_apart
 from actors.text.template_variables import KWARGS, TemplateVariables, Variables
 from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.media import Media
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Role, Turn
+from protocol.messages.tools import Tool
 from protocol.strict.mistakes import join, segment
 
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role  # by identity: the hash of a role is computed in Python
@@ -31,6 +33,8 @@ PARTS_JOIN = " "  # of a template that takes no lists, as SGLang's own server ha
 SYSTEMS_JOIN = "\n\n"
 TAIL_CHARACTERS = 64
 SENTENCE_CHARACTERS_MAX = 300  # of a template, in a refusal
+# A template for tools may render nothing without one.
+WITH_TOOL = Rendering(tools=(Tool("example", "An example.", '{"type": "object", "properties": {}}'),))
 
 
 @frozen
@@ -45,6 +49,8 @@ class ConversationTemplate:
     kept: KeptTexts = Factory(KeptTexts)
     variables: TemplateVariables = TemplateVariables()
     greeting: object = "Hello"  # the content of a user's message, as the template takes it
+    usual: Rendering = DEFAULT_RENDERING  # as it was learned: with a tool, if it is for requests with tools alone
+    title: str = TITLE  # in sentences
 
     @classmethod
     def learned(
@@ -54,16 +60,20 @@ class ConversationTemplate:
         specials: Mapping[str, str],
         variables: Variables | None = None,
         salt: str = "",
+        *,
+        title: str = TITLE,
+        for_tools: bool = False,
     ) -> Self:
         """Return a template with the facts about it; raises `StartFailed` if it does not render a user's message.
 
-        `variables` are the operator's values of its variables; `salt` has digits that no client knows.
+        `variables` are the operator's values of its variables; `salt` has digits that no client knows. `title` names
+        it in sentences. A template that is `for_tools` alone is tried with one.
         """
-        bare = cls(template, specials)
-        defaults = variables or {}
+        bare = cls(template, specials, usual=WITH_TOOL if for_tools else DEFAULT_RENDERING, title=title)
+        defaults, usual = variables or {}, bare.usual
         unknown = evolve(bare, variables=TemplateVariables(defaults=defaults))
-        facts = learn(lambda messages: unknown.rendered(messages, DEFAULT_RENDERING))
-        cost = learn_cost(lambda messages, steps: unknown.rendered_with(messages, defaults, steps, begins_answer=True))
+        facts = learn(lambda messages: unknown.rendered(messages, usual))
+        cost = learn_cost(lambda messages, steps: unknown.rendered(messages, usual, steps))
         role = Role.USER.value
         greeting = _content(Turn(Role.USER, "Hello"), facts.takes[role])
         hello = [{"role": role, "content": greeting}]
@@ -72,9 +82,9 @@ class ConversationTemplate:
             return bare.rendered_with(messages, defaults, Steps(), begins_answer=True, tools=tools)
 
         def hello_with(given: Variables) -> str:
-            return bare.rendered_with(hello, given, Steps(), begins_answer=True)
+            return evolve(bare, variables=TemplateVariables(defaults=given)).rendered(hello, usual, Steps())
 
-        read = TemplateVariables.read(template.environment, source, defaults, hello_with)
+        read = evolve(TemplateVariables.read(template.environment, source, defaults, hello_with), title=title)
         tools = learn_tools(render_tools, greeting)
         learned = evolve(
             bare, facts=facts, tools=tools, cost=cost, kept=KeptTexts(salt), variables=read, greeting=greeting
@@ -82,11 +92,11 @@ class ConversationTemplate:
         if not facts.renders_text:
             # A template that fails on this fails on everything.
             try:
-                learned.rendered(hello, DEFAULT_RENDERING)
+                learned.rendered(hello, usual)
             except Exception as error:
-                why = f"the model's chat template renders no plain conversation ({error}); it may need tools"
+                why = f"{title} renders no plain conversation ({error}){'' if for_tools else '; it may need tools'}"
                 raise StartFailed(why) from error
-            raise StartFailed("this is no chat template: the text of a user's message is not in what it renders")
+            raise StartFailed(f"this is no chat template: the text of a user's message is not in what {title} renders")
         return learned
 
     def render(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
@@ -115,25 +125,26 @@ class ConversationTemplate:
                 merged, messages, rendering, error, may_render=steps.taken <= REPEATED_STEPS_MAX
             ) from error
         if lost is not None:
-            raise _left_out(merged, lost)
+            raise self._left_out(merged, lost)
         return prompt
 
     def rendered(self, messages: Sequence[TemplateMessage], rendering: Rendering, steps: Steps | None = None) -> str:
         """Return what the template makes of messages, counting its `steps`; raises its own error."""
         variables = self.variables.values(rendering)
         steps = steps or Steps(self.cost.steps_max(len(messages)))
-        tools = list(map(template_tool, rendering.tools)) or None
+        # A template that is for tools alone may walk them without a look at whether there are any.
+        tools = list(map(template_tool, rendering.tools)) or ([] if self.usual.tools else None)
 
         def render(messages: Sequence[TemplateMessage]) -> str:
             return self.rendered_with(messages, variables, steps, begins_answer=rendering.begins_answer, tools=tools)
 
-        return rendered_up_to_last_text(messages, render) if rendering.continues else render(messages)
+        return rendered_up_to_last_text(messages, render, self.title) if rendering.continues else render(messages)
 
     def tail(self, rendering: Rendering) -> str:
         """Return the last characters of every prompt that is rendered in this way."""
         if not rendering.begins_answer:
             return ""
-        plain = evolve(rendering, tools=())
+        plain = evolve(rendering, tools=self.usual.tools)
         return self.rendered([{"role": USER.value, "content": self.greeting}], plain)[-TAIL_CHARACTERS:]
 
     def rendered_with(
@@ -167,12 +178,12 @@ class ConversationTemplate:
         Raises `BadRequest` if the template has no place for tools, or for calls.
         """
         if rendering.tools and not self.tools.shows_tools:
-            raise BadRequest("the model's chat template shows no tools, so the model cannot call any", param="tools")
+            raise BadRequest(f"{self.title} shows no tools, so the model cannot call any", param="tools")
         called = next((turn for turn in turns if turn.calls or turn.call_id), None)
         if called is None:
             return turns
         if not self.tools.shows_calls:
-            sentence = "the model's chat template has no place for calls of tools and their results"
+            sentence = f"{self.title} has no place for calls of tools and their results"
             raise BadRequest(sentence, param=called.param or None)
         return with_calls_apart(turns, self.tools)
 
@@ -213,7 +224,7 @@ class ConversationTemplate:
         may_render: bool,
     ) -> BadRequest:
         """Return the refusal of a conversation for an error of the template."""
-        sentence, param = f"the model's chat template refuses this conversation: {_line(error)}", None
+        sentence, param = f"{self.title} refuses this conversation: {_line(error)}", None
         if rendering.variables and self._renders_without_variables(messages, rendering):
             name, *others = rendering.variables
             param = KWARGS if others else join(KWARGS, segment(name))
@@ -245,6 +256,21 @@ class ConversationTemplate:
                 return turns[read].param or None
         return None
 
+    def _left_out(self, turns: Sequence[Turn], lost: int) -> BadRequest:
+        """Return the refusal of a conversation of which the template leaves out a message."""
+        role, named = turns[lost].role, lost
+        if _instructs(turns[lost]):
+            # One that comes later takes the place of the one that is lost.
+            later = (index for index, turn in enumerate(turns) if index > lost and _instructs(turn))
+            named = next(later, lost)
+        text = f"the text of {turns[lost].param}" if turns[lost].param else f"a text of the {role}"
+        sentence = f"{self.title} leaves {text} out of the prompt of this conversation"
+        if named != lost:
+            sentence += f", since {turns[named].param or role} has instructions, too; send all of them at the beginning"
+        elif lost and _instructs(turns[lost]):
+            sentence += "; send instructions at the beginning of the conversation"
+        return BadRequest(sentence, param=turns[named].param or None)
+
     def _refusal(self, messages: Sequence[TemplateMessage], rendering: Rendering) -> str | None:
         try:
             self.rendered(messages, rendering)
@@ -261,22 +287,6 @@ def _line(error: Exception) -> str:
 
 def _instructs(turn: Turn) -> bool:
     return turn.role is SYSTEM or turn.role is DEVELOPER
-
-
-def _left_out(turns: Sequence[Turn], lost: int) -> BadRequest:
-    """Return the refusal of a conversation of which the template leaves out a message."""
-    role, named = turns[lost].role, lost
-    if _instructs(turns[lost]):
-        # One that comes later takes the place of the one that is lost.
-        later = (index for index, turn in enumerate(turns) if index > lost and _instructs(turn))
-        named = next(later, lost)
-    text = f"the text of {turns[lost].param}" if turns[lost].param else f"a text of the {role}"
-    sentence = f"the model's chat template leaves {text} out of the prompt of this conversation"
-    if named != lost:
-        sentence += f", since {turns[named].param or role} has instructions, too; send all of them at the beginning"
-    elif lost and _instructs(turns[lost]):
-        sentence += "; send instructions at the beginning of the conversation"
-    return BadRequest(sentence, param=turns[named].param or None)
 
 
 def _content(turn: Turn, takes: Takes) -> str | list[dict[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 from tokenizers import Tokenizer
 
 from actors.media.layout import VisionLayout
@@ -18,7 +18,16 @@ from actors.text.formats.detection import AUTO, chosen
 from actors.text.formats.table import AnswerFormat, begins_thinking, is_thinking, markers, thought_marks
 from actors.text.logprobs import TokenData, token_data
 from actors.text.template_cost import fewest_turn_tokens
-from actors.text.template_files import BadTemplate, Json, other_names, own_template, template_of
+from actors.text.template_files import (
+    DEFAULT,
+    TOOL_USE,
+    BadTemplate,
+    Json,
+    TemplateSource,
+    other_names,
+    own_templates,
+    templates_of,
+)
 from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
 from actors.text.whole_tokens import WholeTokens, whole_tokens
@@ -45,7 +54,10 @@ class Defaults:
 
 @frozen
 class TextModel:
-    """The text side of one model: it turns conversations into token ids, and token ids into text."""
+    """The text side of one model: it turns conversations into token ids, and token ids into text.
+
+    A model may have a second template, for tools: `tool_use` is the same model with that, and the formats found in it.
+    """
 
     tokenizer: Tokenizer
     template: ConversationTemplate
@@ -60,6 +72,17 @@ class TextModel:
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     answers: AnswerFormat = AnswerFormat()  # the formats of its answers
     markers: Mapping[int, str] = Factory(dict)  # the markers of these formats that are tokens
+    tool_use: TextModel | None = None  # None: its template is for all requests
+
+    def serving(self, turns: Sequence[Turn], rendering: Rendering) -> TextModel:
+        """Return the model with the template for this conversation.
+
+        That is the one for tools if tools are offered, or if the other one has no place for the calls of the history.
+        """
+        if self.tool_use is None:
+            return self
+        called = not self.template.tools.shows_calls and any(turn.calls or turn.call_id for turn in turns)
+        return self.tool_use if rendering.tools or called else self
 
     def prompt(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> str:
         """Return the conversation as its template renders it; raises `BadRequest` if the template fails."""
@@ -112,14 +135,13 @@ def load(
     tools: str = AUTO,
     reasoning: str = AUTO,
 ) -> TextModel:
-    """Build the text side of a model from the contents of `FILES`.
+    """Build the text side of a model from the contents of its small files.
 
-    `template` is the text of a file that overrides the model's own template; of several in one file,
-    `template_name` chooses one, and `variables` are the operator's values of its variables. `strftime` formats the
-    current time, for templates that name today's date, and `salt` has digits that no client knows. `tools` and
-    `reasoning` name the formats of its answers. Raises
-    `StartFailed` with a sentence if a file is missing or cannot be read, and its kind `BadTemplate` if there is no chat
-    template or it cannot render a conversation.
+    `template` is the text of a file that overrides the model's own template; of several, `template_name` chooses one
+    for all requests, and `variables` are the operator's values of its variables. `strftime` formats the current time,
+    for templates that name today's date, and `salt` has digits that no client knows. `tools` and `reasoning` name the
+    formats of its answers. Raises `StartFailed` with a sentence if a file is missing or cannot be read, and its kind
+    `BadTemplate` if there is no chat template or one cannot render a conversation.
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
@@ -129,35 +151,62 @@ def load(
         for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     )
     tokenizer = cast("Tokenizer", read["tokenizer.json"])
-    source = own_template(files, template_name) if template is None else template_of(template, template_name)
-    description, answers = json.loads(tokenizer.to_str()), chosen(source, tools, reasoning)
+    sources = own_templates(files, template_name) if template is None else templates_of(template, template_name)
+    description = json.loads(tokenizer.to_str())
     eos_ids = _eos(tokenizer, config, generation, tokenizing)
     texts = {name: _as_text(tokenizing.get(name)) for name in SPECIALS}
     specials = {name: text for name, text in texts.items() if text is not None}
-    try:
-        learned = ConversationTemplate.learned(compile_template(source, strftime), source, specials, variables, salt)
-    except StartFailed as error:
-        names = ", ".join(map(repr, other_names(files, template, template_name)))
-        instead = f": name another one by `template_name` ({names})" if names else ""
-        raise BadTemplate(f"{error}{instead}", "folder" if template is None else "file") from error
-
-    def tokens_of(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return TextModel(
+    learned: list[ConversationTemplate] = []
+    for source in sources:
+        try:
+            learned.append(_learned(source, strftime, specials, variables, salt))
+        except StartFailed as error:
+            names = other_names(files, template, TOOL_USE if source.for_tools else template_name)
+            instead = f": name another one by `template_name` ({', '.join(map(repr, names))})" if names else ""
+            instead += ", or none" if template_name is not None and DEFAULT in names else ""
+            raise BadTemplate(f"{error}{instead}", "folder" if template is None else "file") from error
+    model = TextModel(
         tokenizer=tokenizer,
-        template=learned,
+        template=learned[0],
         eos_token_ids=eos_ids,
         first_token=_first_token(tokenizer, config, tokenizing, eos_ids),
         data=token_data(tokenizer, description),  # it reads the whole vocabulary, so not during a request
         characters_per_token_max=characters_per_token_max(description),
         defaults=_defaults(generation),
         digest=digest({name: files[name] for name in FILES if name in files}),
-        turn_tokens_min=fewest_turn_tokens(partial(learned.rendered, rendering=DEFAULT_RENDERING), tokens_of),
         whole_tokens=whole_tokens(tokenizer, description, eos_ids),
         vision=vision_layout(files),
+    )
+    formats = [chosen(source.text, tools, reasoning) for source in sources]
+    served, *others = map(partial(_with_template, model), learned, formats)
+    return evolve(served, tool_use=next(iter(others), None))
+
+
+def _learned(
+    source: TemplateSource,
+    strftime: Callable[[str], str],
+    specials: Mapping[str, str],
+    variables: Variables | None,
+    salt: str,
+) -> ConversationTemplate:
+    template, title = compile_template(source.text, strftime, source.title), source.title
+    return ConversationTemplate.learned(
+        template, source.text, specials, variables, salt, title=title, for_tools=source.for_tools
+    )
+
+
+def _with_template(model: TextModel, template: ConversationTemplate, answers: AnswerFormat) -> TextModel:
+    """Return the model with another template, and with the formats of its answers."""
+
+    def tokens_of(text: str) -> int:
+        return len(model.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return evolve(
+        model,
+        template=template,
+        turn_tokens_min=fewest_turn_tokens(partial(template.rendered, rendering=template.usual), tokens_of),
         answers=answers,
-        markers=_marker_tokens(tokenizer, markers(answers)),
+        markers=_marker_tokens(model.tokenizer, markers(answers)),
     )
 
 

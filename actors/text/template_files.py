@@ -1,27 +1,44 @@
-"""The source of a model's chat template, among the files of its folder or in a file that an operator names.
+"""The sources of a model's chat templates, among the files of its folder or in a file that an operator names.
 
-Where a folder has several, the one that transformers would use counts: a model with a processor, for images, has its
-template in the processor's files first, and any other model in its tokenizer's.
+Where several files have one, the file that transformers would read counts: a model with a processor, for images, has
+its template in the processor's files first, and any other model in its tokenizer's. Unless an operator names one of
+several templates, `tool_use` is for requests with tools and `default` for all others, as transformers has it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Literal, TypeAlias, cast
 
+from attrs import frozen
+
 from protocol.errors import StartFailed
+from protocol.model_folder import TEMPLATES
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 At: TypeAlias = Literal["folder", "file", "name"]
 
-DEFAULT = "default"
+Row: TypeAlias = tuple[str, str, str]
+"""A template: its file, its name, and its text."""
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+TITLE = "the model's chat template"
 KEY = "chat_template"
 TEXT_FILE = "chat_template.jinja"
 PROCESSOR_FILES = ("processor_config.json", "chat_template.json", TEXT_FILE, "tokenizer_config.json")
 TOKENIZER_FILES = (TEXT_FILE, "tokenizer_config.json", "chat_template.json", "processor_config.json")
 HAS_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
-READ = frozenset((*TOKENIZER_FILES, *HAS_PROCESSOR))
+
+
+@frozen
+class TemplateSource:
+    """The text of a chat template, and the requests that it is for."""
+
+    text: str
+    title: str = TITLE  # in sentences about it
+    for_tools: bool = False  # for requests with tools alone
 
 
 class BadTemplate(StartFailed):
@@ -32,43 +49,68 @@ class BadTemplate(StartFailed):
         self.at = at
 
 
-def own_template(files: Mapping[str, bytes], name: str | None) -> str:
-    """Return the template in a model's folder, the one of this name if it has several; raises `BadTemplate`."""
-    found = _own(files)
-    if not found:
+def is_read(file: str) -> bool:
+    """Return whether a file of a model's folder decides about its chat templates."""
+    return file in {*TOKENIZER_FILES, *HAS_PROCESSOR} or _is_further(file)
+
+
+def own_templates(files: Mapping[str, bytes], name: str | None) -> list[TemplateSource]:
+    """Return the templates in a model's folder, or the one of this name; raises `BadTemplate`.
+
+    The first is for all requests, or for those without tools if the other one is for tools.
+    """
+    first, others = _own(files)
+    if not first:
         raise BadTemplate("the model has no chat template: name one with the model's `template`", "folder")
-    first_file = found[0][0]
     # Without a name only the first file counts, since transformers reads no further.
-    return _named([each for each in found if name is not None or each[0] == first_file], name)
+    return _chosen(first if name is None else [*first, *others], name)
 
 
-def template_of(text: str, name: str | None) -> str:
-    """Return the template in the text of an operator's file, which may be JSON that has it; raises `BadTemplate`."""
+def templates_of(text: str, name: str | None) -> list[TemplateSource]:
+    """Return the templates in the text of an operator's file, which may be JSON, as `own_templates` does."""
     value = _parsed(text)
     if not isinstance(value, dict | list):
         if name not in (None, DEFAULT):
             raise BadTemplate(f"the file has one chat template, which has no name, so none is named {name!r}", "name")
-        return text
+        return [TemplateSource(text)]
     found = [("the file", *each) for each in _listed(value.get(KEY) if isinstance(value, dict) else None)]
     if not found:
         raise BadTemplate(f"the file is JSON without `{KEY}`, so it is no chat template", "file")
-    return _named(found, name)
+    return _chosen(found, name)
 
 
 def other_names(files: Mapping[str, bytes], text: str | None, name: str | None) -> list[str]:
     """Return the names of the templates that could be chosen instead of this one; `text` is an operator's file."""
     if text is None:
-        names = [each for _, each, _ in _own(files)]
+        first, others = _own(files)
+        names = [each for _, each, _ in (*first, *others)]
     else:
         value = _parsed(text)
         names = [each for each, _ in _listed(value.get(KEY) if isinstance(value, dict) else None)]
     return [each for each in dict.fromkeys(names) if each != (name or DEFAULT)]
 
 
-def _own(files: Mapping[str, bytes]) -> list[tuple[str, str, str]]:
-    """Return the file, the name and the text of each template in a model's folder, as they count."""
+def _own(files: Mapping[str, bytes]) -> tuple[list[Row], list[Row]]:
+    """Return the templates of the file that counts, with those of the folder beside it, and those of other files."""
     order = PROCESSOR_FILES if any(one in files for one in HAS_PROCESSOR) else TOKENIZER_FILES
-    return [(file, *each) for file in order if file in files for each in _templates(file, files[file])]
+    found = [(file, *each) for file in order if file in files for each in _templates(file, files[file])]
+    first = [row for row in found if row[0] == found[0][0]]
+    further = [(file, *each) for file in sorted(filter(_is_further, files)) for each in _templates(file, files[file])]
+    return [*first, *further], found[len(first) :]
+
+
+def _is_further(file: str) -> bool:
+    return file.startswith(f"{TEMPLATES}/")
+
+
+def _chosen(found: Sequence[Row], name: str | None) -> list[TemplateSource]:
+    """Return the template of this name, or the default and, if there is one, the template for tools."""
+    text = _named(found, name)
+    of_tools = next((each for _, named, each in found if named == TOOL_USE), None)
+    if name is not None or of_tools is None:
+        return [TemplateSource(text)]
+    default, tool_use = (f"{TITLE} {each!r}" for each in (DEFAULT, TOOL_USE))
+    return [TemplateSource(text, default), TemplateSource(of_tools, tool_use, for_tools=True)]
 
 
 def _parsed(text: str) -> Json:
@@ -83,8 +125,8 @@ def _templates(file: str, data: bytes) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each template in a file."""
     try:
         text = data.decode()
-        if file == TEXT_FILE:
-            yield DEFAULT, text
+        if file == TEXT_FILE or _is_further(file):
+            yield DEFAULT if file == TEXT_FILE else PurePosixPath(file).stem, text
             return
         value = json.loads(text)
     except ValueError as error:
@@ -107,7 +149,7 @@ def _listed(value: Json) -> Iterator[tuple[str, str]]:
         yield from ((name, template) for name, template in value.items() if isinstance(template, str))
 
 
-def _named(found: list[tuple[str, str, str]], name: str | None) -> str:
+def _named(found: Sequence[Row], name: str | None) -> str:
     """Return the first template of this name, or the one named `default`; raises `BadTemplate`."""
     wanted = name or DEFAULT
     for _, each, template in found:

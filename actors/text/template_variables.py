@@ -14,6 +14,7 @@ from typing import Self, TypeAlias
 import jinja2
 from attrs import Factory, evolve, frozen
 
+from actors.text.template_files import TITLE
 from actors.text.template_names import keys_read, variables_read
 from protocol.dialects.request_body import as_request_error
 from protocol.messages.text import Rendering
@@ -78,6 +79,7 @@ class TemplateVariables:
     efforts: Mapping[str, Variables] = Factory(dict)  # the variables for each effort that the template can express
     switches: frozenset[str] = frozenset()  # that take true or false alone
     reasoning_key: str | None = None  # the key of a message with its reasoning, if the template reads any
+    title: str = TITLE  # of the template, in sentences
 
     @classmethod
     def named(cls, environment: jinja2.Environment, source: str, defaults: Variables) -> Self:
@@ -112,7 +114,7 @@ class TemplateVariables:
         if name in RESERVED:
             return "is set by the conversation, the model or this server alone"
         readable = f"it reads {', '.join(sorted(self.names))}" if self.names else "it reads none"
-        return f"the model's chat template reads no such variable; {readable}"
+        return f"{self.title} reads no such variable; {readable}"
 
     def values(self, rendering: Rendering) -> Variables:
         """Return the variables for a request; raises `RequestError` for unknown ones."""
@@ -137,7 +139,7 @@ class TemplateVariables:
         if effort not in self.efforts:
             possible = ", ".join([level for level in EFFORTS if level in self.efforts and any(self.efforts.values())])
             instead = f"takes {possible} alone" if possible else "has no effort of reasoning; leave it out"
-            yield Mistake(rendering.effort_field, f"the model's chat template {instead}, got {describe(effort)}")
+            yield Mistake(rendering.effort_field, f"{self.title} {instead}, got {describe(effort)}")
             return
         for name in _contradicting(self.efforts[effort], rendering.variables):
             yield Mistake(

@@ -139,7 +139,8 @@ class TemplateSection:
     value_types: ClassVar[tuple[type, ...]] = (dict,)
 
     file: str | None = None  # file with a chat template in place of the model's own
-    name: str | None = None  # the template to use where there are several; by default the one named `default`
+    # the template for all requests where there are several; by default `tool_use` for those with tools, else `default`
+    name: str | None = None
     # a variable that the template reads, such as `enable_thinking`, unless a request sets it
     variables: Mapping[str, object] = Factory(dict)
 
@@ -178,7 +179,9 @@ class ModelSection:
 
     path: Annotated[str, Holds(1)]  # folder with the model's configuration, tokenizer and weights
     template: str | TemplateSection = TemplateSection()
-    template_name: str | None = None  # the chat template to use where a file has several; by default `default`
+    # the chat template for all requests where there are several; by default `tool_use` for those with tools, else
+    # `default`
+    template_name: str | None = None
     tools: ToolsName = AUTO  # format of its calls of tools: `auto`, found in its chat template; `none`; or a name
     reasoning: ReasoningName = AUTO  # format of its reasoning, in the same way
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`

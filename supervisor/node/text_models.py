@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from attrs import evolve
 
@@ -12,10 +12,9 @@ from actors.text.conversations import ConversationTemplate
 from actors.text.formats import detection
 from actors.text.formats.table import WHOLE
 from actors.text.model import TextModel, load
-from actors.text.template_files import READ, BadTemplate, own_template, template_of
-from actors.text.template_variables import TemplateVariables
+from actors.text.template_files import BadTemplate, TemplateSource, is_read, own_templates, templates_of
+from actors.text.template_variables import TemplateVariables, Variables
 from protocol.errors import StartFailed
-from protocol.model_folder import FILES
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
@@ -56,7 +55,7 @@ def names(cluster: Cluster, nodes: Collection[str]) -> tuple[str, ...]:
 def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str) -> TextModel:
     section, folder = cluster.model[name], cluster.model_path(name)
     try:
-        contents = {file: (folder / file).read_bytes() for file in FILES if (folder / file).is_file()}
+        contents = model_files.read_files(folder)
         file = section.chat_template.file
         template = None if file is None else reading.template(cluster.folder / file)
         chosen = section.chat_template
@@ -75,48 +74,68 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}
         key = keys[error.at] if isinstance(error, BadTemplate) else "path"
         raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error
-    if mistakes := model.template.variables.mistakes():
+    served = [model] if model.tool_use is None else [model, model.tool_use]
+    if mistakes := _mistakes([each.template.variables for each in served]):
         first, *others = [Misconfigured(_variable(name, each), sentence) for each, sentence in mistakes.items()]
         raise Misconfigured(first.path, str(first), others)
     return model
 
 
 def variable_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
-    """Yield a mistake for each variable that an operator sets and the template of a model does not read or take.
+    """Yield a mistake for each variable that an operator sets and no template of a model reads, or one does not take.
 
-    Raises `StartFailed`, `OSError` or `ValueError` if the template cannot be read.
+    Raises `StartFailed`, `OSError` or `ValueError` if a template cannot be read.
     """
-    chosen, source = cluster.model[name].chat_template, _template_source(cluster, name)
-    template = compile_template(source, str)
-    try:
-        variables = ConversationTemplate.learned(template, source, {}, chosen.variables).variables
-    except StartFailed:  # it may need a special token of its model
-        variables = TemplateVariables.named(template.environment, source, chosen.variables)
-    for each, sentence in variables.mistakes().items():
+    defaults = cluster.model[name].chat_template.variables
+    variables = [_variables(source, defaults) for source in _template_sources(cluster, name)]
+    for each, sentence in _mistakes(variables).items():
         yield Mistake(_variable(name, each), sentence)
+
+
+def _variables(source: TemplateSource, defaults: Variables) -> TemplateVariables:
+    template = compile_template(source.text, str, source.title)
+    try:
+        learned = ConversationTemplate.learned(
+            template, source.text, {}, defaults, title=source.title, for_tools=source.for_tools
+        )
+    except StartFailed:  # it may need a special token of its model
+        return TemplateVariables.named(template.environment, source.text, defaults)
+    return learned.variables
+
+
+def _mistakes(templates: Sequence[TemplateVariables]) -> dict[str, str]:
+    """Return the operator's variables that no template reads, or that one reads and does not take, with sentences."""
+    found = [(each, each.mistakes()) for each in templates]
+    return {
+        name: sentence
+        for variables, mistakes in reversed(found)
+        for name, sentence in mistakes.items()
+        if name in variables.names or all(name in others for _, others in found)
+    }
 
 
 def format_lines(cluster: Cluster) -> Iterator[str]:
     """Yield a line about the formats of the answers of each model whose chat template can be read."""
     for name, section in cluster.model.items():
         try:
-            source = _template_source(cluster, name)
+            sources = _template_sources(cluster, name)
         except (StartFailed, OSError, ValueError):
             continue
-        answers = detection.chosen(source, section.tools, section.reasoning)
-        own = answers.tools if answers.tools in WHOLE else None
-        calls, thoughts = (each or "in no known format" for each in (answers.tools, answers.reasoning or own))
-        yield f"answers of {name}: calls {calls}; reasoning {thoughts}"
+        for source in sources:
+            answers = detection.chosen(source.text, section.tools, section.reasoning)
+            own = answers.tools if answers.tools in WHOLE else None
+            calls, thoughts = (each or "in no known format" for each in (answers.tools, answers.reasoning or own))
+            requests = "" if len(sources) == 1 else f" with{'' if source.for_tools else 'out'} tools"
+            yield f"answers of {name}{requests}: calls {calls}; reasoning {thoughts}"
 
 
-def _template_source(cluster: Cluster, name: str) -> str:
-    """Return the text of a model's chat template; raises `StartFailed`, `OSError` or `ValueError`."""
+def _template_sources(cluster: Cluster, name: str) -> list[TemplateSource]:
+    """Return the chat templates of a model; raises `StartFailed`, `OSError` or `ValueError`."""
     chosen, folder = cluster.model[name].chat_template, cluster.model_path(name)
     if chosen.file is not None:
-        return template_of(reading.template(cluster.folder / chosen.file), chosen.name)
-    paths = {file: folder / file for file in READ}
-    files = {file: reading.read(path, FILE_BYTES_MAX) for file, path in paths.items() if path.is_file()}
-    return own_template(files, chosen.name)
+        return templates_of(reading.template(cluster.folder / chosen.file), chosen.name)
+    present = filter(is_read, model_files.present(folder))
+    return own_templates({file: reading.read(folder / file, FILE_BYTES_MAX) for file in present}, chosen.name)
 
 
 def _variable(model: str, name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actors.engines import model_files
-from protocol.model_folder import FILES, WEIGHTS, digest, is_well_formed, mismatch
+from protocol.model_folder import ENTRIES_MAX, FILES, TEMPLATES, WEIGHTS, WORD_MAX, digest, is_well_formed, mismatch
 from tests.supervisor.config.test_load import TINY
 
 OWN = digest({"config.json": b"{}", "tokenizer.json": b"[]"})
@@ -62,6 +62,20 @@ def test_the_digest_of_a_folder_covers_its_files_and_its_weights(tmp_path: Path)
         (tmp_path / "model.safetensors").write_bytes(weights)
         assert mismatch(own, model_files.model_digest(tmp_path)) == "its model is another one: it differs in weights"
         weights[place] ^= 1
+
+
+def test_further_templates_are_compared_where_both_ends_have_some(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("a")
+    without, further = model_files.model_digest(tmp_path), tmp_path / TEMPLATES
+    further.mkdir()
+    for place in range(ENTRIES_MAX):
+        (further / f"{place}{'x' * WORD_MAX}.jinja").write_text("b")
+    own = model_files.model_digest(tmp_path)
+    assert is_well_formed(own), "older nodes end a link for a longer digest"
+    assert mismatch(without, own) is mismatch(own, without) is None
+    (further / "tool_use.jinja").write_text("c")
+    changed = model_files.model_digest(tmp_path)
+    assert mismatch(own, changed) == "its model is another one: it differs in additional_chat_templates"
 
 
 def test_a_malformed_digest_is_detected() -> None:

@@ -69,6 +69,15 @@ LISTS = """
 {%- endfor %}"""
 ONLY_LISTS = "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }} {% endfor %}{% endfor %}"
 NAMES = "{% for m in messages %}<{{ m.name or m.role }}>{{ m.content }}{% endfor %}"
+# As that of Hermes 2, it fails without tools, even without an empty list of them.
+FOR_TOOLS = """
+{{- '<|im_start|>system\n<tools> ' }}{% for tool in tools %}{{ tool.function | tojson }} {% endfor %}</tools><|im_end|>
+{% for m in messages %}<|im_start|>{{ m.role }}
+    {%- if m.tool_calls is defined %}
+        {%- for call in m.tool_calls %}{{ '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endfor %}
+    {%- elif m.role == 'tool' %}{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+    {%- else %}{{ '\n' + m.content }}{% endif %}{{ '<|im_end|>\n' }}
+{%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 SEARCHING = (
     "{% if not messages|selectattr('role', 'equalto', 'user')|list %}{{ raise_exception('No user') }}{% endif %}"
     + CHATML

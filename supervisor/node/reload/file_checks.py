@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.text.chat_template import compile_template
 from actors.text.model import NEEDED
-from actors.text.template_files import BadTemplate, template_of
+from actors.text.template_files import BadTemplate, templates_of
 from protocol.errors import StartFailed
 from protocol.model_folder import FILES
 from protocol.strict.mistakes import Mistake, join, segment
@@ -159,13 +159,14 @@ def _days(seconds: float) -> str:
 
 
 def _check_template(file: Path, name: str | None) -> None:
-    """Raise `StartFailed` if a chat template cannot be read or compiled; its name is checked when it is loaded."""
+    """Raise `StartFailed` if chat templates cannot be read or compiled; a name is checked when they are loaded."""
     try:
         source = reading.template(file)
     except (OSError, UnicodeDecodeError) as error:
         raise StartFailed(f"{file} cannot be read: {error}") from error
     try:
-        compile_template(template_of(source, name), str)
+        for each in templates_of(source, name):
+            compile_template(each.text, str, each.title)
     except BadTemplate as error:
         if error.at != "name":
             raise

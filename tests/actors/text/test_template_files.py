@@ -6,9 +6,11 @@ import json
 
 import pytest
 
-from actors.text.template_files import BadTemplate, own_template, template_of
+from actors.text.template_files import TITLE, BadTemplate, TemplateSource, own_templates, templates_of
 
 NAMED = [{"name": "default", "template": "plain"}, {"name": "rag", "template": "with documents"}]
+WITH_TOOLS = [*NAMED, {"name": "tool_use", "template": "with tools"}]
+FURTHER = {f"additional_chat_templates/{name}.jinja": name.encode() for name in ("rag", "tool_use")}
 
 
 def files(**templates: object) -> dict[str, bytes]:
@@ -40,14 +42,54 @@ def files(**templates: object) -> dict[str, bytes]:
     ],
 )
 def test_the_template_is_the_one_that_transformers_uses(contents: dict[str, bytes], wanted: str) -> None:
-    assert own_template(contents, None) == wanted
+    assert own_templates(contents, None) == [TemplateSource(wanted)]
+
+
+def default(text: str) -> TemplateSource:
+    return TemplateSource(text, f"{TITLE} 'default'")
+
+
+def tool_use(text: str) -> TemplateSource:
+    return TemplateSource(text, f"{TITLE} 'tool_use'", for_tools=True)
+
+
+@pytest.mark.parametrize(
+    ("contents", "wanted"),
+    [
+        (files(tokenizer=WITH_TOOLS), [default("plain"), tool_use("with tools")]),
+        (files(tokenizer={"tool_use": "a", "default": "b"}), [default("b"), tool_use("a")]),
+        (files(jinja="a") | FURTHER, [default("a"), tool_use("tool_use")]),
+        (files(jinja="a", tokenizer=WITH_TOOLS) | FURTHER, [default("a"), tool_use("tool_use")]),
+        (files(tokenizer="a") | FURTHER, [default("a"), tool_use("tool_use")]),
+        (files(jinja="a", tokenizer=WITH_TOOLS), [TemplateSource("a")]),
+    ],
+)
+def test_the_template_for_tools_is_found_beside_the_default_wherever_that_is(
+    contents: dict[str, bytes], wanted: list[TemplateSource]
+) -> None:
+    assert own_templates(contents, None) == wanted
+
+
+def test_a_file_of_an_operator_may_have_a_template_for_tools() -> None:
+    text = json.dumps({"chat_template": WITH_TOOLS})
+    assert templates_of(text, None) == [default("plain"), tool_use("with tools")]
+
+
+@pytest.mark.parametrize("name", ["default", "rag", "tool_use"])
+def test_a_named_template_is_for_all_requests(name: str) -> None:
+    texts = {each["name"]: each["template"] for each in WITH_TOOLS}
+    assert own_templates(files(tokenizer=WITH_TOOLS), name) == [TemplateSource(texts[name])]
+    assert templates_of(json.dumps({"chat_template": WITH_TOOLS}), name) == [TemplateSource(texts[name])]
+    contents = files(jinja="default") | FURTHER
+    assert own_templates(contents, name) == [TemplateSource(name)]
 
 
 def test_a_name_chooses_among_several_templates() -> None:
-    assert own_template(files(tokenizer=NAMED), "rag") == "with documents"
-    assert own_template(files(jinja="a", tokenizer=NAMED), "rag") == "with documents"
-    assert own_template(files(jinja="a", tokenizer=NAMED), "default") == "a"
-    assert template_of(json.dumps({"chat_template": NAMED}), "rag") == "with documents"
+    with_documents = [TemplateSource("with documents")]
+    assert own_templates(files(tokenizer=NAMED), "rag") == with_documents
+    assert own_templates(files(jinja="a", tokenizer=NAMED), "rag") == with_documents
+    assert own_templates(files(jinja="a", tokenizer=NAMED), "default") == [TemplateSource("a")]
+    assert templates_of(json.dumps({"chat_template": NAMED}), "rag") == with_documents
 
 
 @pytest.mark.parametrize(
@@ -57,6 +99,19 @@ def test_a_name_chooses_among_several_templates() -> None:
         (files(tokenizer=None, legacy=None), None, "folder", "has no chat template"),
         ({"chat_template.jinja": b"\xff"}, None, "folder", "cannot be read: chat_template.jinja: "),
         ({"chat_template.json": b"{"}, None, "folder", "cannot be read: chat_template.json: "),
+        (
+            {**files(jinja="a"), "additional_chat_templates/x.jinja": b"\xff"},
+            None,
+            "folder",
+            "cannot be read: additional_chat_templates/x.jinja: ",
+        ),
+        (
+            files(jinja="a") | FURTHER,
+            "x",
+            "name",
+            "'default' in .*, 'rag' in additional_chat_templates/rag.jinja, 'tool_",
+        ),
+        (FURTHER, None, "name", "none is named 'default': choose .* 'rag' in"),
         (
             files(tokenizer=NAMED),
             "tool_use",
@@ -75,13 +130,13 @@ def test_a_folder_without_such_a_template_is_refused(
     contents: dict[str, bytes], name: str | None, at: str, reason: str
 ) -> None:
     with pytest.raises(BadTemplate, match=reason) as caught:
-        own_template(contents, name)
+        own_templates(contents, name)
     assert caught.value.at == at
 
 
 @pytest.mark.parametrize("text", ["{{ messages }}", "{%- for m in messages %}{% endfor %}", "a", "[", ""])
 def test_a_file_of_an_operator_is_a_template_as_it_is(text: str) -> None:
-    assert template_of(text, None) == text
+    assert templates_of(text, None) == [TemplateSource(text)]
 
 
 @pytest.mark.parametrize(
@@ -96,5 +151,5 @@ def test_a_file_of_an_operator_is_a_template_as_it_is(text: str) -> None:
 )
 def test_a_file_of_an_operator_without_a_template_is_refused(text: str, name: str | None, at: str, reason: str) -> None:
     with pytest.raises(BadTemplate, match=reason) as caught:
-        template_of(text, name)
+        templates_of(text, name)
     assert caught.value.at == at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from actors.text.template_files import TITLE
 from protocol.errors import StartFailed
 from supervisor import command_line
 from supervisor.cluster import link_credentials
@@ -331,10 +333,23 @@ WITH_TOOLS = """{"chat_template": [
             'template = "FILE"\ntemplate_name = "tool_use"',
             (
                 "template: .* renders no plain conversation .'NoneType' object is not iterable.; it may need tools:"
-                " name another one by `template_name` .'default', 'rag'."
+                " name another one by `template_name` .'default', 'rag'., or none"
             ),
         ),
-        ("{% if %}", 'template = "FILE"', "template: the chat template cannot be read: "),
+        (
+            WITH_TOOLS.replace("endfor", "endif"),
+            'template = "FILE"',
+            "template: the model's chat template 'tool_use' cannot be read: ",
+        ),
+        (
+            WITH_TOOLS.replace("{% endfor %}{{ messages[0].content }}", "{% endfor %}"),
+            'template = "FILE"',
+            (
+                "template: .* not in what the model's chat template 'tool_use' renders:"
+                " name another one by `template_name` .'default', 'rag'.$"
+            ),
+        ),
+        ("{% if %}", 'template = "FILE"', "template: the model's chat template cannot be read: "),
         ("Read me.", 'template = "FILE"', "template: .* this is no chat template: "),
         ("Read me.", 'template.file = "FILE"', r"template\.file: .* this is no chat template: "),
         ('{"sep_style": "CHATML"}', 'template = "FILE"', "template: the file is JSON without `chat_template`"),
@@ -372,6 +387,16 @@ def test_a_switch_of_a_wrong_type_is_a_mistake_at_its_line(written: Written, tmp
     section = '[model.tiny.template]\nfile = "FILE"\nenable_thinking = "false"\n\n'
     assert refused(written(GOOD.replace("[engine", f"{section}[engine", 1))).splitlines()[1:] == [
         '  line 7: model.tiny.template.enable_thinking: takes true or false alone, got "false"',
+    ]
+
+
+def test_a_variable_of_either_template_is_taken_and_one_of_none_is_a_mistake(written: Written, tmp_path: Path) -> None:
+    templates = {"default": ON_BY_DEFAULT, "tool_use": "{{ style }}" + ON_BY_DEFAULT}
+    (tmp_path / "FILE").write_text(json.dumps({"chat_template": templates}))
+    section = '[model.tiny.template]\nfile = "FILE"\nstyle = "x"\nenable_thinking = "false"\nother = 1\n\n'
+    assert refused(written(GOOD.replace("[engine", f"{section}[engine", 1))).splitlines()[1:] == [
+        '  line 8: model.tiny.template.enable_thinking: takes true or false alone, got "false"',
+        f"  line 9: model.tiny.template.other: {TITLE} 'default' reads no such variable; it reads enable_thinking",
     ]
 
 
