@@ -194,12 +194,12 @@ def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable
     table = ToolTable.of([tool])
     read_as = partial(types_of, table, tool.name)
     own = ANY_OBJECT if schema is None else object_schema(tool)
-    kinds = parameters(own, frame.plain_without or None, pause, read_as, frame.names)
+    kinds = parameters(own, frame.plain_without or None, pause, read_as, frame.names, typed=frame.typed)
 
     def held(parameter: Parameter) -> HeldParameter:
-        # The parser reads a value by the types of the client's schema.
-        plain = parameter.name is not None and "string" in read_as(parameter.name)
-        return HeldParameter(parameter, plain)
+        # The parser reads a value by the types of the client's schema. Without one, a value is any text.
+        plain = frame.typed or schema is None or (parameter.name is not None and "string" in read_as(parameter.name))
+        return HeldParameter(parameter, plain, frame.typed)
 
     return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds])
 

@@ -41,6 +41,7 @@ class ParameterNames:
     without: str  # the characters that end a name
     no_such_name: str  # why another name is refused
     empty: bool = True  # a name may have no characters
+    escaped: str = ""  # the characters that a name has in another form, which an expression of names cannot match
 
     def has(self, name: str) -> bool:
         """Return whether a name can be written."""
@@ -70,6 +71,7 @@ class Parameter:
     least: int = 0
     most: int | None = None
     words: tuple[str, ...] = ()  # those of `true`, `false` and `null` that are values
+    types: frozenset[str] = frozenset()  # of the values that are no strings
 
 
 def parameters(
@@ -78,12 +80,15 @@ def parameters(
     pause: Callable[[], object] = bool,
     types_of: Callable[[str], AbstractSet[str]] = lambda _: frozenset(),
     names: ParameterNames = NAMES_IN_TAGS,
+    *,
+    typed: bool = False,
 ) -> list[list[Parameter]]:
     """Return the parameters of each kind of object that a schema allows, in the order in which they are written.
 
     The strings of regular expressions have none of the characters `without`, unless an expression names one by itself;
     None is for a format whose strings are JSON, too. A name is one of `names`, or refused.
-    The parser reads a parameter by `types_of` its name, so strings that are JSON of another type are left out.
+    The parser reads a parameter by `types_of` its name, so strings that are JSON of another type are left out; not in a
+    `typed` format, where a value says whether it is a string.
     The schemas of all of them together are as bounded as one for an engine. `pause` is called before each
     of them. Raises `Unenforceable` if no engine can be held to the schema.
     """
@@ -91,7 +96,8 @@ def parameters(
     graph = Graph(document)
     graph.fill()
     allowed = None if without is None else complement(characters(without))
-    writer = _Writer(graph, document.root, allowed, EngineSchema(graph), pause, types_of, names)
+    read_as = None if typed else types_of
+    writer = _Writer(graph, document.root, allowed, EngineSchema(graph), pause, read_as, names)
     found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
     if not found:
         document.root.refuse(culprit(document.root), "it allows no object")
@@ -106,6 +112,7 @@ class _Written:
     others: str | None
     whole: str
     words: tuple[str, ...]
+    types: frozenset[str]
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -125,7 +132,7 @@ class _Writer:
     allowed: CharacterSet | None  # of strings as plain text; None for strings that are JSON
     schemas: EngineSchema
     pause: Callable[[], object]
-    types_of: Callable[[str], AbstractSet[str]]
+    types_of: Callable[[str], AbstractSet[str]] | None  # None if a value says whether it is a string
     named: ParameterNames
     # By the shapes of the values, which many kinds of objects may have, and the types by which they are read.
     _values: dict[tuple[tuple[Shape, ...], AbstractSet[str]], _Written] = Factory(dict)
@@ -159,7 +166,8 @@ class _Writer:
 
     def _names(self, tree: Expression) -> Expression:
         """Return the expression of the names of parameters without the characters that end one."""
-        kept = simplified(_restricted(tree, complement(characters(self.named.without)), strictly=True))
+        without = complement(characters(self.named.without + self.named.escaped))
+        kept = simplified(_restricted(tree, without, strictly=True))
         if not self.named.empty:
             kept = simplified(begun(kept, complement(())))
         if kept == NOTHING:
@@ -169,28 +177,29 @@ class _Writer:
     def _parameter(self, name: str | None, shapes: Sequence[Shape], *, required: bool) -> Parameter:
         if name is not None and not self.named.has(name):
             self.root.refuse("properties", f"{json.dumps(name[:NAME_CHARACTERS_MAX])}: {self.named.no_such_name}")
-        read = frozenset[str]() if name is None else frozenset(self.types_of(name))
+        read = frozenset[str]() if name is None or self.types_of is None else frozenset(self.types_of(name))
         key = tuple(shapes), read
         if (found := self._values.get(key)) is None:
             self.pause()
             found = self._values[key] = self._values_of(shapes, read)
         else:
             self.schemas.count(found.size, self.root)
-        return Parameter(name, required, found.strings, found.others, found.whole, words=found.words)
+        return Parameter(name, required, found.strings, found.others, found.whole, words=found.words, types=found.types)
 
     def _values_of(self, shapes: Sequence[Shape], read: AbstractSet[str]) -> _Written:
         """Write the values of some shapes, which are read by these types."""
         words = tuple(word for word in JSON_WORDS if any(_has_word(shape, word) for shape in shapes))
         if self.allowed is None:
-            return _Written(None, None, self.schemas.text_of(shapes, self.root), words)
+            return _Written(None, None, self.schemas.text_of(shapes, self.root), words, frozenset())
         others = [each for each in map(_without_strings, shapes) if each is not None]
-        missing = read - {"string"} - {kind for shape in others for kind in _types(shape)}
-        firsts = *map(_first, others), *(FIRST[kind] for kind in missing if kind in FIRST)
-        begins = "".join(sorted({sign for first in firsts for sign in first}))
+        types = frozenset(kind for shape in others for kind in _types(shape))
+        missing = read - {"string"} - types
+        firsts = *map(_first, others), *map(FIRST.__getitem__, missing & FIRST.keys())
+        begins = "" if self.types_of is None else "".join(sorted({sign for first in firsts for sign in first}))
         strings = self._strings(shapes, begins, self.allowed)
         whole = self.schemas.text_of(shapes, self.root)
         rest = whole if others == shapes else self.schemas.text_of(others, self.root) if others else None
-        found = _Written(strings, rest, whole, words)
+        found = _Written(strings, rest, whole, words, types)
         self.schemas.count(sum(map(len, found.patterns)), self.root)
         return found
 

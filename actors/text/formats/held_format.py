@@ -43,6 +43,7 @@ class CallFrame:
     alone: bool = False  # an answer has one call at most
     names: ParameterNames | None = None  # of parameters apart from each other; None if arguments are a JSON object
     plain_without: str = ""  # the characters that strings as plain text go without; empty if strings are JSON
+    typed: bool = False  # a value says whether it is a string, so that no string is read as another value
     close: str = ""  # what comes behind the last call where `trigger` came before the first
 
 

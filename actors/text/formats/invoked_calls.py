@@ -57,7 +57,7 @@ class InvokedCalls:
     def frame(self) -> CallFrame:
         """The text around calls."""
         begin, end = f"{self.begin}\n", f"\n{self.end}"
-        return CallFrame(self.begin, begin, "\n", end, names=NAMES_IN_TAGS, plain_without="<")
+        return CallFrame(self.begin, begin, "\n", end, names=NAMES_IN_TAGS, plain_without="<", typed=self.typed)
 
     def call(self, name: str, arguments: HeldArguments) -> TagPart:
         """Return the grammar of one call."""

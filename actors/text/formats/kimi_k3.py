@@ -11,12 +11,15 @@ from attrs import frozen
 
 from actors.text.formats.answer import Expected
 from actors.text.formats.arguments import STRING, decoded, encoded, is_json, types_of, value_of
-from actors.text.formats.call_tags import TagPart, optional, sequence, text, text_until
+from actors.text.formats.call_tags import TagPart, either, optional, regex, sequence, tag, text, text_until
+from actors.text.formats.held_format import CallFrame, HeldArguments
 from actors.text.formats.json_text import SPACE, json_value
+from actors.text.formats.parameter_tags import HeldParameter, HeldValue, parameters_in_order
 from actors.text.formats.raw_value import NAME_CHARACTERS_MAX, at_end, raw_value
 from actors.text.formats.source import NoCall, Reading, Source
 from actors.text.formats.stage import ReasoningPiece, TextPiece
 from actors.text.formats.tool_table import ToolTable
+from protocol.schemas.parameters import ParameterNames
 
 OPEN, CLOSE, SEP = "<|open|>", "<|close|>", "<|sep|>"
 THOUGHT, THOUGHT_END = f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"
@@ -27,6 +30,11 @@ CALL, CALL_END = f'{OPEN}call tool="', f"{CLOSE}call{SEP}"
 ARGUMENT, ARGUMENT_END = f'{OPEN}argument key="', f"{CLOSE}argument{SEP}"
 OBJECT, OBJECT_END = f'{OPEN}json type="object"{SEP}', f"{CLOSE}json{SEP}"
 
+INDEX = regex("[1-9][0-9]{0,2}")  # of a call; without a bound a model may write it for ever
+KEYS = ParameterNames(
+    "<", f"a name with <, or of more than {NAME_CHARACTERS_MAX} characters, cannot be written", escaped='&"'
+)
+KEY_CHARACTERS_MAX = len("&quot;") * NAME_CHARACTERS_MAX
 NUMBERS = frozenset({"number", "integer"})
 
 
@@ -47,6 +55,30 @@ class KimiK3:
     markers: tuple[str, ...] = (OPEN, CLOSE, SEP, "<|end_of_msg|>")
 
     @property
+    def frame(self) -> CallFrame:
+        """The text around calls, behind an empty element of text or what is left of one."""
+        lead = sequence(optional(_thought()), optional(text(RESPONSE)), optional(text(RESPONSE_END)))
+        return CallFrame(TOOLS, TOOLS, "", TOOLS_END, lead, names=KEYS, plain_without="<", typed=True)
+
+    def call(self, name: str, arguments: HeldArguments) -> TagPart:
+        """Return the grammar of one call."""
+        parameters = parameters_in_order(arguments.kinds, self._argument)
+        return tag(f'{CALL}{_escaped(name)}" index="', sequence(INDEX, f'"{SEP}', parameters), CALL_END)
+
+    def _argument(self, parameter: HeldParameter) -> TagPart:
+        others = {"number" if kind == "integer" else kind for kind in parameter.parameter.types}
+
+        def written(value: HeldValue) -> TagPart:
+            # The parser reads a value that is no string whichever of these types stands before it.
+            kind = "string" if value.string else regex("|".join(sorted(others)))
+            return sequence(kind, tag(f'"{SEP}', value.part, ARGUMENT_END))
+
+        values = map(written, parameter.values(self.markers))
+        name = parameter.parameter.name
+        key = parameter.name if name is None else _escaped(name)
+        return sequence(ARGUMENT, key, '" type="', either(*values))
+
+    @property
     def thought_rest(self) -> TagPart:
         """The grammar of the rest of a thought."""
         return text_until(THOUGHT_END, excluded=(RESPONSE, TOOLS))
@@ -56,8 +88,7 @@ class KimiK3:
         end = optional(sequence(RESPONSE_END, optional(text(MESSAGE_END))))
         if begun:
             return sequence(content, end)
-        thought = text_until(THOUGHT_END, THOUGHT, (RESPONSE, TOOLS))
-        return sequence(optional(thought), optional(text(RESPONSE)), content, end)
+        return sequence(optional(_thought()), optional(text(RESPONSE)), content, end)
 
     def read_whole(self, source: Source, offer: Expected) -> Reading[None]:
         """Read a whole answer."""
@@ -81,6 +112,11 @@ class KimiK3:
                     source.fail()
                 else:
                     source.forget()
+
+
+def _thought() -> TagPart:
+    """Return the grammar of an element of reasoning."""
+    return text_until(THOUGHT_END, THOUGHT, (RESPONSE, TOOLS))
 
 
 def _read_calls(source: Source, tools: ToolTable) -> Reading[None]:
@@ -145,7 +181,7 @@ def _read_arguments(source: Source, tools: ToolTable, tool: str) -> Reading[obje
 
 def _argument(source: Source) -> Reading[Argument]:
     """Read the rest of the tag of an argument behind the quotation mark of its key."""
-    key = yield from source.run_without('"<', NAME_CHARACTERS_MAX)
+    key = yield from source.run_without('"<', KEY_CHARACTERS_MAX)
     yield from source.expect('"')
     yield from source.run(SPACE)
     kind = ""

@@ -30,6 +30,7 @@ class HeldParameter:
 
     parameter: Parameter
     plain: bool  # strings stand as plain text
+    typed: bool = False  # a value says whether it is a string
 
     @property
     def name(self) -> TagPart:
@@ -44,8 +45,11 @@ class HeldParameter:
             return [HeldValue(json_of(json.loads(own.whole)), string=False)]
         others = [] if own.others is None else [HeldValue(json_of(json.loads(own.others)), string=False)]
         if own.strings == "any":
-            return [HeldValue(any_text(excluded), string=True)]
-        return [*(HeldValue(regex(pattern), string=True) for pattern in own.strings), *others]
+            # Any text is read as whatever value it is, unless its type says that it is a string.
+            return [HeldValue(any_text(excluded), string=True), *(others if self.typed else ())]
+        # The backend knows no expression of the empty text alone.
+        patterns = (regex(pattern) if pattern else text("") for pattern in own.strings)
+        return [*(HeldValue(part, string=True) for part in patterns), *others]
 
 
 Kinds: TypeAlias = Sequence[Sequence[HeldParameter]]

@@ -15,7 +15,8 @@ from actors.text.formats.held_format import HeldFormat
 from actors.text.formats.table import TOOLS, AnswerFormat
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.tools import AUTO, Tool, ToolChoice
-from tests.rig.written_calls import ends, has_to_end, parsed, walks
+from tests.rig.tool_referee import fixtures, format_of, offer_of
+from tests.rig.written_calls import ends, has_to_end, object_of, parsed, walks
 
 SCHEMA = {
     "type": "object",
@@ -137,6 +138,67 @@ def test_values_of_mixed_types_are_read_as_the_grammar_means_them(name: str) -> 
         found = parsed(text, AnswerFormat(name), [tool])
         assert len(found.calls) == 1, text
         check_calls(held, found.calls)
+
+
+TYPED = [name for name, each in FORMATS.items() if each.frame.typed]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_a_value_behind_its_type_may_be_any_of_its_schema(name: str) -> None:
+    kinds: dict[str, object] = {"maybe": {"type": ["string", "null"], "maxLength": 3}, "five": {"enum": ["5", 5]}}
+    tool = Tool(
+        "set", parameters=json.dumps({"type": "object", "properties": kinds, "required": [*kinds]}), strict=True
+    )
+    held = call_grammar([tool], REQUIRED, AnswerFormat(name), parallel=False)
+    assert held is not None
+    found = [json.loads(parsed(text, AnswerFormat(name), [tool]).calls[0][1]) for text in walks(held, 40)]
+    for key in kinds:
+        strings = {isinstance(each[key], str) for each in found}
+        assert strings == {False, True}, key
+
+
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.frame.plain_without])
+def test_a_string_of_a_tool_that_is_not_held_stands_as_it_is(name: str) -> None:
+    properties = {"properties": {"city": {"type": "string", "maxLength": 6}}, "required": ["city"]}
+    held, free = (
+        Tool("get_weather", parameters=json.dumps({"type": "object", **properties}), strict=strict)
+        for strict in (True, False)
+    )
+    grammar = call_grammar([held], ToolChoice(name="get_weather"), AnswerFormat(name), parallel=False)
+    assert grammar is not None
+    beside = call_grammar([free, Tool("now", strict=True)], AUTO, AnswerFormat(name), parallel=False)
+    assert beside is not None
+    texts = walks(grammar, WALKS)
+    assert texts
+    assert all(ends(beside.grammar.text, text) for text in texts)
+
+
+@EACH_FORMAT
+def test_the_empty_text_may_be_the_only_string(name: str) -> None:
+    tool = Tool("set", parameters='{"type":"object","properties":{"a":{"const":""}},"required":["a"]}', strict=True)
+    held = call_grammar([tool], REQUIRED, AnswerFormat(name), parallel=False)
+    assert held is not None
+    found = [parsed(text, AnswerFormat(name), [tool]).calls for text in walks(held, 4)]
+    assert found
+    assert [object_of(arguments) for [(_, arguments)] in found] == [{"a": ""}] * len(found)
+
+
+KIMI_K3_MARKED = "kimi/k3-control-marker-text-in-value"  # its string has a marker, which no held string has
+
+
+def test_what_kimi_k3_writes_is_allowed() -> None:
+    recorded = [
+        each
+        for each in fixtures()
+        if format_of(each) == AnswerFormat("kimi-k3") and each.provenance.kind == "template_render"
+    ]
+    assert len(recorded) > 10
+    for fixture in recorded:
+        offered = offer_of(fixture, AnswerFormat("kimi-k3"))
+        tools = [Tool(name, parameters=json.dumps(each), strict=True) for name, each in offered.tools.schemas.items()]
+        held = call_grammar(tools, AUTO, AnswerFormat("kimi-k3"), parallel=True, thinking=offered.thinking)
+        assert held is not None
+        assert (ends(held.grammar.text, fixture.raw_output) is None) == (fixture.id == KIMI_K3_MARKED), fixture.id
 
 
 @EACH_FORMAT

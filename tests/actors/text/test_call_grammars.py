@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -14,11 +14,12 @@ from actors.kit.offload import OFFLOAD_SIZE_MIN, run_inline
 from actors.text import call_grammars
 from actors.text.call_grammar import HeldCalls
 from actors.text.call_grammars import CallGrammars, refused_as_tools
-from actors.text.formats.table import AnswerFormat
+from actors.text.formats.table import TOOLS, AnswerFormat
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.generation import Grammar, GrammarKind
 from protocol.messages.text import Rendering, Respond, Role, Turn
 from protocol.messages.tools import Tool, ToolChoice
+from tests.rig.marked_calls import Marked
 
 HERMES = AnswerFormat("hermes")
 ALL = tuple(GrammarKind)
@@ -120,14 +121,6 @@ async def test_free_calls_cost_nothing(autojump_clock: MockClock) -> None:
     [
         (respond(tool("a")), AnswerFormat(), ALL, Unsupported, "my tools", "no known format of calls"),
         (
-            respond(tool("a"), choice=ToolChoice(), grammar=Grammar(GrammarKind.REGEX, "a")),
-            AnswerFormat("kimi-k3"),
-            ALL,
-            Unsupported,
-            "my format",
-            "cannot stand together in an answer of this model, which writes its calls in the format kimi-k3",
-        ),
-        (
             respond(tool("a"), choice=ToolChoice(), grammar=Grammar(GrammarKind.JSON_SCHEMA, '{"not":{}}')),
             *(HERMES, ALL, BadRequest, "my format", "#: not: "),
         ),
@@ -161,6 +154,18 @@ async def test_what_cannot_be_kept_is_refused_by_the_clients_name(
         await CallGrammars(answers).held(request_, kinds, Runs())
     assert type(raised.value) is kind
     assert raised.value.param == param
+
+
+async def test_calls_and_a_format_of_the_text_are_refused_together_in_a_format_without_a_grammar(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cast("dict[str, object]", TOOLS), "marked", Marked())
+    request = respond(tool("a"), choice=ToolChoice(), grammar=Grammar(GrammarKind.REGEX, "a"))
+    with pytest.raises(
+        Unsupported, match=r"cannot stand together .*, which writes its calls in the format marked"
+    ) as it:
+        await CallGrammars(AnswerFormat("marked")).held(request, ALL, Runs())
+    assert it.value.param == "my format"
 
 
 def test_a_costly_grammar_is_refused_as_the_clients_tools() -> None:

@@ -7,8 +7,9 @@ import re
 from typing import Any, cast
 
 import pytest
+from attrs import evolve
 
-from protocol.schemas.parameters import ANY_NAME, Parameter, ParameterNames, parameters
+from protocol.schemas.parameters import ANY_NAME, NAMES_IN_TAGS, Parameter, ParameterNames, parameters
 from protocol.schemas.refusals import Unenforceable
 
 
@@ -135,6 +136,24 @@ def test_names_that_the_model_cannot_write_are_refused() -> None:
     named = {"type": "object", "patternProperties": {"^(a|[<=>]x)$": {}}, "additionalProperties": False}
     [[parameter]] = of(named)
     assert parameter.names in {"a|=x", "(?:a|=x)"}
+
+
+def test_a_character_that_a_format_escapes_is_left_out_of_expressions_alone() -> None:
+    schema = {"type": "object", "properties": {"a&b": {}}, "additionalProperties": False}
+    names = evolve(NAMES_IN_TAGS, escaped="&")
+    [[parameter]] = parameters(json.dumps(schema), "<", names=names)
+    assert parameter.name == "a&b"
+    named = {"type": "object", "patternProperties": {"^[&a]$": {}}, "additionalProperties": False}
+    [[parameter]] = parameters(json.dumps(named), "<", names=names)
+    assert re.fullmatch(parameter.names, "a")
+    assert not re.fullmatch(parameter.names, "&")
+
+
+def test_no_string_is_left_out_where_values_are_typed() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["5", 5, 0.5, None]}, "b": {"type": ["string", "array"]}}}
+    [[a, b]] = parameters(json.dumps(schema), "<", types_of=lambda _: frozenset({"integer"}), typed=True)
+    assert (a.strings, sorted(a.types)) == (("5",), ["integer", "null", "number"])
+    assert (b.strings, sorted(b.types)) == ("any", ["array"])
 
 
 def test_a_schema_without_objects_is_refused() -> None:

@@ -60,6 +60,14 @@ def test_the_tag_has_the_type_unless_the_schema_has_another() -> None:
     assert read(K3, text) == [("nest", '{"note": null, "a&\\"b": {}}')]
 
 
+def test_a_key_may_have_as_many_characters_in_escaped_form() -> None:
+    key = '"&' * 128
+    written = key.replace("&", "&amp;").replace('"', "&quot;")
+    assert read(K3, f"{TOOLS}{call((written, 'null', 'null'), tool='nest')}{TOOLS_END}") == [
+        ("nest", json.dumps({key: None}))
+    ]
+
+
 def test_arguments_may_be_one_object() -> None:
     text = '<|open|>call tool="set" index="1"<|sep|><|open|>json type="object"<|sep|>{"n": 3}<|close|>json<|sep|>'
     assert read(K3, f"{TOOLS}{text}<|close|>call<|sep|>{TOOLS_END}") == [("set", '{"n": 3}')]
