@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Literal, TypeAlias, cast
 
 from attrs import frozen
@@ -91,7 +90,7 @@ def other_names(files: Mapping[str, bytes], text: str | None, name: str | None) 
 
 
 def _own(files: Mapping[str, bytes]) -> tuple[list[Row], list[Row]]:
-    """Return the templates of the file that counts, with those of the folder beside it, and those of other files."""
+    """Return the templates of the first file, with further ones in files of their own, and the templates elsewhere."""
     order = PROCESSOR_FILES if any(one in files for one in HAS_PROCESSOR) else TOKENIZER_FILES
     found = [(file, *each) for file in order if file in files for each in _templates(file, files[file])]
     first = [row for row in found if row[0] == found[0][0]]
@@ -126,7 +125,7 @@ def _templates(file: str, data: bytes) -> Iterator[tuple[str, str]]:
     try:
         text = data.decode()
         if file == TEXT_FILE or _is_further(file):
-            yield DEFAULT if file == TEXT_FILE else PurePosixPath(file).stem, text
+            yield DEFAULT if file == TEXT_FILE else file.removeprefix(f"{TEMPLATES}/").removesuffix(".jinja"), text
             return
         value = json.loads(text)
     except ValueError as error:

@@ -82,7 +82,7 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str
 
 
 def variable_mistakes(cluster: Cluster, name: str) -> Iterator[Mistake]:
-    """Yield a mistake for each variable that an operator sets and no template of a model reads, or one does not take.
+    """Yield a mistake for each variable that an operator sets and no template of a model reads, or one refuses.
 
     Raises `StartFailed`, `OSError` or `ValueError` if a template cannot be read.
     """
@@ -104,7 +104,7 @@ def _variables(source: TemplateSource, defaults: Variables) -> TemplateVariables
 
 
 def _mistakes(templates: Sequence[TemplateVariables]) -> dict[str, str]:
-    """Return the operator's variables that no template reads, or that one reads and does not take, with sentences."""
+    """Return a sentence for each of the operator's variables that no template reads, or one refuses, by its name."""
     found = [(each, each.mistakes()) for each in templates]
     return {
         name: sentence
