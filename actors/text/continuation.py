@@ -20,11 +20,14 @@ def rendered_up_to_last_text(
     render: Callable[[Sequence[Mapping[str, object]]], str],
     title: str = TITLE,
 ) -> str:
-    """Return the prompt up to the end of its last message's text; raises `BadRequest` if the text is not in it.
+    """Return the prompt up to the end of its last message's text; raises `BadRequest` if no text can go on.
 
     `title` names the template in the sentence.
     """
     *before, last = messages
+    if last.get("tool_calls"):
+        # They stand behind the text, so the prompt would end before them.
+        raise BadRequest("the last message calls tools, and no text goes on behind a call", param=FIELD)
     content = last["content"]
     if isinstance(content, str):
         text, marked = content, {**last, "content": content + MARK}

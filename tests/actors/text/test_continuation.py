@@ -13,8 +13,10 @@ from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from protocol.errors import BadRequest
 from protocol.messages.text import Rendering, Role, Turn
+from protocol.messages.tools import ToolCall
 from tests.rig import templates
 from tests.rig.templates import real_templates
+from tests.rig.tool_model import TEMPLATE
 
 CONTINUES = Rendering(continues=True, begins_answer=False)
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -63,6 +65,16 @@ def test_a_template_that_changes_the_message_is_refused() -> None:
     assert ours(THOUGHTLESS, "plain").endswith("<assistant>plain")
     with pytest.raises(BadRequest, match="so that no answer can go on") as raised:
         ours(THOUGHTLESS, "<think>deep</think>plain")
+    assert raised.value.param == "continue_final_message"
+
+
+@pytest.mark.parametrize("text", ["I look.", ""])
+def test_a_message_that_calls_a_tool_is_refused(text: str) -> None:
+    """Its call was left out of the prompt, or the refusal was an error of Python."""
+    call = ToolCall("1", "get_weather", "{}")
+    turns = [QUESTION, Turn(Role.ASSISTANT, text, calls=(call,), param="messages[1]")]
+    with pytest.raises(BadRequest, match="no text goes on behind a call") as raised:
+        template(TEMPLATE.read_text()).render(turns, CONTINUES)
     assert raised.value.param == "continue_final_message"
 
 
