@@ -162,15 +162,20 @@ class ConversationTemplate:
         return render_conversation(self.template, messages, given, steps)
 
     def _merged(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """Return a conversation with its leading instructions as the template takes them: each, or all in one."""
+        """Return a conversation with its leading instructions as the template takes them: each, or all in one.
+
+        Where it renders them with the last question alone, they are the beginning of that question.
+        """
+        join = self.facts.question_join
+        if join is not None and turns[-1].role is not USER and _instructs(turns[0]):
+            return _with_question(turns, join)
         if self.facts.several_systems or len(turns) < 2 or not _instructs(turns[1]):
             return turns
         leading = list(takewhile(_instructs, turns))
         if len(leading) < 2:
             return turns
-        texts = [text for turn in leading if (text := _joined(turn))]
         name = next((turn.name for turn in leading if turn.name), "")
-        return [Turn(Role.SYSTEM, SYSTEMS_JOIN.join(texts), name, leading[0].param), *turns[len(leading) :]]
+        return [Turn(Role.SYSTEM, _as_one(leading), name, leading[0].param), *turns[len(leading) :]]
 
     def _with_calls(self, turns: Sequence[Turn], rendering: Rendering) -> Sequence[Turn]:
         """Return a conversation with calls as the template takes them: all of an answer, or one each.
@@ -287,6 +292,27 @@ def _line(error: Exception) -> str:
 
 def _instructs(turn: Turn) -> bool:
     return turn.role is SYSTEM or turn.role is DEVELOPER
+
+
+def _as_one(instructions: Sequence[Turn]) -> str:
+    return SYSTEMS_JOIN.join([text for turn in instructions if (text := _joined(turn))])
+
+
+def _with_question(turns: Sequence[Turn], join: str) -> Sequence[Turn]:
+    """Return a conversation whose leading instructions are the beginning of its last question."""
+    leading = list(takewhile(_instructs, turns))
+    place = max((place for place, turn in enumerate(turns) if turn.role is USER), default=None)
+    if place is None:
+        return turns
+    question, text = turns[place], f"{_as_one(leading)}{join}"
+    content = question.content
+    if isinstance(content, str):
+        begun: str | tuple[str | Media, ...] = f"{text}{content}"
+    elif content and isinstance(content[0], str):
+        begun = (f"{text}{content[0]}", *content[1:])
+    else:
+        begun = (text, *content)
+    return [*turns[len(leading) : place], evolve(question, content=begun), *turns[place + 1 :]]
 
 
 def _content(turn: Turn, takes: Takes) -> str | list[dict[str, str]]:

@@ -6,6 +6,7 @@ each is tried with texts that occur nowhere else, and what comes out is compared
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import TypeAlias
@@ -37,6 +38,7 @@ class TemplateFacts:
     several_systems: bool = True  # each of several leading system messages is rendered
     instructions: str = "system"  # the role of system's and developers' messages
     takes: Mapping[str, Takes] = Factory(dict)  # by role; a role that is missing takes texts
+    question_join: str | None = None  # joins instructions to the last question, if it renders them there alone
 
 
 def learn(render: Render) -> TemplateFacts:
@@ -56,6 +58,7 @@ def learn(render: Render) -> TemplateFacts:
         several_systems=shaped.keeps((system, FIRST), (system, SECOND), ("user", LAST)),
         instructions=system,
         takes=takes,
+        question_join=shaped.question_join(system),
     )
 
 
@@ -66,11 +69,26 @@ class _Shaped:
 
     def keeps(self, *turns: tuple[str, str]) -> bool:
         """Return whether the texts of these turns reach the prompt, in their order."""
+        return in_order(self.rendered(*turns), [text for _, text in turns])
+
+    def rendered(self, *turns: tuple[str, str]) -> str:
+        """Return the prompt of these turns, an empty one if they are refused."""
         messages = [
             {"role": role, "content": [part_of(text)] if self.takes.get(role) is Takes.PARTS else text}
             for role, text in turns
         ]
-        return in_order(_rendered(self.render, messages), [text for _, text in turns])
+        return _rendered(self.render, messages)
+
+    def question_join(self, system: str) -> str | None:
+        """Return the blanks between instructions and a last question, None if instructions are rendered elsewhere too.
+
+        Mistral's older templates leave them out once an answer or a result is last.
+        """
+        answered = self.rendered((system, FIRST), ("user", SECOND), ("assistant", LAST))
+        if FIRST in answered or not in_order(answered, (SECOND, LAST)):
+            return None
+        joined = re.search(rf"{FIRST}(\s*){LAST}", self.rendered((system, FIRST), ("user", LAST)))
+        return None if joined is None else joined[1]
 
 
 def part_of(text: str) -> dict[str, str]:

@@ -78,6 +78,17 @@ FOR_TOOLS = """
     {%- elif m.role == 'tool' %}{{ '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
     {%- else %}{{ '\n' + m.content }}{% endif %}{{ '<|im_end|>\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# As that of Mistral Nemo, whose authors' own tokenizer puts them there whatever follows.
+WITH_LAST_QUESTION = """
+{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}{% endif %}
+{%- for m in messages %}
+    {%- if m.tool_calls is defined %}[CALLS]{{ m.tool_calls | map(attribute='function') | list | tojson }}
+    {%- elif m.role == 'user' and loop.last and system is defined %}[INST]{{ system + '\n\n' + m.content }}[/INST]
+    {%- elif m.role == 'user' %}[INST]{{ m.content }}[/INST]
+    {%- elif m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]
+    {%- else %}{{ m.content }}</s>{% endif %}
+    {%- if loop.last and tools %}{{ tools | tojson }}{% endif %}
+{%- endfor %}"""
 SEARCHING = (
     "{% if not messages|selectattr('role', 'equalto', 'user')|list %}{{ raise_exception('No user') }}{% endif %}"
     + CHATML

@@ -12,7 +12,7 @@ from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from protocol.errors import BadRequest, Overloaded, StartFailed
 from protocol.messages.text import Rendering, Role, Turn
-from protocol.messages.tools import Tool
+from protocol.messages.tools import Tool, ToolCall
 from tests.rig.templates import (
     ALTERNATING,
     CHATML,
@@ -25,6 +25,7 @@ from tests.rig.templates import (
     SEARCHING,
     STRICT,
     THOUGHTLESS,
+    WITH_LAST_QUESTION,
 )
 
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = Role
@@ -54,6 +55,37 @@ def test_leading_instructions_are_merged_unless_a_template_renders_several(sourc
     for first in (SYSTEM, DEVELOPER):
         for second in (SYSTEM, DEVELOPER):
             assert template(source).render(talk((first, A), (second, B), (USER, C))) == prompt
+
+
+@pytest.mark.parametrize("instructions", [((SYSTEM, A),), ((SYSTEM, A), (DEVELOPER, B))])
+@pytest.mark.parametrize(("question", "text"), [(C, C), ((C, "Go"), f"{C} Go")])
+def test_instructions_that_a_template_renders_with_a_last_question_alone_stay_in_that_question(
+    instructions: tuple[tuple[Role, str], ...], question: str | tuple[str, ...], text: str
+) -> None:
+    """An agent's every request but its first ends with a result, and its instructions count then, too."""
+    serving, rendering = template(WITH_LAST_QUESTION), Rendering(tools=(Tool("f", "F.", '{"type": "object"}'),))
+    asked = [*talk(*instructions, (USER, "Before"), (ASSISTANT, "Yes?")), *talk((USER, question))]
+    called = Turn(ASSISTANT, "", calls=(ToolCall("a", "f", '{"x": 1}'),))
+    whole = "\n\n".join(each for _, each in instructions)
+    shown = f"[INST]Before[/INST]Yes?</s>[INST]{whole}\n\n{text}[/INST]"
+    assert serving.render(asked) == shown
+    for rest in (
+        [called, Turn(TOOL, "Found it.", call_id="a")],
+        [called, Turn(TOOL, "Found it.", call_id="a"), Turn(ASSISTANT, "So it is.")],
+        [Turn(ASSISTANT, "So it")],
+    ):
+        assert serving.render([*asked, *rest]).startswith(shown)
+    results = [called, Turn(TOOL, "Found it.", call_id="a")]
+    assert serving.render([*asked, *results], rendering).startswith(f"{shown}[CALLS]")
+    later = serving.render([*asked, *results, Turn(ASSISTANT, "So it is."), Turn(USER, "And?")])
+    assert later.endswith(f"[INST]{whole}\n\nAnd?[/INST]")
+    assert later.count(A) == 1
+
+
+def test_such_instructions_without_a_question_are_refused_by_their_field() -> None:
+    with pytest.raises(BadRequest, match=r"leaves the text of messages\[0\] out") as caught:
+        template(WITH_LAST_QUESTION).render(talk((SYSTEM, A), (ASSISTANT, B)))
+    assert caught.value.param == "messages[0]"
 
 
 LATER = talk((USER, "Hi"), (ASSISTANT, "Yes?"), (SYSTEM, B), (USER, "Go"))

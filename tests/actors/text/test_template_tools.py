@@ -43,7 +43,8 @@ ALTERNATING = WITHOUT_TEXT.replace(
 NO_CALLS = HEAD + LOOP + END
 NO_TOOLS = LOOP + END
 
-TOOL = Tool("get_weather", "Tells the weather.", '{"type":"object","properties":{"city":{"type":"string"}}}')
+CITY = '{"type":"object","properties":{"city":{"type":"string","description":"Its name."}}}'
+TOOL = Tool("get_weather", "Tells the weather.", CITY)
 CALLS = (ToolCall("call_1", "get_weather", '{"city": "Oslo \\"x\\""}'), ToolCall("call_2", "get_weather", "{}"))
 TURNS = (
     Turn(Role.USER, "Weather?", param="messages[0]"),
@@ -167,19 +168,22 @@ def test_a_result_that_a_template_leaves_out_is_refused() -> None:
 @pytest.mark.skipif(not real_templates(), reason="ESPALIER_TEMPLATES names no folder of templates")
 @pytest.mark.parametrize("path", real_templates(), ids=lambda path: path.stem)
 def test_real_templates_with_tools_show_them_all(path: Path) -> None:
-    template = learned_or_skipped(path.read_text())
-    prompt = template.render(TURNS, SHOWN)
+    template = learned_or_skipped(path)
+    prompt = template.render((Turn(Role.SYSTEM, "Be kind to whoever asks."), *TURNS), SHOWN)
     assert "Tells the weather." in prompt
+    assert "Be kind to whoever asks." in prompt
     assert prompt.index("Oslo") < prompt.index("sunny") < prompt.index("rainy")
 
 
-def learned_or_skipped(source: str) -> ConversationTemplate:
+def learned_or_skipped(path: Path) -> ConversationTemplate:
+    source, specials = path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"}
+    for_tools = path.stem.endswith("tool_use")
     try:
         template = ConversationTemplate.learned(
-            compile_template(source, str), source, {"bos_token": "<s>", "eos_token": "</s>"}, salt="1"
+            compile_template(source, str), source, specials, salt="1", for_tools=for_tools
         )
     except Exception as error:  # noqa: BLE001
-        pytest.skip(f"it needs tools: {error}")
+        pytest.skip(f"it renders no plain conversation: {error}")
     if not template.tools.shows_calls:
         pytest.skip("it has no place for calls")
     return template
