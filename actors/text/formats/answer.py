@@ -148,6 +148,8 @@ def _read_open_thought(source: Source, thought: Thought, tools: ToolTable, calls
     ends = *thought.ends, *(() if calls is None else thought.ended_by)
     while (marker := (yield from source.pass_until(ReasoningPiece, *ends, trimmed=NEWLINE))) is not None:
         if calls is None or marker in thought.ends:
+            # The line breaks behind it may be the last text for a while.
+            source.thought_end = None
             yield from source.skip(NEWLINE)
             return
         source.begin(marker)

@@ -33,8 +33,10 @@ def model() -> TextModel:
 class Thinker(Worker):
     """A worker that thinks for ever, and answers once its reasoning is closed."""
 
+    answer = ANSWER
+
     def ask(self, request: Any, credit: int = 0) -> Any:
-        self.line = ANSWER if END in TINY.decode(request.tokens) else THOUGHT
+        self.line = self.answer if END in TINY.decode(request.tokens) else THOUGHT
         return super().ask(request, credit)
 
 
@@ -64,6 +66,17 @@ async def test_the_end_of_a_budget_closes_the_reasoning_and_not_the_answer(
     assert answered.usage.prompt_tokens == len(first.tokens)
     [ended] = [reply for reply in replies if isinstance(reply, ChoiceEnded)]
     assert ended.reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("first", ["\n", "\n\n\n", "🌳 "])
+async def test_reasoning_is_closed_once_whatever_the_answer_begins_with(first: str, autojump_clock: MockClock) -> None:
+    """Behind a line break, or the first byte of a character, it was closed again within the answer."""
+    worker = Thinker()
+    worker.answer = f"{first}{ANSWER}"
+    async with running(worker, model(), ROOM) as address:
+        replies, _ = await ask(address, respond("n=30", thinking_token_budget=5))
+    assert texts(replies, Text) == TINY.decode(ids(worker.answer)[:30]).lstrip("\n")
+    assert len(worker.asked) == 2
 
 
 async def test_reasoning_within_its_budget_is_as_without_one(autojump_clock: MockClock) -> None:
