@@ -198,10 +198,12 @@ def _arguments(tool: Tool, schema: str | None, frame: CallFrame, pause: Callable
 
     def held(parameter: Parameter) -> HeldParameter:
         # The parser reads a value by the types of the client's schema. Without one, a value is any text.
-        plain = frame.typed or schema is None or (parameter.name is not None and "string" in read_as(parameter.name))
-        return HeldParameter(parameter, plain, frame.typed)
+        read_plain = schema is None or (parameter.name is not None and "string" in read_as(parameter.name))
+        return HeldParameter(parameter, bool(frame.plain_without) and (frame.typed or read_plain), frame.typed)
 
-    return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds])
+    named = ToolTable.of([tool]).names(tool.name) if schema is None else ()
+    listed = [held(Parameter(name, False, "any", None, "{}")) for name in named if frame.names.has(name)]
+    return HeldArguments(whole, [[held(parameter) for parameter in kind] for kind in kinds], listed)
 
 
 def _demanded(frame: CallFrame, calls: Sequence[TagPart], *, several: bool) -> TagPart:

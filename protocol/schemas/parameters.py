@@ -28,6 +28,7 @@ from protocol.schemas.shapes import AnyValue, Constant, Map, Number, Object, Sha
 SPACES = characters(" \t\n\r")
 ANY_NAME = "[A-Za-z0-9_.-]{1,64}"
 NAME_CHARACTERS_MAX = 256
+NO_SUCH_STRING = "the calls of this model have no form for its strings, which read as other values"
 # The characters with which numbers, and with which `true` and `false` begin; some models write words as Python does.
 NUMBERS, WORDS = "-0123456789", "tfTF"
 JSON_WORDS = ("true", "false", "null")
@@ -98,10 +99,15 @@ def parameters(
     allowed = None if without is None else complement(characters(without))
     read_as = None if typed else types_of
     writer = _Writer(graph, document.root, allowed, EngineSchema(graph), pause, read_as, names)
-    found = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
-    if not found:
+    kinds = [kind for shape in graph.shapes[(document.root,)] for kind in writer.kinds(shape)]
+    if not kinds:
         document.root.refuse(culprit(document.root), "it allows no object")
-    return found
+    # A parameter without a value is left out, and an object that has to have it.
+    written = [[each for each in kind if not writer.lacks_values(each)] for kind in kinds if not writer.is_lost(kind)]
+    if not written:
+        name = next(each.name for each in kinds[0] if writer.lacks_values(each))
+        document.root.refuse("properties", f"{json.dumps(name)}: {NO_SUCH_STRING}")
+    return written
 
 
 @frozen
@@ -163,6 +169,16 @@ class _Writer:
                         yield [self._parameter(name, [one], required=True) for name, one in each.items()]
             case _:
                 return
+
+    def lacks_values(self, parameter: Parameter) -> bool:
+        """Return whether the values of a parameter are strings alone that its parser reads as other values."""
+        if self.allowed is None or self.types_of is None or parameter.name is None:
+            return False
+        return parameter.strings is parameter.others is None and "string" in self.types_of(parameter.name)
+
+    def is_lost(self, kind: Sequence[Parameter]) -> bool:
+        """Return whether no object of a kind can be written."""
+        return any(each.required and self.lacks_values(each) for each in kind)
 
     def _names(self, tree: Expression) -> Expression:
         """Return the expression of the names of parameters without the characters that end one."""

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final, NoReturn, cast
 
+from attrs import Factory, frozen
+
 from actors.text.formats.json_text import LEVELS_MAX
 from actors.text.formats.tool_table import ANY, Schema, ToolTable
 
@@ -47,7 +49,8 @@ def encoded(value: object) -> str:
 
 def types_of(tools: ToolTable, tool: str, name: str) -> frozenset[str]:
     """Return the JSON types of an argument by the schema of its tool; empty for any."""
-    return types_of_schema(tools.property(tool, name), tools.schemas.get(tool, ANY))
+    root = tools.schemas.get(tool, ANY)
+    return types_of_schema(member_of(root, root, name), root)
 
 
 def types_of_schema(schema: Schema, root: Schema) -> frozenset[str]:
@@ -56,24 +59,11 @@ def types_of_schema(schema: Schema, root: Schema) -> frozenset[str]:
 
 
 def member_of(schema: Schema, root: Schema, name: str) -> Schema:
-    """Return the schema of a member of an object, or of the items of a list; that of any value if there is none."""
-    open_: list[object] = [schema]
-    followed = set[str]()
-    while open_:
-        place = open_.pop()
-        if not isinstance(place, dict):
-            continue
-        properties = place.get("properties")
-        found = properties.get(name) if isinstance(properties, dict) else None
-        found = place.get("items") if found is None else found
-        if isinstance(found, dict):
-            return found
-        if isinstance(reference := place.get("$ref"), str) and reference not in followed:
-            followed.add(reference)
-            open_.append(_referred(reference, root))
-        for key in ("anyOf", "oneOf", "allOf"):
-            open_ += reversed(_listed(place.get(key)))
-    return ANY
+    """Return the schema of a member of an object, or of the items of a list; that of any value if there is none.
+
+    It allows all values that the member may have, so a member of several alternatives has those of each.
+    """
+    return _Member(root, name).of(schema, LEVELS_MAX) or ANY
 
 
 def is_json(types: frozenset[str]) -> bool:
@@ -97,6 +87,66 @@ def value_of(text: str, types: frozenset[str]) -> object:
         return int(cast("float", value))
     fits = kind != "string" and (kind in types or (kind == "integer" and "number" in types))
     return value if fits or "string" not in types else text
+
+
+@frozen
+class _Member:
+    """A member of objects, which is looked for in schemas within a root."""
+
+    root: Schema
+    name: str
+    _found: dict[str, Schema | None] = Factory(dict)  # by references, each of which is followed once
+    _open: set[str] = Factory(set)  # the references that are being followed
+
+    def of(self, place: object, levels: int) -> Schema | None:
+        """Return its schema; None if this schema names no such member."""
+        if not isinstance(place, dict) or not levels:
+            return None
+        properties = place.get("properties")
+        own = properties.get(self.name) if isinstance(properties, dict) else None
+        own = place.get("items") if own is None else own
+        if own is not None:
+            return own if isinstance(own, dict) else ANY
+        parts = (self._of_reference(place.get("$ref"), levels), *self._of_each(place.get("allOf"), levels))
+        if (found := next((part for part in parts if part is not None), None)) is not None:
+            return found
+        options = (self._of_any(_listed(place.get(key)), levels) for key in ("anyOf", "oneOf"))
+        return next((option for option in options if option is not None), None)
+
+    def _of_reference(self, reference: object, levels: int) -> Schema | None:
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._found:
+            self._found[reference] = None
+            self._open.add(reference)
+            self._found[reference] = self.of(_referred(reference, self.root), levels - 1)
+            self._open.remove(reference)
+        return self._found[reference]
+
+    def _of_each(self, places: object, levels: int) -> list[Schema | None]:
+        return [self.of(place, levels - 1) for place in _listed(places)]
+
+    def _of_any(self, options: list[object], levels: int) -> Schema | None:
+        """Return the schema of a member of alternatives, which is that of any value if one of them names none."""
+        members = self._of_each(options, levels)
+        if not (found := [member for member in members if member is not None]):
+            return None
+        others = (option for option, member in zip(options, members, strict=True) if member is None)
+        if any(self._names_none(option) for option in others):
+            return ANY
+        return found[0] if len(found) == 1 else {"anyOf": found}
+
+    def _names_none(self, schema: object) -> bool:
+        """Return whether a schema allows objects and names none of their members, so that any may be there."""
+        if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+            # An alternative that is the schema around it adds nothing.
+            if reference in self._open:
+                return False
+            schema = _referred(reference, self.root)
+        if not isinstance(schema, dict):
+            return schema is True
+        types = types_of_schema(schema, self.root)
+        return "properties" not in schema and (not types or "object" in types)
 
 
 def _types(schema: object, root: Schema, followed: dict[str, set[str]], levels: int) -> set[str]:

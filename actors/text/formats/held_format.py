@@ -5,12 +5,13 @@ The parser reads whatever the grammar allows, so both stand in one file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
 from actors.text.formats.call_tags import TagPart, json_of
-from actors.text.formats.parameter_tags import Kinds
+from actors.text.formats.parameter_tags import HeldParameter, Kinds
 from actors.text.formats.tool_table import Schema
 from protocol.schemas.parameters import ParameterNames
 
@@ -21,6 +22,7 @@ class HeldArguments:
 
     schema: Schema  # an engine's schema, see `protocol.schemas`
     kinds: Kinds = ()  # the parameters apart from each other, for a format with `names`
+    listed: Sequence[HeldParameter] = ()  # those that the client's schema names, where any object is allowed
 
     @property
     def json(self) -> TagPart:

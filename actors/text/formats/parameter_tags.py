@@ -41,9 +41,12 @@ class HeldParameter:
     def values(self, excluded: Sequence[str]) -> list[HeldValue]:
         """Return the grammars of its values; a string without an expression has none of the texts `excluded`."""
         own = self.parameter
-        if not self.plain or own.strings is None:
+        if not self.plain:
             return [HeldValue(json_of(json.loads(own.whole)), string=False)]
         others = [] if own.others is None else [HeldValue(json_of(json.loads(own.others)), string=False)]
+        if own.strings is None:
+            # What is left of the schema has strings as well if each of them reads as another value.
+            return others
         if own.strings == "any":
             # Any text is read as whatever value it is, unless its type says that it is a string.
             return [HeldValue(any_text(excluded), string=True), *(others if self.typed else ())]

@@ -99,7 +99,7 @@ def markers(answers: AnswerFormat) -> tuple[str, ...]:
 
 
 def thought_marks(answers: AnswerFormat) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the markers with which reasoning begins, and those with which it ends."""
+    """Return the markers at the beginning of reasoning, and those at its end."""
     if (whole := WHOLE.get(answers.tools or "")) is not None:
         return whole.thought_begins, whole.thought_ends
     if answers.reasoning is None:

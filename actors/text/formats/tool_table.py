@@ -31,6 +31,12 @@ class ToolTable:
     def __bool__(self) -> bool:
         return bool(self.schemas)
 
+    def names(self, tool: str) -> Sequence[str]:
+        """Return the names of the arguments of a tool."""
+        schema = self.schemas.get(tool)
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        return [*properties] if isinstance(properties, dict) else []
+
     def property(self, tool: str, name: str) -> Schema:
         """Return the schema of one argument of a tool; that of any value if the tool has none for it."""
         properties = self.schemas.get(tool, ANY).get("properties")

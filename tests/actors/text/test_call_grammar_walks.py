@@ -140,6 +140,45 @@ def test_values_of_mixed_types_are_read_as_the_grammar_means_them(name: str) -> 
         check_calls(held, found.calls)
 
 
+@EACH_FORMAT
+def test_a_string_that_reads_as_another_value_is_left_out(name: str) -> None:
+    schema = {"type": "object", "properties": {"five": {"enum": ["5", 5]}}, "required": ["five"]}
+    tool = Tool("set", parameters=json.dumps(schema), strict=True)
+    held = call_grammar([tool], REQUIRED, AnswerFormat(name), parallel=False)
+    assert held is not None
+    answers = walks(held, WALKS)
+    assert len(answers) > WALKS // 4
+    for text in answers:
+        [(_, arguments)] = parsed(text, AnswerFormat(name), [tool]).calls
+        assert object_of(arguments) in ({"five": "5"}, {"five": 5})
+
+
+NAMED = {"patternProperties": {"^[a-z]{1,3}$": {"type": "integer", "maximum": 9}}, "additionalProperties": False}
+OPEN = {**NAMED, "minProperties": 1, "maxProperties": 2}
+KINDS = {
+    "anyOf": [
+        {"properties": {"x": {"type": "string", "pattern": "^[0-9]{1,2}$"}}, "required": ["x"]},
+        {"$ref": "#/$defs/numbered"},
+        {"type": "null"},
+    ],
+    "$defs": {"numbered": {"properties": {"x": {"type": "integer"}, "y": {"const": " 5"}}, "required": ["x", "y"]}},
+}
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize("schema", [OPEN, KINDS, {"anyOf": [*KINDS["anyOf"], OPEN], "$defs": KINDS["$defs"]}])
+def test_the_names_and_kinds_of_arguments_may_be_open(name: str, schema: dict[str, object]) -> None:
+    tool = Tool("set", parameters=json.dumps(schema), strict=True)
+    held = call_grammar([tool], REQUIRED, AnswerFormat(name), parallel=False)
+    assert held is not None
+    answers = walks(held, WALKS)
+    assert answers
+    for text in answers:
+        found = parsed(text, AnswerFormat(name), [tool])
+        assert len(found.calls) == 1, text
+        check_calls(held, found.calls)
+
+
 TYPED = [name for name, each in FORMATS.items() if each.frame.typed]
 
 

@@ -125,6 +125,20 @@ def test_a_string_is_no_json_of_a_type_that_the_parser_reads_though_no_value_has
         assert len(parameter.strings) == kept
 
 
+def test_a_parameter_whose_strings_all_read_as_other_values_is_left_out() -> None:
+    digits = {"type": "object", "properties": {"a": {"enum": ["5"]}, "b": {"type": "integer"}}, "required": ["b"]}
+    read = frozenset({"string", "integer"})
+    [kind] = parameters(json.dumps(digits), "<", types_of=lambda _: read)
+    assert [each.name for each in kind] == ["b"]
+    [kind] = parameters(json.dumps(digits), None, types_of=lambda _: read)
+    assert [each.name for each in kind] == ["a", "b"]
+    both = {"anyOf": [{**digits, "required": ["a"]}, digits]}
+    [kind] = parameters(json.dumps(both), "<", types_of=lambda _: read)
+    assert [each.name for each in kind] == ["b"]
+    with pytest.raises(Unenforceable, match=r'#: properties: "a": .* which read as other values'):
+        parameters(json.dumps({**digits, "required": ["a"]}), "<", types_of=lambda _: read)
+
+
 def test_names_that_the_model_cannot_write_are_refused() -> None:
     for name in ("a<b", "a>", 'a"', "a\nb", "a" * 257):
         with pytest.raises(Unenforceable, match=r'#: properties: .* a name with <, >, " or a line break'):

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+from actors.text.formats.answer import Expected
 from actors.text.formats.arguments import member_of
-from actors.text.formats.table import AnswerFormat
+from actors.text.formats.stage import CallPiece
+from actors.text.formats.table import AnswerFormat, make_stage
+from actors.text.formats.tool_table import ToolTable
 from tests.actors.text.formats.mixtures import M3
 from tests.actors.text.formats.reading import read
 
@@ -45,6 +48,52 @@ def test_the_schema_of_a_member_may_be_a_reference() -> None:
     assert member_of({"$ref": "#/$defs/A"}, root, "item") == {"type": "integer"}
     assert member_of({"properties": {"a": {"type": "null"}}}, root, "a") == {"type": "null"}
     assert member_of({"properties": [], "items": True, "allOf": {}}, root, "a") == {}
+
+
+def test_a_member_of_alternatives_has_the_values_of_each() -> None:
+    a, b = {"properties": {"x": {"type": "string"}}}, {"properties": {"x": {"type": "null"}}}
+    null = {"type": "null"}
+    other: dict[str, object] = {"properties": {"y": {}}}
+    both = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    assert member_of({"anyOf": [a, b]}, {}, "x") == both
+    assert member_of({"oneOf": [a, other, null]}, {}, "x") == {"type": "string"}
+    assert member_of({"anyOf": [a, {"type": "object"}]}, {}, "x") == {}
+    assert member_of({"anyOf": [a, {"$ref": "#/$defs/any"}]}, {"$defs": {"any": True}}, "x") == {}
+    assert member_of({"allOf": [other, {"$ref": "#/$defs/b"}], "anyOf": [a]}, {"$defs": {"b": b}}, "x") == {
+        "type": "null"
+    }
+    many: dict[str, object] = {f"A{index}": {"anyOf": [{"$ref": f"#/$defs/A{index + 1}"}] * 50} for index in range(60)}
+    assert member_of({"$ref": "#/$defs/A0"}, {"$defs": many}, "x") == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["{}", f'["{M3}</items>{M3}<note>"]', f'[["{M3}</items>{M3}</invoke>"], {{"a": " {M3}<a> "}}]', '["\\u00e9 \\n"]'],
+)
+def test_a_value_may_be_json_with_any_markers_in_its_strings(value: str) -> None:
+    text = BEGIN + call(element("items", f" {value}\n") + element("note", "x"), "nest") + END
+    assert read(FORMAT, text) == [("nest", json.dumps({"items": json.loads(value), "note": "x"}, ensure_ascii=False))]
+    text = BEGIN + call(element("any", value), "set") + END
+    assert read(FORMAT, text) == [("set", json.dumps({"any": json.loads(value)}, ensure_ascii=False))]
+
+
+def test_the_arguments_of_a_call_may_be_one_json_object() -> None:
+    body = json.dumps({"a": f"{M3}</invoke>", "b": {"c": 1}})
+    text = f"{BEGIN}{call(f' {body} ', 'now')}{call('{}', 'now')}{END}"
+    assert read(FORMAT, text) == [("now", body), ("now", "{}")]
+    for other in ('{"a": 1', '{"a": 1e999}', "[1]", '{"a": 1} x'):
+        wrong = BEGIN + call(other, "now") + END
+        assert read(FORMAT, wrong) == [("text", wrong)]
+    for size in range(len(body)):
+        assert read(FORMAT, f'{BEGIN}{M3}<invoke name="now">{body[:size]}', cut=True) == []
+
+
+def test_a_string_keeps_its_white_space_where_it_might_be_a_list() -> None:
+    tool = ToolTable({"f": {"properties": {"a": {"type": ["string", "array"]}}}})
+    for value in ("  x\n", "[ 1", ""):
+        stage = make_stage(FORMAT, Expected(tool))
+        pieces = [*stage.feed(BEGIN + call(element("a", value), "f") + END), *stage.end()]
+        assert pieces == [CallPiece(0, "f", json.dumps({"a": value}))]
 
 
 @pytest.mark.parametrize("text", [f"{BEGIN}It is.", BEGIN + call("", "other") + END, BEGIN + call("x") + END])
