@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from canitoolcall.fixtures import Fixture
 
 pytest.importorskip("xgrammar")  # it comes with an engine
 
@@ -222,22 +223,30 @@ def test_the_empty_text_may_be_the_only_string(name: str) -> None:
     assert [object_of(arguments) for [(_, arguments)] in found] == [{"a": ""}] * len(found)
 
 
+KIMI_K3 = AnswerFormat("kimi-k3")
 KIMI_K3_MARKED = "kimi/k3-control-marker-text-in-value"  # its string has a marker, which no held string has
 
 
+def held_as_recorded(fixture: Fixture, choice: ToolChoice) -> str:
+    offered = offer_of(fixture, KIMI_K3)
+    tools = [Tool(name, parameters=json.dumps(each), strict=True) for name, each in offered.tools.schemas.items()]
+    held = call_grammar(tools, choice, KIMI_K3, parallel=True, thinking=offered.thinking)
+    assert held is not None
+    return held.grammar.text
+
+
 def test_what_kimi_k3_writes_is_allowed() -> None:
-    recorded = [
-        each
-        for each in fixtures()
-        if format_of(each) == AnswerFormat("kimi-k3") and each.provenance.kind == "template_render"
-    ]
+    rendered = [each for each in fixtures() if each.provenance.kind == "template_render"]
+    recorded = [each for each in rendered if format_of(each) == KIMI_K3]
     assert len(recorded) > 10
-    for fixture in recorded:
-        offered = offer_of(fixture, AnswerFormat("kimi-k3"))
-        tools = [Tool(name, parameters=json.dumps(each), strict=True) for name, each in offered.tools.schemas.items()]
-        held = call_grammar(tools, AUTO, AnswerFormat("kimi-k3"), parallel=True, thinking=offered.thinking)
-        assert held is not None
-        assert (ends(held.grammar.text, fixture.raw_output) is None) == (fixture.id == KIMI_K3_MARKED), fixture.id
+    refused = [each.id for each in recorded if ends(held_as_recorded(each, AUTO), each.raw_output) is None]
+    assert refused == [KIMI_K3_MARKED]
+    called = [each for each in recorded if each.expected and each.expected.tool_calls and not each.expected.content]
+    assert len(called) > 8
+    for fixture in called:
+        # An answer that has to be a call ends behind it.
+        answer = fixture.raw_output.removesuffix("<|close|>message<|sep|>")
+        assert ends(held_as_recorded(fixture, REQUIRED), answer) or fixture.id == KIMI_K3_MARKED, fixture.id
 
 
 @EACH_FORMAT
