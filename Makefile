@@ -36,7 +36,7 @@ nightly: $(VENV)/ready-dev  ## everything, with new seeds, planted bugs, coverag
 realtime: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "realtime and not nightly"
 
-# The tests of real engines in two runs: those of whole nodes go beside the first, behind the realtime ones.
+# The tests of real engines in two runs: those of whole nodes go beside the first.
 NODES := tests/system/processes
 engines: $(VENV)/ready-dev
 	$(BIN)/python -m pytest -m "engine and not nightly" --ignore=$(NODES)
@@ -49,7 +49,7 @@ late: $(VENV)/ready-dev
 
 # The fast tests in two runs of pytest, about as long: the one with the simulator, and the rest.
 FAST := -m "not realtime and not engine and not nightly"
-WIDE := $(addprefix tests/,contracts protocol repository rig system actors/text/formats actors/text/test_call_grammar_walks.py)
+WIDE := $(addprefix tests/,contracts protocol repository rig system actors/text/formats actors/text/test_call_grammar_walks.py supervisor/node)
 
 wide: $(VENV)/ready-dev
 	$(BIN)/python $(UNDER) -m pytest $(FAST) $(WIDE)

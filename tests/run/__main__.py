@@ -14,11 +14,20 @@ from tests.run.nightly import NIGHTLY, write_page
 from tests.run.outcomes import summary
 from tests.run.parts import ROOT, Part, Stage, run_to_the_end
 
-CHECK = Stage((Part("units"), Part("wide"), Part("types"), Part("lint")), at_once=2)  # the longest first, on two cores
+UNITS, WIDE = Part("units"), Part("wide")
+CHECK = Stage((UNITS, WIDE, Part("types"), Part("lint")), at_once=2)  # the longest first, on two cores
+# Tests of real engines and processes wait half of their time, in which types and lint are checked.
 REAL = Stage(
-    (Part("engines", is_realtime=True), Part("realtime", is_realtime=True), Part("nodes", is_realtime=True)), at_once=2
+    (
+        Part("engines", is_realtime=True),
+        Part("realtime", is_realtime=True),
+        Part("types", in_background=True),
+        Part("lint", in_background=True),
+        Part("nodes", is_realtime=True),
+    ),
+    at_once=3,
 )
-RUNS = {"check": [CHECK], "test": [CHECK, REAL], "nightly": NIGHTLY}
+RUNS = {"check": [CHECK], "test": [Stage((UNITS, WIDE), at_once=2), REAL], "nightly": NIGHTLY}
 
 
 def main() -> int:

@@ -36,11 +36,13 @@ class Part:
     name: str
     command: tuple[str, ...] = ()
     is_realtime: bool = False  # a test that failed is run once more, alone
+    in_background: bool = False  # it has the processor time that the others leave
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The command line."""
-        return self.command or ("make", "--no-print-directory", self.name)
+        command = self.command or ("make", "--no-print-directory", self.name)
+        return ("nice", "-n", "19", *command) if self.in_background else command
 
 
 @frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -93,6 +94,12 @@ def test_a_command_without_tests_fails_by_its_exit_status(folder: Path) -> None:
     result = only_result(Part("lint", ("false",)), folder)
     assert not result.is_good
     assert list(summary([result], 1.0))[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_a_part_in_the_background_leaves_the_processor_to_others(folder: Path) -> None:
+    command = (sys.executable, "-c", "import os; print(os.nice(0))")
+    assert only_result(Part("nice", command, in_background=True), folder).log.read_text() == "19\n"
+    assert only_result(Part("usual", command), folder).log.read_text() == f"{os.nice(0)}\n"
 
 
 def test_a_run_that_takes_too_long_names_the_files_that_take_most_of_it() -> None:

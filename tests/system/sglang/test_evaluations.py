@@ -18,7 +18,7 @@ from tests.rig.gateway import TINY, ids
 from tests.rig.lm_eval import LogLikelihood, log_likelihoods, make_environment
 from tests.rig.transformers_alone import Row, prompt_rows
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 FOLDER = ROOT / "examples" / MODEL
 EXACT = 'settings.dtype = "float32"\n'
@@ -65,7 +65,6 @@ def check(table: dict[str, Any], prompt: str, rows: Sequence[Row], *, answered: 
         assert token.startswith("bytes:") or (prompt + " ").startswith(token, begin) or begin >= len(prompt)
 
 
-@pytest.mark.nightly
 def test_the_body_of_lm_eval_gets_the_log_probabilities_of_transformers(
     served: Node, expected: list[list[Row]]
 ) -> None:
@@ -78,7 +77,6 @@ def test_the_body_of_lm_eval_gets_the_log_probabilities_of_transformers(
             check(choice["logprobs"], prompt, rows, answered=1)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("likeliest", [0, 20])
 def test_texts_and_no_answer_get_the_same(likeliest: int, served: Node, expected: list[list[Row]]) -> None:
     choices = asked(served, prompt=PROMPTS, max_tokens=0, logprobs=max(1, likeliest), n=2, echo=True)
@@ -130,7 +128,6 @@ def expected_likelihoods() -> list[LogLikelihood]:
     return [LogLikelihood(sum(row.logprob for row in each), all(row.is_likeliest for row in each)) for each in rows]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("concurrent", "batch"), [(1, 1), (4, 3)])
 def test_lm_eval_finds_the_log_likelihoods_of_transformers(
     concurrent: int, batch: int, served: Node, tmp_path: Path
