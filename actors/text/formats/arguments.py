@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Final, NoReturn, cast
 
 from attrs import Factory, frozen
@@ -12,6 +13,7 @@ from attrs import Factory, frozen
 from actors.text.formats.json_text import LEVELS_MAX
 from actors.text.formats.tool_table import ANY, Schema, ToolTable
 
+PLACES_MAX = 1_000  # schemas in which an argument is looked for; one that is not found there has any type
 STRING: Final = frozenset({"string"})
 # Some templates write these values as Python does.
 PYTHON_WORDS: Mapping[str, object] = {"True": True, "False": False, "None": None}
@@ -97,20 +99,24 @@ class _Member:
     name: str
     _found: dict[str, Schema | None] = Factory(dict)  # by references, each of which is followed once
     _open: set[str] = Factory(set)  # the references that are being followed
+    _places: Iterator[int] = Factory(count)
 
     def of(self, place: object, levels: int) -> Schema | None:
         """Return its schema; None if this schema names no such member."""
         if not isinstance(place, dict) or not levels:
             return None
+        # It is looked for while an answer is read, once for each argument.
+        if next(self._places) >= PLACES_MAX:
+            return ANY
         properties = place.get("properties")
         own = properties.get(self.name) if isinstance(properties, dict) else None
         own = place.get("items") if own is None else own
         if own is not None:
             return own if isinstance(own, dict) else ANY
-        parts = (self._of_reference(place.get("$ref"), levels), *self._of_each(place.get("allOf"), levels))
+        parts = (self._of_reference(place.get("$ref"), levels), *self._of_each(_first(place.get("allOf")), levels))
         if (found := next((part for part in parts if part is not None), None)) is not None:
             return found
-        options = (self._of_any(_listed(place.get(key)), levels) for key in ("anyOf", "oneOf"))
+        options = (self._of_any(_first(place.get(key)), levels) for key in ("anyOf", "oneOf"))
         return next((option for option in options if option is not None), None)
 
     def _of_reference(self, reference: object, levels: int) -> Schema | None:
@@ -123,8 +129,8 @@ class _Member:
             self._open.remove(reference)
         return self._found[reference]
 
-    def _of_each(self, places: object, levels: int) -> list[Schema | None]:
-        return [self.of(place, levels - 1) for place in _listed(places)]
+    def _of_each(self, places: list[object], levels: int) -> list[Schema | None]:
+        return [self.of(place, levels - 1) for place in places]
 
     def _of_any(self, options: list[object], levels: int) -> Schema | None:
         """Return the schema of a member of alternatives, which is that of any value if one of them names none."""
@@ -185,6 +191,11 @@ def _referred(reference: str, root: Schema) -> object:
 
 def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
+
+
+def _first(value: object) -> list[object]:
+    """Return the items of a list, but for those that are beyond `PLACES_MAX` in any case."""
+    return _listed(value)[: PLACES_MAX + 1]
 
 
 def _inner(value: dict[str, object] | list[object]) -> Iterable[object]:

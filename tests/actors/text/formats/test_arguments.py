@@ -8,6 +8,7 @@ import pytest
 
 from actors.text.formats.arguments import decoded, encoded, types_of, value_of
 from actors.text.formats.tool_table import Schema, ToolTable
+from protocol.messages.tools import Tool
 
 
 def types(schema: Schema, **definitions: object) -> frozenset[str]:
@@ -45,6 +46,16 @@ def test_references_are_followed_once() -> None:
     assert types({"$ref": "#/$defs/missing"}) == types({"$ref": "https://example.com"}) == set()
     many = {f"A{index}": {"anyOf": [{"$ref": f"#/$defs/A{index + 1}"}] * 50} for index in range(60)}
     assert types({"$ref": "#/$defs/A0"}, **many) == set()
+
+
+def test_an_argument_is_looked_for_in_a_limited_number_of_schemas() -> None:
+    def of(options: int) -> frozenset[str]:
+        last = {"properties": {"x": {"type": "integer"}}}
+        schema = {"anyOf": [*({"properties": {f"p{place}": {}}} for place in range(options)), last]}
+        return types_of(ToolTable.of([Tool("f", None, json.dumps(schema))]), "f", "x")
+
+    assert of(100) == {"integer"}
+    assert of(50_000) == set()
 
 
 @pytest.mark.parametrize(
