@@ -70,6 +70,7 @@ def test_streams_continue_after_the_gateways_process_was_stopped(folder: Path) -
         assert not target.stop(WITHIN_S)
 
 
+@pytest.mark.nightly
 def test_streams_move_from_a_stopped_worker_which_is_used_again_afterwards(folder: Path) -> None:
     with cluster(folder, long_answers()) as target:
         before = len(target.front.output())

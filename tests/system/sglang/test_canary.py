@@ -135,6 +135,7 @@ def canaries(running: Node, outcome: str) -> float:
     return running.metric("espalier_canaries_total", outcome=outcome)
 
 
+@pytest.mark.nightly
 def test_a_scheduler_that_is_stopped_while_idle_is_found_and_replaced_within_the_canarys_time() -> None:
     with watched() as running:
         assert wait_until(lambda: canaries(running, "answered") >= 2, 30.0) is not None

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine
 RECORDS = {"expert_distribution_recorder_mode": "stat", "expert_distribution_recorder_buffer_size": 100}
 
 
+@pytest.mark.nightly
 async def test_a_record_counts_the_experts_of_every_token(make_engine: MakeEngine) -> None:
     path = str(random_expert_model())
     async with make_engine(model_path=path, experts=RECORDS, expert_ranks=1) as engine:

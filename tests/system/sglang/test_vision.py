@@ -150,6 +150,7 @@ ENCODED = (ENCODER + WHOLE).replace("[engine.whole]", "[engine.behind]").replace
 PAIRED = (ENCODER + PAIR).replace("[engine.eyes]", "[engine.eyes-of-pair]").replace('"vision"', '"paired"')
 
 
+@pytest.mark.nightly
 @EACH_FAMILY
 def test_an_engine_alone_and_one_behind_an_encoder_give_equal_tokens(family: str) -> None:
     with cluster(family, WHOLE + ENCODED) as target:
