@@ -138,7 +138,7 @@ class _Member:
         if not (found := [member for member in members if member is not None]):
             return None
         others = (option for option, member in zip(options, members, strict=True) if member is None)
-        if any(self._names_none(option) for option in others):
+        if not all(found) or any(self._names_none(option) for option in others):
             return ANY
         return found[0] if len(found) == 1 else {"anyOf": found}
 
