@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,7 @@ import attrs
 import trio
 from attrs import define, field
 
-from protocol.errors import RequestError
+from protocol.errors import NotReady, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.leaving import LeavingRequest, RunningRequests
@@ -66,13 +67,14 @@ class Operator:
         """Ask for each step, and put right what is left; some end in the middle, or when an engine is busy."""
         engine, left = self._engine(steps), False
         for step in steps:
+            starting = {name for name, worker in self.system.directory.engines().items() if worker.info is None}
             outcomes = await self._ask(step, engine)
             left = outcomes is None
             if outcomes is None:
                 self.note(self.name, OPERATION_OF[type(step.request)].name, "left")
                 break
             self.note(self.name, OPERATION_OF[type(step.request)].name, *sorted({*outcomes.values()}))
-            self._check(step, outcomes)
+            self._check(step, outcomes, starting)
             if self.strict and not {*outcomes.values()}.isdisjoint({BUSY, UNSUPPORTED, UNDONE}):
                 break
             await trio.sleep(self.rng.choice((0.0, self.rng.random() / 2)))
@@ -147,8 +149,11 @@ class Operator:
 
     # Checks ----------------------------------------------------------------------------------
 
-    def _check(self, step: Step, outcomes: Outcomes) -> None:
-        """Check that each engine has an outcome: without disturbances the right one, else one that they allow."""
+    def _check(self, step: Step, outcomes: Outcomes, starting: AbstractSet[str]) -> None:
+        """Check that each engine has an outcome: without disturbances the right one, else one that they allow.
+
+        An engine that was `starting` when it was asked may have refused.
+        """
         assert outcomes or self._may(UNKNOWN), f"no engine was asked for {step.request}"
         self.seen.update(outcomes.values())
         for name, outcome in outcomes.items():
@@ -156,7 +161,8 @@ class Operator:
             may_differ = isinstance(step.request, WeightsUpdate | SetWeightsVersion)  # after an update of one alone
             undone = outcome == UNDONE and (may_differ or not found.isdisjoint({BUSY, UNSUPPORTED, REFUSED}))
             right = undone or outcome in self._right(step, name)
-            allowed = right if self.strict else self._may(outcome)
+            refused = outcome == NotReady.code and name in {*starting, "*"} and bool(starting)
+            allowed = right if self.strict else refused or self._may(outcome)
             assert allowed, f"{name}: {outcome} is not allowed: {step.request}"
 
     def _right(self, step: Step, engine: str) -> frozenset[str]:
