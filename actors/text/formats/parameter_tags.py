@@ -50,9 +50,7 @@ class HeldParameter:
         if own.strings == "any":
             # Any text is read as whatever value it is, unless its type says that it is a string.
             return [HeldValue(any_text(excluded), string=True), *(others if self.typed else ())]
-        # The backend knows no expression of the empty text alone.
-        patterns = (regex(pattern) if pattern else text("") for pattern in own.strings)
-        return [*(HeldValue(part, string=True) for part in patterns), *others]
+        return [*(HeldValue(regex(pattern), string=True) for pattern in own.strings), *others]
 
 
 Kinds: TypeAlias = Sequence[Sequence[HeldParameter]]
