@@ -26,6 +26,7 @@ ZYGOTE_WITHIN_S = 120.0
 PROMISED_S = {"gone": 2.0, "exit at once": 2.0, "served": 3.0, "served by the successor": 4.0}  # of a quiet machine
 DEATHS_A_NODE = 4  # in a row, before its supervision tree gives up
 TOKENS = 400  # of an answer that must still be running when something dies
+LONG_TOKENS = 3000  # of one that never comes to its end, however late a busy machine lets the node be killed
 BEGIN_TRIES = 5
 
 Times = dict[str, float]
@@ -43,17 +44,17 @@ def references(target: Node) -> dict[str, str]:
 
 
 @contextmanager
-def streams(target: Node) -> Iterator[tuple[list[BackgroundReader], ResponsesSocket]]:
+def streams(target: Node, tokens: int = TOKENS) -> Iterator[tuple[list[BackgroundReader], ResponsesSocket]]:
     """Run two HTTP streams and one WebSocket response, past their first tokens; yield their readers and the WebSocket.
 
     On a busy machine an answer may be complete before this process runs again; then the streams are started again.
     """
     for _ in range(BEGIN_TRIES):
-        chats = [Chat(target.port, chat_body(STORY_PROMPT, TOKENS)) for _ in range(2)]
+        chats = [Chat(target.port, chat_body(STORY_PROMPT, tokens)) for _ in range(2)]
         socket, outcome = ResponsesSocket(target.port), Outcome()
         readers: list[BackgroundReader] = []
         try:
-            socket.send(response_body(STORY_PROMPT, TOKENS))
+            socket.send(response_body(STORY_PROMPT, tokens))
             readers += [BackgroundReader(chat.read) for chat in chats]
             readers.append(BackgroundReader(partial(socket.read, outcome)))
             outcomes = [*(chat.outcome for chat in chats), outcome]
@@ -190,7 +191,7 @@ def _kill(target: Node, folder: Path) -> Times:
 
 def node_killed(folder: Path) -> Times:
     """Kill the node under running streams."""
-    with node(folder) as target, streams(target) as (readers, _):
+    with node(folder) as target, streams(target, LONG_TOKENS) as (readers, _):
         times = _kill(target, folder)
         end_incomplete(readers)
         return times
@@ -266,7 +267,7 @@ def terminated_with_streams(target: Node, texts: dict[str, str]) -> Times:
 
 def signalled_twice(number: signal.Signals, folder: Path, *, stopped: bool = False) -> Times:
     """Send a signal twice with streams running, whose engine may be stopped."""
-    with node(folder) as target, streams(target) as (readers, _):
+    with node(folder) as target, streams(target, LONG_TOKENS) as (readers, _):
         if stopped:
             for role in ("scheduler", "host"):
                 target.kill(role, signal.SIGSTOP)
