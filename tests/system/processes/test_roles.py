@@ -105,6 +105,7 @@ def legs(target: Node) -> dict[str, tuple[str, bool]]:
     return {offer["name"]: (offer["leg"], offer["up"]) for offer in offers}
 
 
+@pytest.mark.nightly
 def test_an_engine_changes_its_role_and_back_and_no_request_is_lost(cluster: Node) -> None:
     with under_requests(cluster) as answers:
         for role in ("prefill", "both"):

@@ -113,8 +113,8 @@ def test_a_held_transfer_lasts_until_its_client_leaves_and_then_both_engines_are
 @pytest.mark.parametrize(
     ("lost", "what"),
     [
-        (PREFILL, "host"),
         (DECODE, "scheduler"),
+        pytest.param(PREFILL, "host", marks=pytest.mark.nightly),
         pytest.param(PREFILL, "scheduler", marks=pytest.mark.nightly),
         pytest.param(DECODE, "host", marks=pytest.mark.nightly),
     ],
