@@ -1,7 +1,7 @@
 """Texts and conversations to token ids, with a bound on the cost of a text that is too long.
 
 A text that is certainly too long is refused by its number of characters, or once a first part of it was tokenised. So a
-refusal costs no more than a prompt that fits, however long the text is.
+refusal costs about twice as much as a prompt that fits, however long the text is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ TURN_CHARACTERS = 32
 STEP_CHARACTERS = 4
 # The work for a character of a tool or of a call, in characters to tokenise: its JSON is read, and templates walk it.
 TOOL_CHARACTER_WORK = 6
-# The length of the first part. Most texts that fit are shorter, and so are tokenised once.
-FIRST_CHARACTERS_A_TOKEN = 4
+# The length of the first part. Text has 3 to 5 characters a token, code up to 6: what fits is shorter, and so is
+# tokenised once, however near it comes to the limit. A refusal costs about twice as much as a prompt that fits.
+FIRST_CHARACTERS_A_TOKEN = 8
 # The factor from the length of one part to that of the next.
 GROWTH = 4
 # The most tokens that a part may have more than the whole text: at the cut, and around a text.

@@ -55,6 +55,10 @@ def bpe(**options: Any) -> models.BPE:
     return models.BPE(vocab={**BYTES, "a": 256, "aa": 257}, merges=[("a", "a")], byte_fallback=True, **options)
 
 
+def words() -> Tokenizer:
+    return tokenizer(models.WordLevel({"sevens": 0, "u": 1}, unk_token="u"), pre=pre_tokenizers.WhitespaceSplit())
+
+
 BOUNDED = {
     "tiny": TINY.tokenizer,
     "byte fallback": tokenizer(bpe()),
@@ -150,6 +154,15 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
     ids = await tokenize_text(text, model, 2000, Offload(run_inline, "").run)
     assert ids == model.encode_text(text)
     assert len(ids) == 1500
+
+
+async def test_a_text_that_nearly_fills_the_context_is_tokenised_once() -> None:
+    """Texts of more than four characters a token were tokenised twice, and agents work near the limit."""
+    tokens = words()
+    model, counting = evolve(TINY, tokenizer=tokens, characters_per_token_max=bound(tokens)), Counting()
+    text = "sevens " * 20_000
+    assert len(await tokenize_text(text, model, 20_000, Offload(counting, "").run)) == 20_000
+    assert counting.sizes == [len(text)]
 
 
 @pytest.mark.parametrize("turns", [(), (Turn(Role.USER, "oak " * 3000),)])
