@@ -13,7 +13,7 @@ IDS_MAX = 2**20  # of all prompts together; a prompt that is too long for its mo
 
 
 @frozen
-class TokenIds:
+class TokenIdList:
     """A list of token ids; it may have a million entries, so it is checked without a loop in Python."""
 
     value_types: ClassVar[tuple[type, ...]] = (list,)  # for `protocol/strict/structure.py`, as `from_value` is
@@ -69,7 +69,7 @@ class Prompts:
                 _check_prompts(value, list, "a list of token ids like the first one")
                 return cls(token_lists=_token_lists(value))
             case _:
-                return cls(token_lists=(TokenIds.from_value(value).ids,))
+                return cls(token_lists=(TokenIdList.from_value(value).ids,))
 
 
 def _check_prompts(value: list[object], kind: type, expected: str) -> None:
@@ -86,7 +86,7 @@ def _token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
     token_lists: list[tuple[int, ...]] = []
     for index, ids in enumerate(value):
         try:
-            token_lists.append(TokenIds.from_value(ids).ids)
+            token_lists.append(TokenIdList.from_value(ids).ids)
         except Mistakes as error:
             raise wrong(error.mistakes[0].message, f"[{index}]{error.mistakes[0].path}") from None
     return tuple(token_lists)

@@ -12,7 +12,7 @@ from protocol.dialects.answer_builder import AnswerBody
 from protocol.dialects.chat_messages import ChatMessage, call_mistakes, prefix_mistakes
 from protocol.dialects.media_parts import media_count
 from protocol.dialects.options import Name
-from protocol.dialects.prompt import TokenIds
+from protocol.dialects.prompt import TokenIdList
 from protocol.dialects.rendering import ChatTemplateKwargs, Effort, continuation_mistakes, ending_mistakes, rendering
 from protocol.dialects.request_body import decode, read
 from protocol.dialects.tools import ChosenTool, Tools, chat_tools, choice_mistakes, tool_mistakes
@@ -116,7 +116,7 @@ class DetokenizeRequest:
     harmless: ClassVar[Harmless] = {"skip_special_tokens": (False,)}  # special tokens are always a part of the text
 
     model: Name | None = None
-    tokens: TokenIds
+    tokens: TokenIdList
 
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:

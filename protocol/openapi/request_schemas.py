@@ -16,7 +16,7 @@ from attrs import Factory, define
 from protocol.dialects.formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
 from protocol.dialects.media_urls import URL_CHARACTERS_MAX, EmbeddingsFile, LocatesMedia
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
-from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIds
+from protocol.dialects.prompt import IDS_MAX, Prompts, TokenIdList
 from protocol.dialects.rendering import ChatTemplateKwargs
 from protocol.dialects.responses.tools import OtherTool
 from protocol.dialects.tools import MODES, Arguments, ChosenTool
@@ -65,7 +65,7 @@ _OWN: dict[object, Schema] = {
     Arguments: {"type": "string", "contentMediaType": "application/json", "description": "The JSON of an object."},
     ChosenTool: {"anyOf": [{"type": "string", "enum": [*MODES]}, _CHOSEN_MODE, _CHOSEN_FUNCTION]},
     OtherTool: _NEVER,
-    TokenIds: {**_IDS, "maxItems": IDS_MAX},
+    TokenIdList: {**_IDS, "maxItems": IDS_MAX},
     EmbeddingsFile: {"type": "string", "contentEncoding": "base64", "minLength": 1},
     Prompts: {
         "anyOf": [
