@@ -6,7 +6,6 @@ each of them wherever it is copied, compared, sliced or sent. Here an id takes f
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self, overload
@@ -18,7 +17,7 @@ IDS_MAX = 2**32
 """One more than the largest id."""
 
 SHOWN_MAX = 16  # ids in a `repr`
-assert sys.byteorder == "little", "arrays and memory views have the byte order of the machine"
+assert array("I", [1]).tobytes() == b"\1\0\0\0", "arrays and memory views have the words of the machine"
 
 
 @frozen(repr=False)
