@@ -15,6 +15,7 @@ COMMANDS = {
     "load": ("bench.load.command", "send requests to any OpenAI-compatible server and measure its answers"),
     "cost": ("bench.cost.command", "measure what a token and a request cost a server: CPU, context switches, memory"),
     "versus": ("bench.versus.command", "compare this server with another, both with the same engine"),
+    "turns": ("bench.turns.command", "grow agents' sessions and measure what each of their turns costs a server"),
     "stages": ("bench.stages.command", "measure each stage of a token's and a request's way through this code"),
     "report": ("bench.report.command", "one page of Markdown from the JSON documents of any command"),
     "peers": ("bench.peers.command", "install and start other servers, to compare with"),

@@ -32,6 +32,7 @@ class Answer:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    response_id: str | None = None  # of a response, by which the next one can continue it
 
     def end(self) -> None:
         """Mark the end of the stream; raises `RequestFailed` if there was no finish reason."""
@@ -92,6 +93,7 @@ def read_response(answer: Answer, name: bytes, data: bytes) -> bool:
                 raise RequestFailed("shape", "response", f"is {type(response).__name__}")
             if isinstance(usage := response.get("usage"), dict):
                 _store_usage(answer, usage, "input_tokens", "output_tokens")
+            answer.response_id = str(response.get("id"))
             _end(answer, response, str(response.get("status") or kind.rpartition(".")[2]))
     return False
 

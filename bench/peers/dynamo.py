@@ -5,6 +5,8 @@ The workers have SGLang's engine; or they are its mocker, an engine without a mo
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bench.peers import cpu_sglang
 from bench.peers.mock_model import mock_model
 from bench.peers.peer import MODEL, PAGE_SIZE, Command, Peer, Setup
@@ -38,13 +40,17 @@ def with_sglang(setup: Setup) -> list[Command]:
     return [front_end(setup, "dynamo"), *workers]
 
 
-def with_mocker(setup: Setup) -> list[Command]:
-    """Return the commands of the front end and of one process with all mocked workers."""
-    model = ("--model-path", str(mock_model(setup.folder / "model")), "--model-name", MODEL)
+def with_mocker(setup: Setup, folder: Path | None = None) -> list[Command]:
+    """Return the commands of the front end and of one process with all mocked workers.
+
+    The model is that of a `folder`, by default the tiny one with a vocabulary for the mocker.
+    """
+    path = mock_model(setup.folder / "model") if folder is None else folder
+    model = ("--model-path", str(path), "--model-name", MODEL)
     values = {
         "engine-type": "sglang",
         "block-size": PAGE_SIZE,
-        "num-gpu-blocks-override": KV_TOKENS_MAX // PAGE_SIZE,
+        "num-gpu-blocks-override": max(KV_TOKENS_MAX, setup.kv_tokens_max) // PAGE_SIZE,
         "max-num-seqs": setup.slots,
         "speedup-ratio": STEP_S / setup.step_s,
         "num-workers": setup.workers,

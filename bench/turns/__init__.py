@@ -1,0 +1,1 @@
+"""The price of an agent's turn: sessions that grow against a server, and what each of their turns costs it."""
