@@ -13,6 +13,8 @@ from bench.cost.options import STEP_MS
 from bench.cost.sample import Sample
 from bench.cost.trends import memory_growths
 from bench.rig.result import Result
+from bench.turns.driving import Load as Session
+from bench.turns.report import heading as turns_heading
 from bench.versus.ratios import FIGURES, Figure, Pair
 
 SLACK = 1.05  # by which a price may rise from one number of clients to the next and count as flat
@@ -151,6 +153,12 @@ def of_table(title: str, row: str) -> Find:
     return find
 
 
+def _turn(tokens: int) -> Target:
+    title = turns_heading(Session(tokens=tokens))
+    find = of_table(title, "further turns: gateway CPU ms")
+    return Target(f"turns-{tokens // 1000}k", f"CPU ms of an agent's turn, gateway, {title}", find, 1.0, DYNAMO)
+
+
 def _price(where: str, api: str, clients: int) -> tuple[str, Find]:
     return f"{TOKEN} outside the scheduler, {clients} clients, {api}{where}", ratio(FIGURES[TOKEN], api, clients)
 
@@ -200,6 +208,7 @@ TARGETS = (
     *(Target("streams", *_memory(clients), 60.0, " kB") for clients in (1000, 4096)),
     Target("clients", STEEPEST, steepest, SLACK, " x", worst=True),
     Target("gateways", f"{GATEWAYS}CPU of the busier over an equal share", busiest_share, 1.1, " x"),
+    *(_turn(tokens) for tokens in (45_000, 128_000)),
     Target(
         "gateways",
         f"{GATEWAYS}CPU us a request, of the gateway's nodes",

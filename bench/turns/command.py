@@ -167,4 +167,4 @@ def _sample(server: Running, load: Load, tokenizer: Tokenizer, seed: str, number
 
 
 def _show(where: str, turn: Turn) -> None:
-    print(f"{where}: turn {turn.number}: {turn.outside_ms:.1f} ms", file=sys.stderr, flush=True)
+    print(f"{where}: turn {turn.number}: {turn.gateway_ms:.1f} ms", file=sys.stderr, flush=True)

@@ -63,13 +63,13 @@ class Turn:
     kept_share: float | None = None  # of its tokens, those not encoded anew, by the server's metrics
 
     @property
-    def outside_ms(self) -> float:
-        """The CPU time of a client's turn outside the processes with the engine."""
+    def gateway_ms(self) -> float:
+        """The CPU time of a client's turn in the processes without an engine."""
         return self._cpu_ms(engine=False)
 
     @property
-    def engine_ms(self) -> float:
-        """The CPU time of a client's turn in the processes with the engine."""
+    def workers_ms(self) -> float:
+        """The CPU time of a client's turn in the processes with an engine."""
         return self._cpu_ms(engine=True)
 
     def _cpu_ms(self, *, engine: bool) -> float:
@@ -84,7 +84,7 @@ class Sample:
     load: Load
     round: int
     turns: list[Turn]
-    idle_ms_a_s: float  # CPU time outside the engine, without any request
+    idle_ms_a_s: float  # CPU time of the gateway, without any request
     memory_mb: dict[str, float]  # by how much the memory of each group grew from before the first turn to the last
 
 
@@ -221,7 +221,7 @@ class Drive:
         client.close()
 
     async def _idle(self) -> float:
-        """Return what the server spends outside its engine while it does nothing, in ms a second."""
+        """Return the CPU time of the gateway while it does nothing, in ms a second."""
         await trio.sleep(SETTLE_S)
         before = accounts.take(self.roots)
         await trio.sleep(IDLE_S)

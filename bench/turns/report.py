@@ -11,10 +11,10 @@ from bench.turns.servers import is_engine
 
 FLAT_FROM = 10  # the first of a group of as many turns; those before it are the second group
 NOTE = (
-    "CPU time of all processes for one client's turn, from before its request until 0.1 s after its answer: of those "
-    "without an engine, and of those that have one. Reused: the share of the prompt that the engine found in its cache "
-    "by the answer's usage, and the share of the prompts' tokens that the server's metrics count as not encoded anew. "
-    "Turn 1 is the first of its session, of whose text nothing is cached."
+    "CPU time for one client's turn, from before its request until 0.1 s after its answer: of the gateway's processes, "
+    "and of the workers', which have the engines in them. Reused: the share of the prompt that the engine found in its "
+    "cache, by the answer's usage, and the share of the prompts' tokens that were not encoded anew, by the server's "
+    "metrics. Turn 1 is the first of its session, of whose text nothing is cached."
 )
 MEMORY_NOTE = (
     "The growth of the memory of all processes without an engine, from before the first turn until after the last, "
@@ -34,15 +34,16 @@ def _share(reused: float, whole: float) -> float | None:
 
 FIGURES: dict[str, Figure] = {
     "prompt tokens": lambda turn: statistics.mean(turn.prompt_tokens) if turn.prompt_tokens else None,
-    "CPU ms outside the engine": lambda turn: turn.outside_ms,
-    "CPU ms with the engine": lambda turn: turn.engine_ms,
+    "gateway CPU ms": lambda turn: turn.gateway_ms,
+    "workers CPU ms": lambda turn: turn.workers_ms,
+    "all CPU ms": lambda turn: turn.gateway_ms + turn.workers_ms,
     "first token ms": lambda turn: statistics.median(turn.first_token_ms),
     "reused by the engine": lambda turn: (
         _share(sum(turn.cached_tokens), sum(turn.prompt_tokens)) if turn.cached_tokens else None
     ),
     "not encoded anew": lambda turn: turn.kept_share,
 }
-RATIOS = ("CPU ms outside the engine", "CPU ms with the engine", "first token ms")
+RATIOS = ("gateway CPU ms", "all CPU ms", "first token ms")
 
 
 def heading(load: Load) -> str:
@@ -87,12 +88,12 @@ def tables(title: str, samples: Sequence[Sample]) -> list[Table]:
             for name, numbers in groups(load.turns + 1).items()
         ]
         result.append(Table(title=f"{title}: {heading(load)}", columns=("turns", *FIGURES), rows=rows, note=NOTE))
-        memory.append([heading(load), [1024 * _outside_mb(sample) / load.clients for sample in several]])
+        memory.append([heading(load), [1024 * _gateway_mb(sample) / load.clients for sample in several]])
     titled = f"{title}: memory of a session"
     return [*result, Table(title=titled, columns=("", "kB"), rows=memory, note=MEMORY_NOTE)]
 
 
-def _outside_mb(sample: Sample) -> float:
+def _gateway_mb(sample: Sample) -> float:
     return sum(grown for group, grown in sample.memory_mb.items() if not is_engine(group))
 
 
@@ -104,10 +105,10 @@ def ratio_tables(theirs: str, ours: str, pairs: Sequence[tuple[Sample, Sample]])
     return [
         Table(
             title=_beside(*loads),
-            columns=("turns", "", theirs, ours, "ratio"),
+            columns=("", theirs, ours, "ratio"),
             rows=[
                 row
-                for name, numbers in groups(loads[1].turns + 1).items()
+                for name, numbers in (("cold turn", range(1, 2)), ("further turns", range(2, loads[1].turns + 2)))
                 for figure in RATIOS
                 if (row := _ratio_row(name, numbers, figure, rounds)) is not None
             ],
@@ -129,14 +130,14 @@ def _ratio_row(name: str, numbers: range, figure: str, rounds: Sequence[tuple[Sa
     if not theirs or len(theirs) != len(ours):
         return None
     ratios: list[float] = [own / other for other, own in zip(theirs, ours, strict=True) if other]
-    return [name, figure, theirs, ours, ratios]
+    return [f"{name}: {figure}", theirs, ours, ratios]
 
 
 def notes(title: str, samples: Sequence[Sample]) -> list[str]:
     """Return what a reader of the figures must know."""
     idle = statistics.median(sample.idle_ms_a_s for sample in samples)
     lines = [
-        f"{title} spends {idle:.1f} ms a second outside its engine while it does nothing; 0.1 s of it is in a turn"
+        f"{title} has a gateway that spends {idle:.1f} ms a second while it does nothing; 0.1 s of it is in a turn"
     ]
     off = {heading(each.load) for each in samples if not _is_size(each)}
     return [*lines, *(f"OTHER LENGTH: {name}: the first prompt differs from it by more than a tenth" for name in off)]

@@ -19,8 +19,11 @@ from bench.report import targets
 from bench.report.targets import TARGETS, Found, Target
 from bench.rig.node import ROOT
 from bench.rig.result import Result, Table
+from bench.turns.driving import Load as Session
+from bench.turns.report import ratio_tables
 from bench.versus.ratios import FIGURES
 from tests.bench.cost.samples import sample, spent
+from tests.bench.turns import samples as turns_samples
 
 
 def document(samples: Any = None, *words: str, figures: Sequence[Table] = ()) -> Result:
@@ -58,6 +61,15 @@ def test_a_ratio_is_of_one_round_and_of_all_rounds_or_none() -> None:
     theirs = [evolve(sample(), gap_p99_ms=gap) for gap in (4.0, 0.0)]
     found = targets.ratio(FIGURES["gap p99 ms"], "chat", 64)(versus(theirs, [sample()] * 2))
     assert found == Found([], [4.0, 0.0], [9.0, 9.0])
+
+
+def test_the_price_of_an_agents_turn_is_that_of_the_turns_behind_the_first() -> None:
+    load = Session(tokens=45_000)
+    pair = (turns_samples.sample(load, 0.2, 0.02, 0.02), turns_samples.sample(load, 0.1, 0.01, 0.01))
+    (target,) = (each for each in TARGETS if each.result == "turns-45k")
+    found = target.find(document(figures=ratio_tables("Dynamo", "Espalier", [pair, pair])))
+    assert found.values == pytest.approx([0.5, 0.5])
+    assert found.ours == pytest.approx([10, 10])
 
 
 def curve(api: Api, *prices: float) -> list[Sample]:

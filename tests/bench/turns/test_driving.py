@@ -111,4 +111,4 @@ def test_metrics_of_dynamo_are_read_too() -> None:
 def test_the_cost_of_a_turn_is_shared_among_its_clients_and_the_engine_is_apart() -> None:
     groups = {"node front": spent(0.03, 0.01), "launcher": spent(0.002), "node worker-1": spent(0.01)}
     several = evolve(turn(1), groups=groups, first_token_ms=[1.0, 2.0])
-    assert (several.outside_ms, several.engine_ms) == pytest.approx((21, 5))
+    assert (several.gateway_ms, several.workers_ms) == pytest.approx((21, 5))
