@@ -24,6 +24,7 @@ from protocol.errors import EngineDied, EngineLost, EngineStuck, InternalError, 
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, Sampling, Started, Tokens
 from protocol.strict.checks import Within
+from protocol.token_ids import TokenIds
 
 # The time for an answer is waited in so many parts: a part in which this process was stopped counts as one.
 WAITS = 4
@@ -98,7 +99,7 @@ def canary_request(info: EngineInfo, request_id: str, salt: str, hand_off: bytes
     prompt = next(token for token in PROMPT_TOKENS if token < info.vocabulary_size and token not in special)
     return Generate(
         request_id,
-        [prompt],
+        TokenIds.of([prompt]),
         Sampling(min(2 if info.is_decode else 1, info.request_tokens_max - 1), temperature=0.0, ignore_eos=True),
         cache_salt=salt,
         priority=PRIORITY_MIN,

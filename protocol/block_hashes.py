@@ -13,7 +13,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
+from protocol.token_ids import TokenIds
+
 TOKEN_BYTES = 4
+HASH_BYTES = 8
 DIGEST_BYTES = 32
 _SALT_TAG = b"sglang-cache-salt-v1\0"
 _HASH = struct.Struct(">q")
@@ -25,6 +28,8 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 
     Ids beyond a vocabulary stand for the contents of images and videos.
     """
+    if isinstance(tokens, TokenIds):
+        return tokens.packed
     try:
         packed = array("I", tokens)
     except OverflowError:
@@ -54,13 +59,16 @@ def block_hash(digest: bytes) -> int:
 
 def block_hashes(tokens: Sequence[int], page_size: int, cache_salt: str | None = None) -> tuple[int, ...]:
     """Return the hashes of the full blocks of a prompt; about 0.7 us a block."""
-    return block_hashes_after(root_digest(cache_salt), tokens, page_size)[0]
+    return tuple(block_hashes_after(root_digest(cache_salt), tokens, page_size)[0])
 
 
-def block_hashes_after(before: bytes, tokens: Sequence[int], page_size: int) -> tuple[tuple[int, ...], bytes]:
+def block_hashes_after(before: bytes, tokens: Sequence[int], page_size: int) -> tuple[array[int], bytes]:
     """Return the hashes of the full blocks of tokens after the digest `before`, and the last digest.
 
     Without a full block the last digest is `before` itself.
     """
     digests = block_digests(before, pack_tokens(tokens), page_size)
-    return struct.unpack(f">{'q24x' * len(digests)}", b"".join(digests)), digests[-1] if digests else before
+    # Each hash is the first of the four words of its digest, big-endian there.
+    hashes = array("q", memoryview(b"".join(digests)).cast("q")[:: DIGEST_BYTES // HASH_BYTES].tobytes())
+    hashes.byteswap()
+    return hashes, digests[-1] if digests else before

@@ -75,6 +75,11 @@ class TokenIds(Sequence[int]):
         """Return how many of the ids are this one."""
         return array("I", self.packed).count(value)
 
+    def index(self, value: int, start: int = 0, stop: int | None = None) -> int:
+        """Return the first place of an id from `start` on and before `stop`; raises `ValueError` if there is none."""
+        words = array("I", self.packed)
+        return words.index(value, start) if stop is None else words.index(value, start, stop)
+
     def tolist(self) -> list[int]:
         """Return the ids as a list of integers."""
         return memoryview(self.packed).cast("I").tolist()

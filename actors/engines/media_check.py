@@ -23,6 +23,7 @@ from protocol.messages.media import (
     grid_tokens,
 )
 from protocol.tensors import NO_TENSOR, Dtype, size_bytes
+from protocol.token_ids import TokenIds
 
 
 def check_media(request: Generate, info: EngineInfo) -> None:
@@ -69,15 +70,15 @@ def item_places(request: Generate, media: MediaInfo) -> tuple[range, ...]:
     return tuple(places)
 
 
-def _places(tokens: list[int], item: MediaItem, placeholder: int, begin: int, name: str, media: MediaInfo) -> range:
+def _places(tokens: TokenIds, item: MediaItem, placeholder: int, begin: int, name: str, media: MediaInfo) -> range:
     """Return the places of one item, from `begin` on; the prompt has placeholders enough."""
     first = tokens.index(placeholder, begin)
     last, start = first + item.tokens, media.start_token
     is_whole = tokens[first:last].count(placeholder) == item.tokens
-    if not is_whole or (start is not None and tokens[last : last + 1] == [placeholder]):
+    if not is_whole or (start is not None and tokens[last : last + 1].tolist() == [placeholder]):
         found = next((index for index in range(first, len(tokens)) if tokens[index] != placeholder), len(tokens))
         raise BadRequest(f"{name} has {item.tokens} tokens, and {found - first} of its placeholders stand together")
-    if start is not None and tokens[first - 1 : first] != [start]:
+    if start is not None and tokens[first - 1 : first].tolist() != [start]:
         raise BadRequest(f"the placeholders of {name} do not stand behind {start}, the token that begins one")
     return range(first, last)
 

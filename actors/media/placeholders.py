@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from actors.media.layout import VisionLayout
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaItem, Modality
+from protocol.token_ids import TokenIds
 
 
 def expand(
-    tokens: list[int], items: Sequence[MediaItem], layout: VisionLayout | None, param: str | None = None
-) -> list[int]:
+    tokens: TokenIds, items: Sequence[MediaItem], layout: VisionLayout | None, param: str | None = None
+) -> TokenIds:
     """Return token ids with each placeholder repeated, once for each token of its item.
 
     The k-th placeholder of a modality belongs to the k-th item of that modality. Raises `BadRequest`, about the field
@@ -32,24 +33,13 @@ def expand(
     return tokens
 
 
-def _expanded(tokens: list[int], placeholder: int, counts: Sequence[int]) -> list[int]:
-    expanded: list[int] = []
-    before = 0
-    for index, count in zip(_indices(tokens, placeholder), counts, strict=True):
-        expanded += tokens[before:index]
-        expanded += [placeholder] * count
+def _expanded(tokens: TokenIds, placeholder: int, counts: Sequence[int]) -> TokenIds:
+    one, parts, before = TokenIds.of([placeholder]), list[TokenIds](), 0
+    for count in counts:
+        index = tokens.index(placeholder, before)
+        parts += tokens[before:index], TokenIds(one.packed * count)
         before = index + 1
-    return expanded + tokens[before:]
-
-
-def _indices(tokens: list[int], placeholder: int) -> Iterator[int]:
-    index = -1
-    while True:
-        try:
-            index = tokens.index(placeholder, index + 1)
-        except ValueError:
-            return
-        yield index
+    return TokenIds.joined([*parts, tokens[before:]])
 
 
 def _counted(count: int, noun: str) -> str:

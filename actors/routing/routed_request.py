@@ -26,6 +26,7 @@ from actors.routing.route import Route
 from actors.routing.routing import Routing
 from protocol.errors import AskerLeft, HandOffFailed, RequestError
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
+from protocol.token_ids import TokenIds
 from protocol.trace import child_span
 
 MOVED = "moved"
@@ -74,7 +75,7 @@ class RoutedRequest:
         if len(sent) != self._remaining.resumed_tokens - self.request.resumed_tokens:
             self._remaining = evolve(
                 self.request,
-                tokens=[*self.request.tokens, *sent],
+                tokens=self.request.tokens + TokenIds.of(sent),
                 resumed_tokens=self.request.resumed_tokens + len(sent),
                 sampling=evolve(
                     sampling,

@@ -12,6 +12,7 @@ from functools import partial
 from actors.kit.offload import RunWork
 from actors.text.model import TextModel
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
+from protocol.token_ids import TokenIds
 
 # The characters that a chat template adds to each turn, about.
 TURN_CHARACTERS = 32
@@ -39,7 +40,7 @@ class UnknownToken(Exception):
 
 async def tokenize_text(
     text: str, model: TextModel, tokens_max: int, run: RunWork, *, special: bool = True
-) -> list[int]:
+) -> TokenIds:
     """Return the token ids of a text; raises `TooManyTokens` for one that certainly has more than `tokens_max`.
 
     A text with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
@@ -58,7 +59,7 @@ async def tokenize_text(
 
 async def tokenize_conversation(
     turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork, rendering: Rendering = DEFAULT_RENDERING
-) -> list[int]:
+) -> TokenIds:
     """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
     if len(turns) * model.turn_tokens_min > tokens_max + SEAM_TOKENS:
         raise TooManyTokens(f"more than {tokens_max}")
@@ -77,18 +78,17 @@ def _tool_characters(turns: Sequence[Turn], rendering: Rendering) -> int:
     return offered + sum([len(call.arguments) for turn in turns for call in turn.calls])
 
 
-async def check_ids(ids: Sequence[int], vocabulary_size: int, tokens_max: int, run: RunWork) -> list[int]:
-    """Return a copy of token ids; raises `TooManyTokens` for more than `tokens_max`, and `UnknownToken`."""
+async def check_ids(ids: Sequence[int], vocabulary_size: int, tokens_max: int, run: RunWork) -> TokenIds:
+    """Return token ids as one value; raises `TooManyTokens` for more than `tokens_max`, and `UnknownToken`."""
     if len(ids) > tokens_max:
         raise TooManyTokens(str(len(ids)))
     return await run(len(ids), partial(_checked, ids, vocabulary_size - 1))
 
 
-def _checked(ids: Sequence[int], last: int) -> list[int]:
-    tokens = list(ids)
-    if tokens and not 0 <= min(tokens) <= max(tokens) <= last:
+def _checked(ids: Sequence[int], last: int) -> TokenIds:
+    if ids and not 0 <= min(ids) <= max(ids) <= last:
         raise UnknownToken(f"0 to {last}")
-    return tokens
+    return TokenIds.of(ids)
 
 
 def _count(model: TextModel, text: str, characters: int, *, special: bool) -> int:

@@ -34,6 +34,7 @@ from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
 from protocol.model_folder import FILES, Digest, digest
+from protocol.token_ids import TokenIds
 
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
@@ -104,16 +105,15 @@ class TextModel:
             return True
         return begins_thinking(self.answers, self.decode(prompt[-PROMPT_TAIL_TOKENS:]))
 
-    def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> list[int]:
+    def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> TokenIds:
         """Return the token ids of a conversation, up to the answer."""
         return self.encode_text(self.prompt(turns, rendering), special=False)
 
-    def encode_text(self, text: str, *, special: bool = True) -> list[int]:
+    def encode_text(self, text: str, *, special: bool = True) -> TokenIds:
         """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
         # A batch of one releases the GIL, and skips the offsets, which take two thirds of the time.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        ids: list[int] = encoding.ids
-        return ids
+        return TokenIds.of(encoding.ids)
 
     def decode(self, ids: Sequence[int], param: str | None = None) -> str:
         """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""

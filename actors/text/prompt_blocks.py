@@ -7,6 +7,7 @@ an image or a video an engine hashes its content, so only the tokens before the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -16,6 +17,7 @@ from actors.kit.offload import RunWork
 from protocol.block_hashes import block_hashes_after, root_digest
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
 from protocol.messages.media import MediaInfo, Modality
+from protocol.token_ids import TokenIds
 
 
 async def with_blocks(
@@ -42,7 +44,7 @@ async def with_blocks(
     return hashed
 
 
-def _blocks(tokens: list[int], page_sizes: Sequence[int], cache_salt: str | None) -> tuple[PromptBlocks, ...]:
+def _blocks(tokens: TokenIds, page_sizes: Sequence[int], cache_salt: str | None) -> tuple[PromptBlocks, ...]:
     root = root_digest(cache_salt)
     return tuple(PromptBlocks(size, *block_hashes_after(root, tokens, size)) for size in page_sizes)
 
@@ -51,5 +53,9 @@ def _text_tokens(request: Generate, media: MediaInfo | None) -> int:
     """Return the number of tokens before the first image or video."""
     if not request.media or media is None:
         return len(request.tokens)
-    placeholders = {media.placeholder(modality) for modality in Modality}
-    return next((index for index, token in enumerate(request.tokens) if token in placeholders), len(request.tokens))
+    first = len(request.tokens)
+    for placeholder in map(media.placeholder, Modality):
+        if placeholder is not None:
+            with suppress(ValueError):
+                first = request.tokens.index(placeholder, 0, first)
+    return first

@@ -16,13 +16,14 @@ from actors.text.model import TextModel
 from protocol.errors import BadRequest
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond, Role, Turn
+from protocol.token_ids import TokenIds
 
 
 @frozen
 class Prompt:
     """The token ids of one prompt, with as many placeholders for each image or video as it has tokens."""
 
-    tokens: list[int]
+    tokens: TokenIds
     media: tuple[MediaItem, ...] = ()
 
 

@@ -16,6 +16,7 @@ from actors.text.model import TextModel
 from actors.text.staged_text import StagedText
 from protocol.messages.generation import Generate
 from protocol.messages.text import Respond
+from protocol.token_ids import TokenIds
 
 
 @define(eq=False)
@@ -23,7 +24,7 @@ class ThoughtBudget:
     """The tokens of the answer so far, of which reasoning may have `tokens_max`; None for any number."""
 
     tokens_max: int | None
-    tokens_of: Callable[[str], list[int]]
+    tokens_of: Callable[[str], TokenIds]
     ids: list[int] = field(factory=list)  # of the answer so far
     _closing: tuple[int, ...] = ()  # of the mark that is to be written next
     _closings: int = 0
@@ -62,7 +63,7 @@ class ThoughtBudget:
         return evolve(
             generate,
             id=f"{generate.id[:-4]}{last:04x}",
-            tokens=[*generate.tokens, *self.ids],
+            tokens=generate.tokens + TokenIds.of(self.ids),
             sampling=sampling,
             resumed_tokens=len(self.ids),
         )

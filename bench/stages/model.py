@@ -13,6 +13,7 @@ from bench.rig.prompts import STORY_PROMPT, WORDS
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Role, Turn
 from protocol.model_folder import FILES
+from protocol.token_ids import TokenIds
 
 TINY = ROOT / "examples" / "tiny"
 REQUEST_ID = "0123456789abcdef0123456789abcdef"
@@ -24,8 +25,8 @@ class Subject:
     """A model and its tokens of an English text."""
 
     model: TextModel
-    ids: list[int]
-    prompt_ids: list[int]
+    ids: TokenIds
+    prompt_ids: TokenIds
 
 
 def subject(folder: Path = TINY) -> Subject:
@@ -65,6 +66,6 @@ REQUEST_HEAD = (
 )
 
 
-def generate(tokens: list[int]) -> Generate:
+def generate(tokens: TokenIds) -> Generate:
     """Return what a worker is asked for a prompt of these tokens."""
     return Generate(f"{REQUEST_ID}-0", tokens, Sampling(tokens_max=TOKENS_MAX, temperature=0.0))

@@ -138,7 +138,7 @@ def to_tokenize(request: TokenizeRequest) -> Tokenize:
 def tokenized(answer: Tokenized) -> AnswerBody:
     """Return the body that answers `POST /tokenize`."""
     ids = answer.ids
-    parts = [_encode(ids[start : start + IDS_A_STEP])[1:-1] for start in range(0, len(ids), IDS_A_STEP)]
+    parts = [_encode(ids[start : start + IDS_A_STEP].tolist())[1:-1] for start in range(0, len(ids), IDS_A_STEP)]
     separated = [piece for part in parts for piece in (b",", part)][1:]
     return AnswerBody.from_parts(
         [b'{"tokens":[', *separated, b'],"count":%d,"max_model_len":%d}' % (len(ids), answer.context_max)]

@@ -16,7 +16,7 @@ from protocol.errors import PeerViolation
 from protocol.link.codec import DECODE_ERRORS
 from protocol.messages.generation import FinishReason, Logprob
 
-VERSION = 4
+VERSION = 5
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 ATTACHED_BYTES_MAX = 512 * 1024 * 1024
 """The most bytes of incomplete attachments at a receiver, unless its `Hello` has another number."""

@@ -16,6 +16,7 @@ from protocol.messages.adapters import Adapter, adapter_salt
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import MediaItem, check_item, with_data
 from protocol.tensors import Dtype, Tensor
+from protocol.token_ids import TokenIds
 from protocol.trace import Trace
 
 REQUEST_ID_LENGTH = 32
@@ -102,7 +103,7 @@ class PromptBlocks:
     """
 
     page_size: int
-    hashes: tuple[int, ...]
+    hashes: Sequence[int]
     digest: bytes = b""
 
 
@@ -136,7 +137,7 @@ class Generate(Message):
     """
 
     id: str
-    tokens: list[int]
+    tokens: TokenIds
     sampling: Sampling
     logprobs: int | None = None
     cache_salt: str | None = field(default=None, repr=False)  # with the tenant; it may be a secret of the client

@@ -15,6 +15,7 @@ from protocol.messages.generation import FinishReason, Grammar, Usage
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import Media
 from protocol.messages.tools import AUTO, Tool, ToolCall, ToolChoice
+from protocol.token_ids import TokenIds
 from protocol.trace import Trace
 from protocol.weight_versions import WeightVersions
 
@@ -249,7 +250,7 @@ class Tokenize(Message):
 class Tokenized(Message):
     """Token ids, and the most tokens that one request may have."""
 
-    ids: list[int]
+    ids: TokenIds
     context_max: int
 
 

@@ -31,6 +31,7 @@ from protocol.errors import (
 )
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
+from protocol.token_ids import TokenIds
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, generate, whole
 from tests.system.simulator import counting
@@ -308,7 +309,9 @@ async def test_prompts_that_are_expected_in_the_cache_do_not_wait_for_each_other
 
     async def ask_for(last: int, cached: int) -> None:
         since = trio.current_time()
-        wanted = Generate(f"{last:032x}", [*prefix, last], Sampling(2, ignore_eos=True), cached_tokens=cached)
+        wanted = Generate(
+            f"{last:032x}", TokenIds.of([*prefix, last]), Sampling(2, ignore_eos=True), cached_tokens=cached
+        )
         async with address.ask(wanted, 2) as replies:
             async for reply in replies:
                 if isinstance(reply, Started):

@@ -23,6 +23,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.text import Text
+from protocol.token_ids import TokenIds
 from tests.actors.test_decode import Worker, ask, leave_after, working
 from tests.rig.calls import priority_inbox
 from tests.rig.fake_engine import Costs, FakeEngine, whole
@@ -47,7 +48,7 @@ class Hanging(FakeEngine):
 
     def submit(self, request: Generate) -> Generation | Answer[Started | Tokens, Finished]:
         answer = super().submit(request)
-        if request.id in self.names or request.tokens == HANGS:
+        if request.id in self.names or request.tokens.tolist() == HANGS:
             self.hung[request.id] = answer
             self.scheduler.waiting.popitem()  # the batch never hears of it
         return answer
@@ -184,7 +185,7 @@ async def over_hung(names: str) -> AsyncIterator[RouterRig]:
 
 async def ask_hostile(rig: RouterRig) -> None:
     with pytest.raises((EngineLost, DeadlineExceeded)):
-        await route(rig, evolve(wanted_of("x", tokens_max=5), tokens=HANGS))
+        await route(rig, evolve(wanted_of("x", tokens_max=5), tokens=TokenIds.of(HANGS)))
 
 
 async def test_a_request_that_hangs_engines_is_not_carried_from_one_to_the_next(autojump_clock: MockClock) -> None:

@@ -22,6 +22,7 @@ from protocol.errors import BadRequest, ContextTooLong, NotReady, StartFailed
 from protocol.messages.generation import FinishReason, Started, Usage
 from protocol.messages.text import Accepted, Answered, ChoiceEnded, Detokenize, Respond, Role, Text, Tokenize, Turn
 from protocol.model_folder import FILES
+from protocol.token_ids import TokenIds
 from tests.rig.calls import AnyAddress, mailbox
 from tests.rig.gateway import FOLDER, INFO, TINY, Worker, load_with_fixed_clock
 
@@ -306,9 +307,9 @@ async def test_long_prompts_go_aside_and_short_ones_do_not(autojump_clock: MockC
         await ask(address, respond("a" * (OFFLOAD_SIZE_MIN // 2), owner="alice"))
         assert types == []
         await ask(address, respond("a" * OFFLOAD_SIZE_MIN, owner="alice"))
-        assert types == [str, list]  # the template, and then the tokens
+        assert types == [str, TokenIds]  # the template, and then the tokens
         await ask(address, respond(turns=[Turn(Role.USER, "")] * 200, owner="alice"))  # many turns are long too
-        assert types == [str, list] * 2
+        assert types == [str, TokenIds] * 2
 
 
 async def test_long_stop_strings_are_read_aside(autojump_clock: MockClock) -> None:

@@ -58,7 +58,7 @@ async def answered(request: Respond, model: TextModel = MODEL) -> tuple[str, lis
     async with running(worker, model, ROOM) as address:
         replies, _ = await ask(address, request)
         rendered = Tokenize(request.turns, request.rendering)
-        assert (await ask(address, rendered))[1].ids == list(worker.asked[0].tokens)
+        assert (await ask(address, rendered))[1].ids == worker.asked[0].tokens
     return TINY.decode(worker.asked[0].tokens), replies, worker
 
 

@@ -22,6 +22,7 @@ from protocol.messages.engine import Done, EngineLoad, RankLoad, WatchLoad
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.kv_events import BlockChange, BlockEvent, BlockEvents, WatchBlocks
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from supervisor.supervision.registration import Registration
 from tests.rig.calls import mailbox
 
@@ -48,7 +49,7 @@ class Lives:
         await self.nursery.start(live)
 
     async def answer(self, prompt: list[int] = PROMPT) -> None:
-        async for _ in self.engine.submit(Generate("0" * 32, prompt, Sampling(1))):
+        async for _ in self.engine.submit(Generate("0" * 32, TokenIds.of(prompt), Sampling(1))):
             pass
         await trio.sleep(0.5)
 
@@ -159,7 +160,7 @@ async def test_the_load_is_told_when_it_changes_and_at_most_so_often(autojump_cl
         await trio.sleep(100)
         assert len(loads.replies) == 1, "an idle engine tells its load once"
         for number in range(20):
-            lives.engine.submit(Generate(f"{number:032}", PROMPT, Sampling(200)))
+            lives.engine.submit(Generate(f"{number:032}", TokenIds.of(PROMPT), Sampling(200)))
         await trio.sleep(0.2)
         running = [reply.by_rank[0].running for reply in loads.replies if isinstance(reply, EngineLoad)]
         assert 20 in running
@@ -224,7 +225,7 @@ async def test_an_engine_that_could_not_be_watched_is_watched_again(
             await trio.sleep(1.5)
             assert (published.loads, len(published.blocks)) == (None, 0), "what it told may be wrong by now"
             await trio.sleep(6)
-            async for _ in engine.submit(Generate("0" * 32, PROMPT, Sampling(1))):
+            async for _ in engine.submit(Generate("0" * 32, TokenIds.of(PROMPT), Sampling(1))):
                 pass
             await trio.sleep(1)
             assert published.loads is not None

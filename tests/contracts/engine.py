@@ -46,6 +46,7 @@ from protocol.messages.memory import MemoryState, ReleaseMemory, ResumeMemory
 from protocol.messages.operations import OPERATIONS, FlushCache
 from protocol.tenants import tenant_salt
 from protocol.tensors import BYTES, NO_TENSOR, Dtype, Tensor
+from protocol.token_ids import IDS_MAX, TokenIds
 from tests.contracts import experts, profile, versions
 from tests.contracts.weights import (
     keeps_the_order_of_weight_updates,
@@ -79,7 +80,7 @@ def request(engine: Engine, tokens_max: int = 8, prompt: int = 5, **sampling: An
     tokens = [(start * 31 + place * 7) % most for place in range(prompt)]
     tokens = [token if token not in placeholders(engine) else (token + 2) % most for token in tokens]
     sampling = {"temperature": 0.0, "ignore_eos": True} | sampling
-    return Generate(request_id, tokens, Sampling(tokens_max, **sampling))
+    return Generate(request_id, TokenIds.of(tokens), Sampling(tokens_max, **sampling))
 
 
 def placeholders(engine: Engine) -> set[int]:
@@ -127,7 +128,7 @@ def about(engine: Engine, *items: MediaItem, text: int = 3, tokens_max: int = 4)
     for each in items:
         places += [] if media.start_token is None else [media.start_token]
         places += [media.placeholder(each.modality) or 0] * each.tokens
-    return evolve(asked, tokens=[*asked.tokens[:text], *places, *asked.tokens[text:]], media=items)
+    return evolve(asked, tokens=TokenIds.of([*asked.tokens[:text], *places, *asked.tokens[text:]]), media=items)
 
 
 async def check_engine(make_engine: MakeEngine) -> None:
@@ -312,7 +313,8 @@ async def continues_an_answer_behind_resumed_tokens(engine: Engine) -> None:
         whole, _ = await complete(engine, wanted)
         sampling = evolve(wanted.sampling, tokens_max=12 - resumed)
         rest, _ = await complete(
-            engine, Generate(new_id(), [*wanted.tokens, *whole[:resumed]], sampling, resumed_tokens=resumed)
+            engine,
+            Generate(new_id(), TokenIds.of([*wanted.tokens, *whole[:resumed]]), sampling, resumed_tokens=resumed),
         )
         same.append(rest == whole[resumed:])
     # Resumed tokens are computed in other steps than before, and rounded otherwise: in 2 of 100 answers of a model with
@@ -490,7 +492,13 @@ async def sends_log_probabilities_of_the_prompt_when_asked(engine: Engine) -> No
         sampling = evolve(usual_request.sampling, tokens_max=tokens_max)
         tokens = [*usual_request.tokens, *usual[:resumed]]
         wanted = Generate(
-            new_id(), tokens, sampling, logprobs=top, prompt_logprobs=True, resumed_tokens=resumed, cached_tokens=prompt
+            new_id(),
+            TokenIds.of(tokens),
+            sampling,
+            logprobs=top,
+            prompt_logprobs=True,
+            resumed_tokens=resumed,
+            cached_tokens=prompt,
         )
         async with slot(engine, wanted) as generation:
             with trio.fail_after(ANSWERED_WITHIN_S):
@@ -517,7 +525,7 @@ async def sends_log_probabilities_of_the_prompt_when_asked(engine: Engine) -> No
         assert len(ids) == tokens_max
     for other in kept[1:]:
         assert all(abs(one - another) < 0.3 for one, another in zip(kept[0], other, strict=True)), "the prompt's alone"
-    short = evolve(usual_request, id=new_id(), tokens=[7], logprobs=2, prompt_logprobs=True)
+    short = evolve(usual_request, id=new_id(), tokens=TokenIds.of([7]), logprobs=2, prompt_logprobs=True)
     async with slot(engine, short) as generation:
         started = await anext(generation)
         await read_on(generation)
@@ -692,21 +700,20 @@ async def refuses_or_queues_but_never_blocks(engine: Engine) -> None:
 async def refuses_what_is_wrong_and_serves_on(engine: Engine) -> None:
     most, longest = engine.info.vocabulary_size, engine.info.request_tokens_max
     wrong = [
-        Generate(new_id(), [], Sampling(4)),
-        Generate(new_id(), [1, -1], Sampling(4)),
-        Generate(new_id(), [1, most], Sampling(4)),
-        Generate(new_id(), [1, 2**40], Sampling(4)),
-        Generate(new_id(), [1], Sampling(0)),
-        Generate(new_id(), [1], Sampling(4, stop_token_ids=(most,))),
-        Generate(new_id(), [1], Sampling(4, stop_token_ids=(-1,))),
-        Generate(new_id(), [1], Sampling(4, logit_bias={most: 1.0})),
-        Generate(new_id(), [1], Sampling(4, logit_bias={-1: 1.0})),
-        Generate(new_id(), [1], Sampling(4, logit_bias={1: nan})),
-        Generate(new_id(), [1], Sampling(4), logprobs=most + 1),
-        Generate(new_id(), [1], Sampling(4), logprobs=-1),
-        Generate(new_id(), [1], Sampling(4), prompt_logprobs=True),
-        Generate(new_id(), [1] * longest, Sampling(1)),
-        Generate(new_id(), [1], Sampling(longest)),
+        Generate(new_id(), TokenIds(), Sampling(4)),
+        Generate(new_id(), TokenIds.of([1, most]), Sampling(4)),
+        Generate(new_id(), TokenIds.of([1, IDS_MAX - 1]), Sampling(4)),
+        Generate(new_id(), TokenIds.of([1]), Sampling(0)),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4, stop_token_ids=(most,))),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4, stop_token_ids=(-1,))),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4, logit_bias={most: 1.0})),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4, logit_bias={-1: 1.0})),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4, logit_bias={1: nan})),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4), logprobs=most + 1),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4), logprobs=-1),
+        Generate(new_id(), TokenIds.of([1]), Sampling(4), prompt_logprobs=True),
+        Generate(new_id(), TokenIds.of([1] * longest), Sampling(1)),
+        Generate(new_id(), TokenIds.of([1]), Sampling(longest)),
     ]
     for each in wrong:
         with pytest.raises(BadRequest):
@@ -801,13 +808,17 @@ def wrong_media(engine: Engine, wanted: Generate) -> Iterator[Generate]:
     assert media is not None
     place = media.placeholder(good.modality) or 0
     yield evolve(wanted, media=())
-    yield evolve(wanted, tokens=[*wanted.tokens, place])
-    yield evolve(wanted, tokens=[token for token in wanted.tokens if token != place])
+    yield evolve(wanted, tokens=TokenIds.of([*wanted.tokens, place]))
+    yield evolve(wanted, tokens=TokenIds.of([token for token in wanted.tokens if token != place]))
     yield evolve(wanted, media=(good, good))
     if media.start_token is not None:
-        yield evolve(wanted, tokens=[7 if token == media.start_token else token for token in wanted.tokens])
+        yield evolve(
+            wanted, tokens=TokenIds.of([7 if token == media.start_token else token for token in wanted.tokens])
+        )
     first = wanted.tokens.index(place)
-    yield evolve(wanted, tokens=[*wanted.tokens[: first + 1], 7, *wanted.tokens[first + 1 :]])  # in two pieces
+    yield evolve(
+        wanted, tokens=TokenIds.of([*wanted.tokens[: first + 1], 7, *wanted.tokens[first + 1 :]])
+    )  # in two pieces
     time, height, width = good.grid
     changes: list[dict[str, Any]] = [
         {"tokens": good.tokens + 1},
@@ -926,7 +937,7 @@ async def is_the_same_answer(engine: Engine, wanted: Generate, ids: list[int], u
     """
     same = next((place for place in range(LONG) if ids[place] != undisturbed[place]), LONG)
     if same < LONG:
-        anew = evolve(request(engine, 1), tokens=[*wanted.tokens, *ids[:same]])
+        anew = evolve(request(engine, 1), tokens=TokenIds.of([*wanted.tokens, *ids[:same]]))
         assert (await complete(engine, anew))[0] == [ids[same]]
 
 

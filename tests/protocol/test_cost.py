@@ -21,6 +21,7 @@ from protocol.errors import BadRequest
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Respond, Role, Turn
+from protocol.token_ids import TokenIds
 
 ASKED = Respond("0" * 32, turns=(Turn(Role.USER, "hi"),))
 SEVERAL = evolve(ASKED, turns=(), texts=("a", "b", "c"))
@@ -82,9 +83,9 @@ def test_only_gathered_answers_take_memory() -> None:
 
 
 def test_the_tokens_of_a_generation_are_those_of_its_prompt_and_answer() -> None:
-    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(7))) == 10
-    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(-7))) == 3
-    assert generation_tokens(Generate("0" * 32, [1, 2, 3], Sampling(10**9))) == 3 + ANSWER_TOKENS_MAX
+    assert generation_tokens(Generate("0" * 32, TokenIds.of([1, 2, 3]), Sampling(7))) == 10
+    assert generation_tokens(Generate("0" * 32, TokenIds.of([1, 2, 3]), Sampling(-7))) == 3
+    assert generation_tokens(Generate("0" * 32, TokenIds.of([1, 2, 3]), Sampling(10**9))) == 3 + ANSWER_TOKENS_MAX
 
 
 @pytest.mark.parametrize(
@@ -102,4 +103,4 @@ def test_the_tokens_of_a_generation_are_those_of_its_prompt_and_answer() -> None
 def test_what_is_cached_needs_no_memory_nor_does_a_prefill_need_any_for_the_answer(
     leg: Leg, cached: int, tokens: int
 ) -> None:
-    assert kv_tokens(Generate("0" * 32, [1] * 100, Sampling(10)), leg, cached) == tokens
+    assert kv_tokens(Generate("0" * 32, TokenIds.of([1] * 100), Sampling(10)), leg, cached) == tokens

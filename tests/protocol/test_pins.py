@@ -9,7 +9,7 @@ name stands here that a rename could change along with the wire. To renew the pi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -34,6 +34,7 @@ CONSTRAINED = {  # by the names of fields, as the wire has them: what their clas
     ("version", int): frames.VERSION,
     ("nonce", bytes): b"n" * 32,
     ("mac", bytes): b"m" * 32,
+    ("packed", bytes): b"ids1ids2",
     ("code", str): "secret",
     ("shape", tuple[int, ...]): (2, 0),
 }
@@ -70,6 +71,7 @@ def container(origin: Any, arguments: tuple[Any, ...], numbers: Iterator[int], *
         return dict([values]) if origin is dict else tuple(values)
     if isinstance(arguments[0], type) and issubclass(arguments[0], StrEnum):
         return origin(arguments[0])
+    origin = list if origin is Sequence else origin
     return origin(example(arguments[0], numbers, full=full) for _ in range(2 if full else 0))
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from protocol.link import codec
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from protocol.trace import STATE_CHARACTERS_MAX, Trace, as_headers, child_span, from_headers, log_fields
 
 ID, SPAN, DRAWN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "0123456789abcdef" * 2
@@ -144,7 +145,7 @@ def test_the_log_fields_are_the_trace_the_span_and_the_parent() -> None:
 
 
 def test_a_request_without_a_trace_is_decoded() -> None:
-    request = Generate("a" * 32, [1], Sampling(1))
+    request = Generate("a" * 32, TokenIds.of([1]), Sampling(1))
     fields = asdict(request)
     del fields["trace"]
     assert codec.decode(codec.encode(request)[:1] + msgspec.msgpack.encode(fields)) == request

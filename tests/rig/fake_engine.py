@@ -35,6 +35,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Finished, FinishReason, Generate, Logprob, Sampling, Usage
 from protocol.messages.media import MediaInfo
+from protocol.token_ids import TokenIds
 
 FORCED = 100.0
 RequestKey = tuple[tuple[int, ...], int | None]  # a prompt and a seed
@@ -44,7 +45,7 @@ def generate(request_id: str = "r", prompt: int = 4, tokens_max: int = 3, **samp
     """Return a request whose prompt has `prompt` tokens, which depend on its id."""
     start = crc32(request_id.encode()) % 50
     tokens = [(start + place * 7) % 97 for place in range(prompt)]
-    return Generate(request_id, tokens, Sampling(tokens_max, **sampling))
+    return Generate(request_id, TokenIds.of(tokens), Sampling(tokens_max, **sampling))
 
 
 def token_at(prompt: list[int], place: int, vocabulary_size: int = 100) -> int:

@@ -20,6 +20,7 @@ from actors.media.model_files import vision_layout
 from actors.media.placeholders import expand
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
+from protocol.token_ids import TokenIds
 
 PLACES = {
     Modality.IMAGE: "<|vision_start|><|image_pad|><|vision_end|>",
@@ -35,9 +36,10 @@ class SeeingModel:
     layout: VisionLayout
     tokenizer: Tokenizer
 
-    def tokens(self, text: str, items: Sequence[MediaItem]) -> list[int]:
+    def tokens(self, text: str, items: Sequence[MediaItem]) -> TokenIds:
         """Return the token ids of a prompt with one placeholder for each item, as many as each item has tokens."""
-        return expand(self.tokenizer.encode(text, add_special_tokens=False).ids, items, self.layout)
+        ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return expand(TokenIds.of(ids), items, self.layout)
 
     def image(self, data: bytes) -> MediaItem:
         """Return the item of a picture's file."""

@@ -51,6 +51,7 @@ from protocol.messages.generation import (
     one_token,
 )
 from protocol.pairing import Pairing
+from protocol.token_ids import TokenIds
 from supervisor.engines.work import RequestInbox, request_inbox
 from supervisor.node.model_children import waiting_group
 from tests.rig.calls import AnyAddress, AnyAnswer
@@ -61,7 +62,7 @@ PROMPT = [5, 6, 7, 8]
 LOSSES = [ActorLost, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded]
 
 
-def text(prompt: list[int], length: int = 1000) -> list[int]:
+def text(prompt: Sequence[int], length: int = 1000) -> list[int]:
     """Return what every fake worker answers to a prompt, up to its end-of-sequence token."""
     return [1 + (sum(prompt) * 7 + place * 13) % 89 for place in range(length)] + [EOS]
 
@@ -334,7 +335,7 @@ async def routed(
 def generate(
     name: str = "a", tokens_max: int = 6, prompt: Iterable[int] = PROMPT, logprobs: int | None = None, **sampling: Any
 ) -> Generate:
-    return Generate(name, list(prompt), Sampling(tokens_max, **sampling), logprobs)
+    return Generate(name, TokenIds.of(prompt), Sampling(tokens_max, **sampling), logprobs)
 
 
 @frozen

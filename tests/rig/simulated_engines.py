@@ -17,6 +17,7 @@ from actors.engines.simulated.output import OutputGenerator
 from actors.engines.simulated.rendezvous_rooms import RendezvousRooms
 from actors.engines.simulated.spec import Costs, SimulatedSpec
 from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
+from protocol.token_ids import TokenIds
 
 # Binary fractions, so that times can be compared exactly.
 COSTS = Costs(fixed_s=1.0, per_prefill_token_s=0.0, per_running_s=0.0)
@@ -68,7 +69,9 @@ def generate(
     """Return a greedy request; a prompt that is given as a length depends on the name."""
     rng = random.Random(name)
     tokens = prompt if isinstance(prompt, list) else [rng.randrange(100) for _ in range(prompt)]
-    return Generate(name, tokens, Sampling(tokens_max, **({"temperature": 0.0} | sampling)), logprobs, salt)
+    return Generate(
+        name, TokenIds.of(tokens), Sampling(tokens_max, **({"temperature": 0.0} | sampling)), logprobs, salt
+    )
 
 
 async def read(generation: Generation) -> tuple[list[int], Finished, list[Tokens]]:

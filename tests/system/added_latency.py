@@ -36,6 +36,7 @@ from bench.rig.table_text import table_text
 from bench.stages.model import subject
 from protocol.messages.generation import Generate, Sampling, Tokens
 from protocol.messages.text import Role, Turn
+from protocol.token_ids import TokenIds
 from tests.contracts.engine import new_id
 from tests.system.sglang.conftest import ZygoteProcess, real_engine, running_zygote
 
@@ -71,7 +72,7 @@ def through_the_node(load: Load, node: Running, seed: int) -> Times:
     return Times([measure.stamps(record) for record in run.records])
 
 
-def prompts(load: Load, seed: int, numbers: Iterable[int]) -> list[list[int]]:
+def prompts(load: Load, seed: int, numbers: Iterable[int]) -> list[TokenIds]:
     """Return the tokens of the requests that `load` sends, as the node renders and tokenises them."""
     workload, model = load.job("http://127.0.0.1:1", MODEL, seed, 0).workload, subject(MODEL_FOLDER).model
     return [model.encode((Turn(Role.USER, planned_request(workload, number).prompt),)) for number in numbers]
@@ -88,7 +89,7 @@ async def at_the_engine(load: Load, engine: Engine, seed: int) -> Times:
 Arrivals = list[tuple[float, Sequence[int]]]
 
 
-async def _asked(load: Load, engine: Engine, several: Sequence[list[int]]) -> list[Arrivals]:
+async def _asked(load: Load, engine: Engine, several: Sequence[TokenIds]) -> list[Arrivals]:
     """Return when which tokens of each answer came; each client asks again when it has its answer."""
     left, answers = iter(several), list[Arrivals]()
 

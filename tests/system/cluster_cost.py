@@ -35,6 +35,7 @@ from actors.routing.routing import Routing
 from protocol.messages.cluster import Leg, Offer
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from supervisor.cluster import models, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.link_settings import LinkSettings
@@ -243,7 +244,7 @@ def _routing(directory: Directory, found: dict[str, float]) -> None:
         ModelPool(directory, MODEL), least_loaded, FailoverLimits(), partial(next, numbers), str, 0, frozenset()
     )
     routing.ranked = partial(directory.ranked, MODEL)
-    request = Generate("", [1] * 100, Sampling(100))
+    request = Generate("", TokenIds.of([1] * 100), Sampling(100))
     rounds, began = 200, time.process_time()
     for _ in range(rounds):
         assert readiness.never_ready(directory, (MODEL,)) is None

@@ -29,6 +29,7 @@ from protocol.link.greeting import Greeter
 from protocol.link.peer import Peer
 from protocol.messages.generation import Finished, FinishReason, Generate, Sampling, Started, Tokens, Usage
 from protocol.messages.media import Encode, Encoded
+from protocol.token_ids import TokenIds
 from supervisor.links import websocket
 from supervisor.links.encoding import TOKEN_IDS
 from supervisor.links.endpoint import Endpoint
@@ -136,7 +137,7 @@ class Arrivals:
 
 async def listen_to(link: Link, number: int, tokens_max: int, arrivals: Arrivals) -> None:
     """Ask for one stream, and note its tokens until cancelled."""
-    request = Generate(f"{number:032x}", [1], Sampling(tokens_max=tokens_max))
+    request = Generate(f"{number:032x}", TokenIds.of([1]), Sampling(tokens_max=tokens_max))
     async with link.ask(request, tokens_max, TOKENS) as replies:
         async for reply in replies:
             if isinstance(reply, Tokens):

@@ -31,6 +31,7 @@ from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints, Sampling
 from protocol.messages.kv_events import BlockChange, BlockEvent
 from protocol.pairing import Pairing
+from protocol.token_ids import ID_BYTES, TokenIds
 from supervisor.cluster.ranking import SortedRanking
 
 PAGE = 16  # tokens
@@ -283,7 +284,7 @@ class Gateway:
         began = trio.current_time()
         request = Generate(
             "0" * 32,
-            _LENGTHS.setdefault(prompt.tokens, [0] * prompt.tokens),
+            TokenIds(bytes(ID_BYTES * prompt.tokens)),  # prompts are told apart by their blocks
             Sampling(prompt.answer),
             hints=RoutingHints("", (PromptBlocks(PAGE, prompt.hashes),)),
         )
@@ -296,9 +297,6 @@ class Gateway:
             figures.add(prompt.tokens, route.overlap, found, trio.current_time() - began)
             await trio.sleep(prompt.answer * self.of[0].speeds.token_s)
         route.end()
-
-
-_LENGTHS: dict[int, list[int]] = {}  # prompts are told apart by their blocks, so all of a length share their tokens
 
 
 @define(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 from attrs import Factory, define
@@ -20,7 +21,7 @@ class HeldRequest:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
-    prompt: list[int] = Factory(list)  # its tokens, with its images' and videos' tokens in place of placeholders
+    prompt: Sequence[int] = ()  # its tokens, with its images' and videos' tokens in place of placeholders
     given: int = 0  # answer tokens at the end of the prompt: it was preempted, and computes them again
     digests: list[bytes] | None = None  # the prompt's full pages' digests, none without a cache
     sequence: OutputSequence | None = None
@@ -104,7 +105,7 @@ class HeldRequest:
 
     def preempt(self) -> None:
         """Start over: nothing is computed, and the prompt is continued by the answer so far."""
-        self.prompt, self.given = self.prompt + self.answered, len(self.output)
+        self.prompt, self.given = [*self.prompt, *self.answered], len(self.output)
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
 
     # Pages ------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class HeldRequest:
         assert self.lease is not None
         if caches and self.output:
             shared = self.lease.shared
-            rest = (self.prompt[len(shared) * page_size :] + self.answered)[: self.kv_tokens - len(shared) * page_size]
+            rest = [*self.prompt[len(shared) * page_size :], *self.answered][: self.kv_tokens - len(shared) * page_size]
             before = shared[-1] if shared else root_digest(self.request.cache_namespace)
             for digest in block_digests(before, pack_tokens(rest), page_size):
                 memory.publish(self.lease, digest)

@@ -18,8 +18,9 @@ from collections.abc import Hashable
 import trio
 from attrs import define, field, frozen
 
-from protocol.block_hashes import TOKEN_BYTES, pack_tokens
+from protocol.block_hashes import TOKEN_BYTES
 from protocol.messages.generation import Generate
+from protocol.token_ids import TokenIds
 
 SHARED_MIN = 32
 """The fewest tokens in common for which a request waits: fewer cost less than a step."""
@@ -38,9 +39,9 @@ class HashedPrompt:
     hashes: list[int]
 
     @classmethod
-    def of(cls, tokens: list[int]) -> HashedPrompt:
+    def of(cls, tokens: TokenIds) -> HashedPrompt:
         """Return a prompt that can be compared with others."""
-        packed, hashes = pack_tokens(tokens), [0]
+        packed, hashes = tokens.packed, [0]
         for start in range(0, len(packed) - PART_BYTES + 1, PART_BYTES):
             hashes.append(hash((hashes[-1], packed[start : start + PART_BYTES])))
         return cls(packed, hashes)
@@ -119,7 +120,7 @@ class SharedPrefixes:
 
     def _key(self, request: Generate) -> Hashable:
         media = tuple(item.digest for item in request.media)
-        return request.cache_namespace, media, tuple(request.tokens[: self.page_size])
+        return request.cache_namespace, media, request.tokens[: self.page_size]
 
     def _shared_end(self, length: int, cached: int) -> int:
         """Return the least common prefix for which a prompt waits for another; the last token is always computed."""

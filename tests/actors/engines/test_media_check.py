@@ -13,6 +13,7 @@ from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import NO_TENSOR, Dtype, Tensor
+from protocol.token_ids import TokenIds
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, VIDEO_TOKEN, embeddings, image, video
 
 INFO = EngineInfo("any", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, media=MEDIA)
@@ -24,7 +25,9 @@ MOVIE = evolve(video(), form=MediaForm.EMBEDDINGS, data=Tensor(Dtype.BFLOAT16, (
 
 
 def prompt(images: int, *items: MediaItem, videos: int = 0) -> Generate:
-    return Generate("r", [1, *[IMAGE_TOKEN] * images, 2, *[VIDEO_TOKEN] * videos, 3], Sampling(4), media=items)
+    return Generate(
+        "r", TokenIds.of([1, *[IMAGE_TOKEN] * images, 2, *[VIDEO_TOKEN] * videos, 3]), Sampling(4), media=items
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +73,7 @@ ONE, TWO = (
 
 
 def written(*tokens: int, media: tuple[MediaItem, ...], resumed_tokens: int = 0) -> Generate:
-    return Generate("r", list(tokens), Sampling(4), media=media, resumed_tokens=resumed_tokens)
+    return Generate("r", TokenIds.of(tokens), Sampling(4), media=media, resumed_tokens=resumed_tokens)
 
 
 def pictures(count: int) -> list[int]:
@@ -87,12 +90,12 @@ def test_the_places_of_items_are_those_of_their_own_order_in_each_modality() -> 
 
 @pytest.mark.parametrize("answer", [[IMAGE_TOKEN], [BEGIN, IMAGE_TOKEN, 5], [BEGIN]])
 def test_tokens_of_an_answer_that_is_resumed_are_no_places(answer: list[int]) -> None:
-    resumed = evolve(MIXED, tokens=[*MIXED.tokens, *answer], resumed_tokens=len(answer))
+    resumed = evolve(MIXED, tokens=TokenIds.of([*MIXED.tokens, *answer]), resumed_tokens=len(answer))
     check_media(resumed, STARTED)
     assert item_places(resumed, MEDIA) == item_places(MIXED, MEDIA)
     check_media(written(7, *answer, media=(), resumed_tokens=len(answer)), INFO)
     with pytest.raises(BadRequest):
-        check_media(evolve(resumed, tokens=[*MIXED.tokens, IMAGE_TOKEN, *answer]), STARTED)
+        check_media(evolve(resumed, tokens=TokenIds.of([*MIXED.tokens, IMAGE_TOKEN, *answer])), STARTED)
 
 
 @pytest.mark.parametrize(

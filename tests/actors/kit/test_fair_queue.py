@@ -15,6 +15,7 @@ from trio.testing import MockClock
 from actors.kit.calls import BugCounter, Call
 from actors.kit.fair_queue import Entry, FairQueue
 from protocol.messages.generation import Finished, Generate, Sampling, Started, Tokens
+from protocol.token_ids import TokenIds
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAnswer, AnyCall, AnyPriorityInbox
 
@@ -183,7 +184,7 @@ async def test_a_key_with_128_choices_does_not_make_another_wait_for_all_of_them
         slots.release()
 
     async def ask(owner: str, tokens: int) -> None:
-        generate = Generate(f"{len(ended):032x}", [1], Sampling(tokens), owner=owner)
+        generate = Generate(f"{len(ended):032x}", TokenIds.of([1]), Sampling(tokens), owner=owner)
         async with address.ask(generate, 0) as answered:
             await answered.result()
         ended[owner] = trio.current_time()

@@ -27,6 +27,7 @@ from protocol.errors import DeadlineExceeded, EngineStuck, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Accepted, Respond
+from protocol.token_ids import TokenIds
 from supervisor.cluster.ranking import SortedRanking
 from supervisor.config import load
 from supervisor.config.schema import Cluster
@@ -173,7 +174,7 @@ async def test_short_prompts_are_computed_together(autojump_clock: MockClock, tm
 
 
 def wanted(name: str, size: int = 4, tokens_max: int = 2) -> Generate:
-    return Generate(name, [1] * size, Sampling(tokens_max), owner=name[0])
+    return Generate(name, TokenIds.of([1] * size), Sampling(tokens_max), owner=name[0])
 
 
 @asynccontextmanager

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 from actors.media.placeholders import expand
 from protocol.errors import BadRequest
 from protocol.messages.media import Media, Modality
+from protocol.token_ids import TokenIds
 from tests.rig.vision import IMAGE, LAYOUT, VIDEO, image, pixels_of, video
 
 
 def test_the_kth_placeholder_stands_for_the_kth_item_of_its_modality() -> None:
-    tokens = [1, IMAGE, 2, VIDEO, IMAGE, 3]
+    tokens = TokenIds.of([1, IMAGE, 2, VIDEO, IMAGE, 3])
     items = [pixels_of(media) for media in (image("a", 2), image("b", 3), video("c", 1))]
-    assert expand(tokens, items, LAYOUT) == [1, IMAGE, IMAGE, 2, VIDEO, IMAGE, IMAGE, IMAGE, 3]
+    expected = [1, IMAGE, IMAGE, 2, VIDEO, IMAGE, IMAGE, IMAGE, 3]
+    assert expand(tokens, items, LAYOUT).tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -28,13 +30,13 @@ def test_a_prompt_with_other_places_than_items_is_refused_with_both_numbers(
     tokens: list[int], media: list[Media], sentence: str
 ) -> None:
     with pytest.raises(BadRequest, match=sentence):
-        expand(tokens, [pixels_of(each) for each in media], LAYOUT)
+        expand(TokenIds.of(tokens), [pixels_of(each) for each in media], LAYOUT)
 
 
 def test_tokens_without_placeholders_are_returned_as_they_are() -> None:
-    tokens = [1, 2, 3]
+    tokens = TokenIds.of([1, 2, 3])
     assert expand(tokens, [], LAYOUT) is tokens
-    with_other_tokens = [1, IMAGE]
+    with_other_tokens = TokenIds.of([1, IMAGE])
     assert expand(with_other_tokens, [], None) is with_other_tokens
 
 
@@ -52,4 +54,4 @@ def test_every_other_token_stays_where_it_was(parts: list[int | Modality], data:
         items.append(pixels_of(makers[part](str(number), count)))
         tokens.append(placeholder)
         expected += [placeholder] * count
-    assert expand(tokens, items, LAYOUT) == expected
+    assert expand(TokenIds.of(tokens), items, LAYOUT).tolist() == expected

@@ -24,6 +24,7 @@ from protocol.errors import (
 )
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Finished, FinishReason, Grammar, GrammarKind, Sampling, Usage
+from protocol.token_ids import TokenIds
 from tests.rig.router import (
     LOSSES,
     PROMPT,
@@ -57,7 +58,9 @@ async def test_a_loss_at_any_token_is_not_seen(
         if asked:
             sampling = evolve(wanted.sampling, tokens_max=6 - tokens, tokens_min=max(0, 2 - tokens))
             tokens_ = PROMPT + got.ids[:tokens]
-            assert asked == [evolve(wanted, id="new 1", tokens=tokens_, resumed_tokens=tokens, sampling=sampling)]
+            assert asked == [
+                evolve(wanted, id="new 1", tokens=TokenIds.of(tokens_), resumed_tokens=tokens, sampling=sampling)
+            ]
             assert rig.worker("b").times == [tokens or 0.5]
 
 
@@ -218,7 +221,7 @@ async def test_a_request_that_has_begun_goes_ahead_of_those_that_have_not(autoju
 async def test_a_request_that_was_resumed_before_counts_all_tokens_sent(autojump_clock: MockClock) -> None:
     async with routed(Fake("a", [Play(EngineLost("1"), 2)]), Fake("b")) as rig:
         first = text(PROMPT)[:3]
-        got = await ask(rig, evolve(generate(), tokens=PROMPT + first, resumed_tokens=3))
+        got = await ask(rig, evolve(generate(), tokens=TokenIds.of(PROMPT + first), resumed_tokens=3))
         assert got.ids == text(PROMPT)[3:9]
         assert rig.worker("b").asked[0].resumed_tokens == 5
 

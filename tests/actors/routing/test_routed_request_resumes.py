@@ -76,7 +76,10 @@ async def test_an_answer_with_a_penalty_goes_on_elsewhere_with_the_number_of_tok
     async with routed(Fake("a", [Play(EngineLost("gone"), 3)]), Fake("b")) as rig:
         wanted = generate(**penalty)
         check_whole(await ask(rig, wanted), wanted)
-        assert (rig.worker("b").asked[0].resumed_tokens, rig.worker("b").asked[0].tokens[4:]) == (3, text(PROMPT)[:3])
+        assert (rig.worker("b").asked[0].resumed_tokens, rig.worker("b").asked[0].tokens[4:].tolist()) == (
+            3,
+            text(PROMPT)[:3],
+        )
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -92,7 +95,7 @@ async def test_tokens_that_skipped_the_router_are_not_sent_again_by_the_next_wor
         async with rig.address.ask(wanted, 9) as answer:
             finished = await answer.relay(replies.append, fast_path=path)
         sent = text(PROMPT)[:9]
-        assert [rig.worker(name).asked[0].tokens[4:] for name in "abc"] == [[], sent[:3], sent[:5]]
+        assert [rig.worker(name).asked[0].tokens[4:].tolist() for name in "abc"] == [[], sent[:3], sent[:5]]
         general = [token for reply in replies if isinstance(reply, Tokens) for token in reply.ids]
         assert general == [sent[0], sent[3], sent[5]], "the first of each worker goes the general way"
         assert texts == [sent[place] for place in (1, 2, 4, 6, 7, 8)]

@@ -42,6 +42,7 @@ from protocol.messages.text import (
     Tokenized,
     Turn,
 )
+from protocol.token_ids import TokenIds
 from tests.actors.test_processor import CONTENTS, ask, respond, running
 from tests.actors.text.test_detokenizer import SENTENCEPIECE
 from tests.rig.gateway import INFO, TINY, Worker, ids, load_with_fixed_clock
@@ -127,7 +128,7 @@ async def test_token_ids_go_in_and_come_out(autojump_clock: MockClock) -> None:
     prompt = tuple(ids("n=3 x"))
     async with running(worker, limits=ROOMY) as address:
         replies, _ = await ask(address, Respond("b" * 32, token_lists=(prompt,), token_ids=True))
-    assert worker.asked[0].tokens == list(prompt)
+    assert worker.asked[0].tokens.tolist() == list(prompt)
     assert [token for each in replies if isinstance(each, Text) for token in each.ids] == ids("The oak is")
 
 
@@ -285,14 +286,14 @@ async def test_what_fits_is_not_truncated_and_the_last_turn_never_is(autojump_cl
 async def test_text_and_tokens_are_turned_into_each_other(autojump_clock: MockClock) -> None:
     async with running(limits=ROOMY) as address:
         _, there = await ask(address, Tokenize(text="The oak, wörld 🙂"))
-        assert there == Tokenized(ids("The oak, wörld 🙂"), 2048)
+        assert there == Tokenized(TokenIds.of(ids("The oak, wörld 🙂")), 2048)
         assert (await ask(address, Detokenize(tuple(there.ids))))[1] == Detokenized("The oak, wörld 🙂")
         _, turns = await ask(address, Tokenize(turns=(Turn(Role.USER, "Hi"),)))
         assert turns.ids == TINY.encode([Turn(Role.USER, "Hi")])
         with pytest.raises(BadRequest) as caught:
             await ask(address, Detokenize((512,)))
         assert caught.value.param == "tokens"
-        assert (await ask(address, Tokenize(text="")))[1].ids == []
+        assert (await ask(address, Tokenize(text="")))[1].ids == TokenIds()
 
 
 class Says:
@@ -314,7 +315,7 @@ async def test_a_choice_is_the_text_behind_its_prompt(best_of: int) -> None:
     replies: list[Any] = []
     model = evolve(TINY, tokenizer=SENTENCEPIECE, whole_tokens=None)
     prompt = [SENTENCEPIECE.get_vocab()["a"]]
-    generations = [Generate(f"g{choice}", prompt, Sampling(5), 0) for choice in range(best_of)]
+    generations = [Generate(f"g{choice}", TokenIds.of(prompt), Sampling(5), 0) for choice in range(best_of)]
     await Choices(texts("a", best_of=best_of), model, Says(), replies.append).read([generations])
     assert text_of(replies) == " the"
 

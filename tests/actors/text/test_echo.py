@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from math import inf
 
 import pytest
@@ -24,13 +25,13 @@ from tests.rig.gateway import TINY, ids, load_with_fixed_clock
 SPACED: TextModel = load_with_fixed_clock(CONTENTS | {"tokenizer.json": SENTENCEPIECE.to_str().encode()})
 
 
-def scores(tokens: list[int], likeliest: int) -> PromptScores:
+def scores(tokens: Sequence[int], likeliest: int) -> PromptScores:
     scorer = PromptScorer(512, likeliest)
     scorer.add(tokens)
     return scorer.scores()
 
 
-def echoed(model: TextModel, tokens: list[int], likeliest: int = 2) -> list[Text]:
+def echoed(model: TextModel, tokens: Sequence[int], likeliest: int = 2) -> list[Text]:
     return list(Echo(model, tokens, model.decode(tokens), 3, scores(tokens, likeliest)).pieces())
 
 

@@ -21,6 +21,7 @@ from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_tok
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages.text import Rendering, Role, Tokenize, Turn
 from protocol.messages.tools import Tool, ToolCall
+from protocol.token_ids import TokenIds
 from supervisor.threads.text_threads import HEAVY_CHARACTERS_MIN
 from tests.actors.test_processor import CONTENTS, ask, running
 from tests.rig.gateway import TINY, load_with_fixed_clock
@@ -138,7 +139,7 @@ def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, 
     text *= repeat
     model, ids = evolve(TINY, characters_per_token_max=bound_known), TINY.encode_text(text)
 
-    async def read() -> list[int] | None:
+    async def read() -> TokenIds | None:
         try:
             return await tokenize_text(text, model, limit, Offload(run_inline, "").run)
         except TooManyTokens:

@@ -13,6 +13,7 @@ from actors.text.prompt_blocks import with_blocks
 from protocol.block_hashes import block_hashes
 from protocol.messages.generation import Generate, RoutingHints, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
+from protocol.token_ids import TokenIds
 from tests.rig.vision import MEDIA_INFO
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ TOKENS = list(range(40))
 
 
 def generation(tokens: list[int] = TOKENS, **fields: Any) -> Generate:
-    return evolve(Generate("0" * 32, tokens, Sampling(3)), **fields)
+    return evolve(Generate("0" * 32, TokenIds.of(tokens), Sampling(3)), **fields)
 
 
 async def test_choices_of_a_prompt_share_its_hashes(autojump_clock: MockClock) -> None:
@@ -32,7 +33,7 @@ async def test_choices_of_a_prompt_share_its_hashes(autojump_clock: MockClock) -
     assert first.hints is not None
     assert first.hints is second.hints
     assert (first.hints.session, first.hints.ttft_target_ms) == ("session", 5.0)
-    assert [(each.page_size, each.hashes) for each in first.hints.blocks] == [
+    assert [(each.page_size, tuple(each.hashes)) for each in first.hints.blocks] == [
         (size, block_hashes(TOKENS, size)) for size in (8, 16)
     ]
     assert hashed[1][0].hints is not None
@@ -42,7 +43,7 @@ async def test_choices_of_a_prompt_share_its_hashes(autojump_clock: MockClock) -
 async def test_the_salt_is_part_of_the_hashes(autojump_clock: MockClock) -> None:
     ((salted,),) = await with_blocks([[generation(cache_salt="tenant")]], (16,), None, WORK)
     assert salted.hints is not None
-    assert salted.hints.blocks[0].hashes == block_hashes(TOKENS, 16, "tenant")
+    assert tuple(salted.hints.blocks[0].hashes) == block_hashes(TOKENS, 16, "tenant")
 
 
 async def test_only_what_is_before_the_first_image_is_hashed(autojump_clock: MockClock) -> None:
@@ -54,7 +55,7 @@ async def test_only_what_is_before_the_first_image_is_hashed(autojump_clock: Moc
     ((blind,),) = await with_blocks([[generation(prompt)]], (8,), info, WORK)
     assert seeing.hints is not None
     assert blind.hints is not None
-    assert seeing.hints.blocks[0].hashes == block_hashes(tokens, 8)
+    assert tuple(seeing.hints.blocks[0].hashes) == block_hashes(tokens, 8)
     assert len(blind.hints.blocks[0].hashes) == 5
 
 

@@ -30,6 +30,7 @@ from bench.calibration.fit import (
 )
 from bench.load.messages import Target
 from protocol.messages.generation import Generate, Sampling, Tokens
+from protocol.token_ids import TokenIds
 from supervisor.engines.kinds import read_cluster
 
 SIMULATED = Path(__file__).parents[3] / "examples" / "simulated.toml"
@@ -112,7 +113,9 @@ async def answer(engine: SimulatedEngine, stream: trio.SocketStream) -> None:
     body = json.loads(text)
     words = body["messages"][0]["content"].split()
     request = Generate(
-        f"{id(stream)}", [hash(word) % 1000 for word in words], Sampling(body["max_tokens"], ignore_eos=True)
+        f"{id(stream)}",
+        TokenIds.of([hash(word) % 1000 for word in words]),
+        Sampling(body["max_tokens"], ignore_eos=True),
     )
     await stream.send_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
     async for reply in engine.submit(request):

@@ -15,6 +15,7 @@ from protocol.dialects.tokens import (
 )
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.text import Detokenize, Detokenized, Role, Tokenize, Tokenized, Turn
+from protocol.token_ids import TokenIds
 from tests.rig.dialects import check_refused
 
 USER = {"role": "user", "content": "Hi"}
@@ -98,8 +99,8 @@ def test_an_invalid_detokenize_request_is_refused_by_its_field(
 def test_token_ids_are_read_and_written() -> None:
     assert detokenize(tokens=[0, 2**31 - 1], model="m").ids == (0, 2**31 - 1)
     expected = {"tokens": [3, 1, 2], "count": 3, "max_model_len": 2048}
-    assert json.loads(whole(tokenized(Tokenized([3, 1, 2], 2048)))) == expected
-    assert json.loads(whole(tokenized(Tokenized([], 2048))))["tokens"] == []
+    assert json.loads(whole(tokenized(Tokenized(TokenIds.of([3, 1, 2]), 2048)))) == expected
+    assert json.loads(whole(tokenized(Tokenized(TokenIds(), 2048))))["tokens"] == []
     assert json.loads(whole(detokenized(Detokenized("é\0")))) == {"text": "é\0", "prompt": "é\0"}
 
 
@@ -112,7 +113,7 @@ def test_long_answers_are_encoded_in_steps(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(AnswerBody, "from_parts", recorded)
     ids, text = list(range(50_000)), '\né"x🙂' * 50_000
-    assert json.loads(whole(tokenized(Tokenized(ids, 1))))["tokens"] == ids
+    assert json.loads(whole(tokenized(Tokenized(TokenIds.of(ids), 1))))["tokens"] == ids
     assert json.loads(whole(detokenized(Detokenized(text)))) == {"text": text, "prompt": text}
     assert max(sizes) <= 4 * 64 * 1024, "a character has at most four bytes"
     steps = -(-50_000 // tokens.IDS_A_STEP) + 2 * -(-250_000 // tokens.CHARACTERS_A_STEP)

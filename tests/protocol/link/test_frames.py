@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections.abc
 import struct
 import types
 import typing
@@ -48,6 +49,7 @@ from protocol.link.peer import Peer
 from protocol.messages.generation import FinishReason
 from protocol.messages.kind import Message
 from protocol.tensors import BYTES, Dtype, Tensor, check_tensor
+from protocol.token_ids import IDS_MAX, TokenIds
 from protocol.trace import Trace
 
 fast = settings(max_examples=60, deadline=None)
@@ -121,7 +123,8 @@ def hexadecimal(digits: int) -> st.SearchStrategy[Any]:
 
 spans = hexadecimal(16)
 traces = st.builds(Trace, hexadecimal(32), spans, st.none() | spans, st.booleans(), st.just("a=b"))
-MADE = {Tensor: tensors, Trace: traces}
+ids = st.lists(st.integers(0, IDS_MAX - 1), max_size=3).map(TokenIds.of)
+MADE = {Tensor: tensors, Trace: traces, TokenIds: ids}
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one kind of hint each
@@ -135,7 +138,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911  # one kind
     match get_origin(hint) or hint:
         case _ if hint in PLAIN:
             return PLAIN[hint]
-        case builtins.list:
+        case builtins.list | collections.abc.Sequence:
             return st.lists(*inner, max_size=3)
         case builtins.tuple if ... in get_args(hint):
             return st.lists(*inner, max_size=3).map(tuple)

@@ -18,6 +18,7 @@ from protocol.messages.media import (
     padded_tokens,
 )
 from protocol.tensors import NO_TENSOR, Dtype, Tensor
+from protocol.token_ids import TokenIds
 
 IMAGE, VIDEO = 7, 8
 INFO = MediaInfo(MediaForm.EMBEDDINGS, width=3, dtype=Dtype.FLOAT16, merge=2, image_token=IMAGE, video_token=VIDEO)
@@ -31,9 +32,9 @@ def item(digest: str = "ab" * 32, tokens: int = 2, modality: Modality = Modality
 @pytest.mark.parametrize(
     "message",
     [
-        Generate("a", [1, IMAGE, IMAGE], Sampling(3), media=(item(), item("cd" * 32, 1))),
-        Generate("a", [1], Sampling(3)),
-        Generate("a", [1, IMAGE, IMAGE], Sampling(3), media=(item().place,)),
+        Generate("a", TokenIds.of([1, IMAGE, IMAGE]), Sampling(3), media=(item(), item("cd" * 32, 1))),
+        Generate("a", TokenIds.of([1]), Sampling(3)),
+        Generate("a", TokenIds.of([1, IMAGE, IMAGE]), Sampling(3), media=(item().place,)),
         Encode("a", item()),
         Encoded(item(), cached=True),
     ],
@@ -64,7 +65,7 @@ def test_a_tensor_that_has_fewer_bytes_than_its_shape_is_not_sent() -> None:
 
 
 def test_a_message_of_two_items_takes_exactly_two_tensors() -> None:
-    message = Generate("a", [1], Sampling(3), media=(item(), item()))
+    message = Generate("a", TokenIds.of([1]), Sampling(3), media=(item(), item()))
     with pytest.raises(PeerViolation, match="1 tensors for 2 items"):
         message.with_tensors([NO_TENSOR])
 

@@ -23,6 +23,7 @@ from protocol.messages.kind import Message
 from protocol.messages.leaving import ALL_TAGS, MemoryTag, RunningRequests
 from protocol.messages.memory import MemoryState, ReleaseMemory, ResumeMemory
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from supervisor.cluster import operations
 from supervisor.engines.kinds import read_cluster
 from supervisor.node.assembly import Assembly
@@ -75,7 +76,9 @@ class Engines:
     async def stream(self, tokens: int = TOKENS, place: int = 0) -> list[int]:
         """Return the whole answer to a prompt, which its place decides."""
         prompt = [place + 1, *range(40, 60)]
-        request = Generate(f"{next(_numbers):032x}", prompt, Sampling(tokens, temperature=0.0, ignore_eos=True))
+        request = Generate(
+            f"{next(_numbers):032x}", TokenIds.of(prompt), Sampling(tokens, temperature=0.0, ignore_eos=True)
+        )
         async with self.worker.ask(request, tokens) as answer:
             ids = [token async for reply in answer if isinstance(reply, Tokens) for token in reply.ids]
             assert isinstance(await answer.result(), Finished)

@@ -31,6 +31,7 @@ from protocol.messages.weights import (
     WeightsUpdated,
     WeightsVersion,
 )
+from protocol.token_ids import TokenIds
 from protocol.weights_record import FIRST_WEIGHTS, WeightsRecord
 from supervisor.cluster import operations
 from supervisor.cluster.cluster_worker import ClusterWorker
@@ -99,7 +100,7 @@ class Fleet:
         assert {(record.version, record.folder) for record in self.records.values()} == {(f"step-{step}", f"/{step}")}
         assert len(set(self.records.values())) == 1
         for worker in self.serving:
-            request = Generate(f"{next(_numbers):032x}", [1, 2, 3], Sampling(4))
+            request = Generate(f"{next(_numbers):032x}", TokenIds.of([1, 2, 3]), Sampling(4))
             async with worker.ask(request, 4) as answer:
                 assert isinstance(await answer.result(), Finished)
 

@@ -19,6 +19,7 @@ from protocol.link.peer import Peer
 from protocol.messages.cluster import Leg, NodeState, Offer, check_state
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate
+from protocol.token_ids import TokenIds
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_service import EngineService
 from supervisor.cluster.workers import RemoteWorker
@@ -235,7 +236,7 @@ async def test_an_id_is_in_use_until_its_answer_is_left(autojump_clock: MockCloc
 async def test_prompts_of_all_nodes_are_queued_until_they_are_computed_but_for_what_is_cached() -> None:
     directory = Directory("here")
     worker = add_worker(directory, slots=8, inbox_size=8)
-    wanted = evolve(generate(), tokens=list(range(10)), cached_tokens=4)
+    wanted = evolve(generate(), tokens=TokenIds.of(range(10)), cached_tokens=4)
     async with AsyncExitStack() as asking:
         for asker, request_id in ((None, "0"), ("far", "1"), ("far", "2"), ("off", "3")):
             await asking.enter_async_context(worker.ask_for(asker, evolve(wanted, id=request_id * 32), 9))

@@ -22,6 +22,7 @@ from protocol.messages.engine import EngineLoad, GetLoad
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import Encode, Encoded, MediaForm
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from supervisor.cluster import engine_control, operations
 from supervisor.cluster.workers import LocalWorker
 from supervisor.engines.kinds import read_cluster
@@ -109,7 +110,7 @@ async def test_prompts_are_held_back_where_routers_know_what_is_cached(
     tokens, begun_at = list(range(100, 500)), list[float]()
 
     async def ask_for_one(number: int) -> None:
-        request = Generate(new_id(number), tokens, Sampling(1, ignore_eos=True))
+        request = Generate(new_id(number), TokenIds.of(tokens), Sampling(1, ignore_eos=True))
         async with assembly.directory.local["one"].ask(request, 1) as answer:
             async for reply in answer:
                 if isinstance(reply, Started):

@@ -15,6 +15,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from actors.engines.simulated.engine import SimulatedEngine
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.text import Respond, Role, Turn
+from protocol.token_ids import TokenIds
 from supervisor.cluster.engine_control import local_loads
 from supervisor.cluster.engine_service import EngineService
 from supervisor.engines.kinds import read_cluster
@@ -59,7 +60,7 @@ async def running(written: Written, text: str = FILE) -> AsyncIterator[tuple[Ass
 
 
 def generate(number: int, tokens: list[int] = PROMPT, tokens_max: int = 5) -> Generate:
-    return Generate(f"{number:032x}", tokens, Sampling(tokens_max, temperature=0.0, ignore_eos=True))
+    return Generate(f"{number:032x}", TokenIds.of(tokens), Sampling(tokens_max, temperature=0.0, ignore_eos=True))
 
 
 async def ask(worker: Any, request: Generate) -> list[int]:

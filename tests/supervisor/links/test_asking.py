@@ -15,6 +15,7 @@ from protocol.link.frames import Cancel, Fail, Open
 from protocol.messages.engine import Done
 from protocol.messages.generation import Generate, Tokens
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall
@@ -24,7 +25,7 @@ from tests.system.simulator import simulate
 
 
 def fits_no_frame() -> Generate:
-    return evolve(generate(), tokens=[10**9] * (BODY_BYTES_MAX // 5))  # of five bytes each
+    return evolve(generate(), tokens=TokenIds(bytes(BODY_BYTES_MAX)))
 
 
 async def test_one_stream_serves_many_requests_one_after_another(autojump_clock: MockClock) -> None:

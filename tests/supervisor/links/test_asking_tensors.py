@@ -22,6 +22,7 @@ from protocol.messages.generation import Generate, Sampling
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded, MediaForm
 from protocol.tensors import Dtype, Tensor
+from protocol.token_ids import TokenIds
 from supervisor.links.encoding import BODY_BYTES_MAX
 from supervisor.links.heartbeat import Heartbeat
 from supervisor.links.link import Link
@@ -347,7 +348,7 @@ WRONG = (
 
 @pytest.mark.parametrize("item", WRONG, ids=repr)
 async def test_a_request_whose_tensors_contradict_it_ends_the_link_before_their_bytes_come(item: Any) -> None:
-    requests = Encode("a", item), Generate("a", [1], Sampling(1), media=(ITEM.place, item))
+    requests = Encode("a", item), Generate("a", TokenIds.of([1]), Sampling(1), media=(ITEM.place, item))
     for request in requests:
         async with hand_written(services={("", type(request)): mailbox(1)[0]}) as other:
             size = len(item.data.data)

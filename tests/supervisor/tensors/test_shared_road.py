@@ -22,6 +22,7 @@ from protocol.link.frames import End
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.kind import Message
 from protocol.messages.media import Encode, Encoded, MediaItem
+from protocol.token_ids import TokenIds
 from supervisor.links.link import Link
 from supervisor.tensors.shared_memory import DESCRIPTOR_BYTES
 from tests.rig.links import hand_written
@@ -123,7 +124,7 @@ async def test_what_one_engine_has_shared_is_passed_on_to_another_without_being_
         assert mine is not None
         assert mine.process == os.getpid()
         with pytest.raises(BadRequest):
-            await ask(language.link, Generate("a", [1], Sampling(1), media=(encoded.item,)))
+            await ask(language.link, Generate("a", TokenIds.of([1]), Sampling(1), media=(encoded.item,)))
         assert (places[0].name, places[0].inode) == (mine.name, mine.inode)
         assert language.memory.statistics().taken_bytes == 0
         assert encoder.memory.statistics().mappings == 1

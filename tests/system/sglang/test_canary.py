@@ -23,6 +23,7 @@ from bench.rig.clients import BackgroundReader, Chat, chat_body
 from bench.rig.node import SGLANG, Node, free_port, node, short_folder, wait_until
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import HandOff
+from protocol.token_ids import TokenIds
 from tests.contracts.engine import at_rest, new_id, read, request, serves_on, slot
 from tests.rig.host_parts import HEAD, parts_process
 from tests.system.sglang.conftest import MakeEngine
@@ -119,7 +120,7 @@ async def test_a_canary_touches_no_cached_prefix_of_others(make_engine: MakeEngi
         for _ in range(2):
             async with slot(engine, canary_request(engine.info, new_id(), new_id())) as generation:
                 await read(generation)
-            async with slot(engine, evolve(request(engine, 1), tokens=[token] * 4)) as generation:
+            async with slot(engine, evolve(request(engine, 1), tokens=TokenIds.of([token] * 4))) as generation:
                 _, finished = await read(generation)
             cached.append(finished.usage.cached_tokens)
         assert cached == [0, 3], "what the same prompt has left, and nothing of a canary"

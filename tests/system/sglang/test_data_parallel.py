@@ -23,6 +23,7 @@ from protocol.messages.engine import EngineLoad
 from protocol.messages.generation import Generate, Sampling, Started, Tokens
 from protocol.messages.kv_events import BlockEvents
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from tests.system.sglang.conftest import MakeEngine
 from tests.system.sglang.greedy import all_completed, prompts
 
@@ -38,7 +39,7 @@ PROMPTS = prompts(24, longest=200, seed=7)
 async def ask(engine: Engine, rank: int, prompt: list[int] = PROMPT, tokens_max: int = 8) -> tuple[int, list[int]]:
     """Return the cached tokens of an answer, and its tokens."""
     sampling = Sampling(tokens_max, temperature=0.0, ignore_eos=True)
-    request = Generate(f"{next(IDS):032x}", prompt, sampling, rank=rank)
+    request = Generate(f"{next(IDS):032x}", TokenIds.of(prompt), sampling, rank=rank)
     cached, tokens = -1, list[int]()
     async for reply in engine.submit(request):
         if isinstance(reply, Started):
@@ -78,7 +79,7 @@ async def test_each_rank_answers_what_is_asked_of_it_with_events_and_a_load_of_i
         with pytest.raises(BadRequest, match="rank must be from 0 to 1"):
             await ask(engine, 2)
         async with trio.open_nursery() as asking:
-            long = Generate("f" * 32, PROMPT, Sampling(1500, temperature=0.0, ignore_eos=True), rank=1)
+            long = Generate("f" * 32, TokenIds.of(PROMPT), Sampling(1500, temperature=0.0, ignore_eos=True), rank=1)
             engine.submit(long)
             await trio.sleep(1.0)
             load = await engine.load()

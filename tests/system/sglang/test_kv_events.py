@@ -24,6 +24,7 @@ from protocol.messages.kv_events import BlockEvents
 from protocol.messages.leaving import MemoryTag
 from protocol.messages.memory import ReleaseMemory, ResumeMemory
 from protocol.messages.operations import FlushCache
+from protocol.token_ids import TokenIds
 from supervisor.engines.sglang import spawn
 from tests.contracts.engine import complete, new_id
 from tests.system.sglang.conftest import MakeEngine
@@ -69,7 +70,10 @@ class Watched:
         hashes = block_hashes(prompt, PAGE, salt)
         blocks = self.index.match(hashes).blocks("engine")
         request = Generate(
-            f"{next(self.ids):032x}", prompt, Sampling(tokens_max, temperature=0, ignore_eos=True), cache_salt=salt
+            f"{next(self.ids):032x}",
+            TokenIds.of(prompt),
+            Sampling(tokens_max, temperature=0, ignore_eos=True),
+            cache_salt=salt,
         )
         found = -1
         async for reply in self.engine.submit(request):
@@ -126,10 +130,12 @@ async def test_what_is_stored_is_told_while_others_are_answered(make_engine: Mak
     spec = EVICTING | {"kv_tokens_max": 8192, "context_max": 4096, "settings": never}
     async with watched(make_engine, **spec) as seen, trio.open_nursery() as nursery:
         greedy = Sampling(4000, temperature=0, ignore_eos=True)
-        other = seen.engine.submit(Generate("f" * 32, prompt(1, 20), greedy))
+        other = seen.engine.submit(Generate("f" * 32, TokenIds.of(prompt(1, 20)), greedy))
         nursery.start_soon(other.result)
         conversation = prompt(2, 60)
-        answer, _ = await complete(seen.engine, Generate("e" * 32, conversation, evolve(greedy, tokens_max=21)))
+        answer, _ = await complete(
+            seen.engine, Generate("e" * 32, TokenIds.of(conversation), evolve(greedy, tokens_max=21))
+        )
         blocks = block_hashes([*conversation, *answer[:-1]], PAGE)
         with trio.move_on_after(SETTLED_S):
             while seen.index.match(blocks).blocks("engine") < 80 // PAGE:  # noqa: ASYNC110  # events have no end
@@ -226,14 +232,16 @@ async def test_the_token_that_stops_an_answer_is_cached_if_the_engine_computes_a
         assert engine.info.computes_ahead == ahead
         greedy, cached = Sampling(PAGE // 2, temperature=0.0), dict[FinishReason, int]()
         for seed in range(100):
-            wanted = Generate(new_id(), prompt(seed, 2 * PAGE + PAGE // 2), greedy)
+            wanted = Generate(new_id(), TokenIds.of(prompt(seed, 2 * PAGE + PAGE // 2)), greedy)
             answer, ended = await complete(engine, wanted)
             if ended.reason is FinishReason.STOP or answer[-1] in answer[:-1]:
                 continue
             for sampling in (greedy, evolve(greedy, tokens_max=PAGE, stop_token_ids=(answer[-1],))):
                 salted = evolve(wanted, id=new_id(), sampling=sampling, cache_salt=new_id())
                 _, ended = await complete(engine, salted)
-                again = evolve(salted, id=new_id(), tokens=[*wanted.tokens, *answer, 1], sampling=Sampling(1))
+                again = evolve(
+                    salted, id=new_id(), tokens=TokenIds.of([*wanted.tokens, *answer, 1]), sampling=Sampling(1)
+                )
                 _, found = await complete(engine, again)
                 cached[ended.reason] = found.usage.cached_tokens
             break

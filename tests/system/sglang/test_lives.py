@@ -18,6 +18,7 @@ from actors.engines.port import Engine
 from bench.rig.processes import process_table
 from protocol.errors import EngineDied, StartFailed
 from protocol.messages.generation import Generate, Grammar, GrammarKind, Started
+from protocol.token_ids import TokenIds
 from supervisor.supervision.registration import Registration
 from tests.contracts.engine import at_rest, complete, request, serves_on
 from tests.system.sglang.conftest import STARTED_WITHIN_S, Keep, KeepEngines, MakeEngine, ZygoteProcess
@@ -190,7 +191,7 @@ async def test_an_engine_has_forgotten_the_requests_that_warmed_it_and_may_be_to
         await at_rest(registration.current)
         await at_rest(small.current)
         wanted = evolve(
-            request(registration.current, 4), tokens=list(range(64))
+            request(registration.current, 4), tokens=TokenIds.of(range(64))
         )  # the engine's own began with 32 of these
         generation = registration.current.submit(wanted)
         assert await anext(generation) == Started(cached_tokens=0)

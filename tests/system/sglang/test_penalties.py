@@ -9,6 +9,7 @@ import trio
 
 from actors.engines.port import Engine
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from tests.contracts.engine import complete, new_id, request
 from tests.system.sglang.conftest import MakeEngine
 
@@ -42,7 +43,9 @@ async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
         rests: dict[tuple[int, int], list[int]] = {}
 
         async def resume(index: int, sent: int) -> None:
-            rests[index, sent] = await answer(engine, [*prompt, *uncut[index][:sent]], sent, ({}, *PENALTIES)[index])
+            rests[index, sent] = await answer(
+                engine, prompt + TokenIds.of(uncut[index][:sent]), sent, ({}, *PENALTIES)[index]
+            )
 
         async with trio.open_nursery() as nursery:
             for index, sent in cuts:
@@ -53,7 +56,7 @@ async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
         assert rests == {(index, sent): uncut[index][sent:] for index, sent in cuts}
 
 
-async def answer(engine: Engine, tokens: list[int], sent: int, penalties: dict[str, Any]) -> list[int]:
+async def answer(engine: Engine, tokens: TokenIds, sent: int, penalties: dict[str, Any]) -> list[int]:
     sampling = Sampling(TOKENS - sent, temperature=0.0, ignore_eos=True, logit_bias=PREFERRED, **penalties)
     ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, resumed_tokens=sent))
     return ids

@@ -14,6 +14,7 @@ import trio
 from bench.rig.node import MODEL, ROOT, Node, short_folder, wait_until
 from bench.rig.processes import ProcessEntry
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from tests.contracts.engine import complete, new_id
 from tests.rig.launched import at_free_ports, nodes, running_launcher, wait_ready
 from tests.system.sglang.conftest import MakeEngine
@@ -68,7 +69,7 @@ async def test_two_ranks_on_two_nodes_answer_with_the_tokens_of_one(spanning: No
 
         async def ask(index: int) -> None:
             async with free:
-                request = Generate(new_id(), PROMPTS[index], Sampling(TOKENS, temperature=0.0))
+                request = Generate(new_id(), TokenIds.of(PROMPTS[index]), Sampling(TOKENS, temperature=0.0))
                 ids, finished = await complete(one, request)
                 wanted[index] = ids, finished.reason.value, finished.usage.prompt_tokens
 

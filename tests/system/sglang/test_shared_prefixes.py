@@ -13,6 +13,7 @@ from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.engines.slots.slots import Slots
 from protocol.messages.generation import Finished, Generate, Sampling
+from protocol.token_ids import TokenIds
 from tests.contracts.engine import new_id, request
 from tests.rig.calls import AnyAddress, priority_inbox
 from tests.system.sglang.conftest import MakeEngine
@@ -23,13 +24,13 @@ SLOTS = 8
 PAGE = 16
 
 
-async def found_together(engine: Engine, prompts: Sequence[list[int]]) -> list[int]:
+async def found_together(engine: Engine, prompts: Sequence[TokenIds]) -> list[int]:
     """Send prompts at once; return how much of each was found in the cache, the least first."""
     found, prefixes = list[int](), SharedPrefixes(PAGE)
     address: AnyAddress
     address, inbox = priority_inbox(len(prompts), lambda _: 0)
 
-    async def ask(prompt: list[int]) -> None:
+    async def ask(prompt: TokenIds) -> None:
         wanted = Generate(new_id(), prompt, Sampling(4, temperature=0, ignore_eos=True))
         async with address.ask(wanted, 4) as replies:
             finished = await replies.result()

@@ -13,6 +13,7 @@ from actors.engines.shared_tensors import SHARED_BYTES_MIN
 from protocol.errors import EngineRefused, RequestError
 from protocol.messages.generation import Finished, Generate, Sampling
 from protocol.messages.media import Encode
+from protocol.token_ids import TokenIds
 from tests.rig.tensors import pixels
 from tests.system.sglang.conftest import MakeEngine
 
@@ -33,5 +34,7 @@ async def test_an_engine_outlives_requests_whose_tensors_it_cannot_take(make_eng
         for number, size in enumerate((12, SHARED_BYTES_MIN - 1, 3 * SHARED_BYTES_MIN, 60 * SHARED_BYTES_MIN)):
             with trio.fail_after(60):
                 assert "has no Encode" in (await refused(engine, size)).detail
-                generation = engine.submit(Generate(f"{number:032x}", [1, 2, 3], Sampling(4, ignore_eos=True)))
+                generation = engine.submit(
+                    Generate(f"{number:032x}", TokenIds.of([1, 2, 3]), Sampling(4, ignore_eos=True))
+                )
                 assert isinstance(await generation.result(), Finished)

@@ -13,6 +13,7 @@ from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
+from protocol.token_ids import TokenIds
 from tests.contracts import encoder as encoders
 from tests.contracts.engine import complete, new_id
 from tests.rig import sglang_alone
@@ -34,7 +35,7 @@ class Prompt:
     """A prompt for SGLang, and for an engine of ours."""
 
     case: sglang_alone.Case
-    tokens: list[int]
+    tokens: TokenIds
     items: tuple[MediaItem, ...]
 
 
@@ -58,7 +59,7 @@ def prompts(model: SeeingModel) -> list[Prompt]:
     return made
 
 
-async def answer(engine: Engine, tokens: list[int], items: Sequence[MediaItem]) -> list[int]:
+async def answer(engine: Engine, tokens: TokenIds, items: Sequence[MediaItem]) -> list[int]:
     sampling = Sampling(TOKENS, temperature=0.0, ignore_eos=True)
     ids, _ = await complete(engine, Generate(new_id(), tokens, sampling, media=tuple(items)))
     return ids

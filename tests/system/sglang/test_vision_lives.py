@@ -21,6 +21,7 @@ from protocol.errors import EngineLost, InternalError, RequestError
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor, size_bytes
+from protocol.token_ids import TokenIds
 from supervisor.supervision.registration import Registration
 from tests.contracts import encoder as encoders
 from tests.contracts.engine import RELEASED_WITHIN_S, about, at_rest, complete, item, new_id, request, wrong_media
@@ -102,7 +103,9 @@ async def test_what_no_node_would_send_is_refused_by_the_engines_process_and_the
                 await refused(engine, evolve(wanted, id=new_id(), media=(timeless,)))
             assert (await complete(engine, evolve(wanted, id=new_id())))[0] == expected
         longest = request(engine, 2, engine.info.request_tokens_max)
-        await refused(engine, evolve(longest, tokens=[*wanted.tokens, *longest.tokens], media=wanted.media))
+        await refused(
+            engine, evolve(longest, tokens=TokenIds.of([*wanted.tokens, *longest.tokens]), media=wanted.media)
+        )
         assert (await complete(engine, evolve(wanted, id=new_id())))[0] == expected
         await at_rest(engine)
     assert tensors_left() == []
@@ -125,7 +128,7 @@ async def test_an_answer_with_the_tokens_of_places_in_it_goes_on(make_engine: Ma
         for wanted in (about(engine, item(engine, Modality.IMAGE), tokens_max=12), request(engine, 12)):
             for said in ([media.image_token], [media.start_token, media.video_token, 9], [7, media.start_token]):
                 tokens = [*wanted.tokens, *(token for token in said if token is not None)]
-                resumed = evolve(wanted, id=new_id(), tokens=tokens, resumed_tokens=len(said))
+                resumed = evolve(wanted, id=new_id(), tokens=TokenIds.of(tokens), resumed_tokens=len(said))
                 ids, finished = await complete(engine, resumed)
                 assert (len(ids), finished.usage.prompt_tokens) == (12, len(tokens))
 
@@ -139,7 +142,8 @@ async def test_an_answer_about_a_picture_goes_on_behind_any_of_its_tokens(make_e
             sampling = evolve(wanted.sampling, tokens_max=16 - resumed)
             tokens = [*wanted.tokens, *whole[:resumed]]
             rest, _ = await complete(
-                engine, evolve(wanted, id=new_id(), tokens=tokens, resumed_tokens=resumed, sampling=sampling)
+                engine,
+                evolve(wanted, id=new_id(), tokens=TokenIds.of(tokens), resumed_tokens=resumed, sampling=sampling),
             )
             assert rest == whole[resumed:]
 

@@ -39,7 +39,7 @@ def sglang_request(
     trace = request.trace if traced else None
     is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
     return GenerateReqInput(
-        input_ids=request.tokens,
+        input_ids=request.tokens.tolist(),
         sampling_params=_sampling(request.sampling, request.resumed_tokens, honours_seed=info.honours_seed),
         image_data=None if media is None else [media],
         rid=request.id,

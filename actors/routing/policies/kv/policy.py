@@ -35,6 +35,7 @@ from protocol.block_hashes import block_hashes_after
 from protocol.messages.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages.generation import Generate, PromptBlocks
 from protocol.strict.checks import Within
+from protocol.token_ids import TokenIds
 
 HOLDERS_MAX = 8  # compared workers with the longest prefixes of a prompt
 LEAST_LOADED_MAX = 4  # compared least loaded workers, more only until one has memory for the request
@@ -236,7 +237,7 @@ class _TakenPrompt:
             if not bit or bit != self._bit or len(ids) > ANSWER_BLOCKS_MAX * size:
                 continue
             if len(blocks.hashes) == len(tokens) // size:  # else blocks are missing in between
-                rest = [*tokens[len(blocks.hashes) * size :], *ids]
+                rest = tokens[len(blocks.hashes) * size :] + TokenIds.of(ids)
                 hashes, _ = block_hashes_after(blocks.digest, rest, size)
                 reported = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
                 self.policy.recent.add(bit, hashes[reported:])

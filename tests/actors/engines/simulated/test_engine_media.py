@@ -17,6 +17,7 @@ from protocol.errors import BadRequest
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm, MediaItem
+from protocol.token_ids import TokenIds
 from tests.rig.encoders import IMAGE_TOKEN, MEDIA, embeddings
 from tests.rig.simulated_engines import generate, read, running, spec
 
@@ -66,10 +67,12 @@ async def test_an_answer_about_an_image_that_goes_on_elsewhere_is_the_same(autoj
     async with running(spec(media=MEDIA)) as other:
         sampling = evolve(wanted.sampling, tokens_max=7)
         rest, _ = await answer(
-            other, evolve(wanted, tokens=[*wanted.tokens, *whole[:5]], resumed_tokens=5, sampling=sampling)
+            other, evolve(wanted, tokens=TokenIds.of([*wanted.tokens, *whole[:5]]), resumed_tokens=5, sampling=sampling)
         )
         assert rest == whole[5:]
-        again = evolve(wanted, tokens=[*wanted.tokens, *whole[:8], *TEXT], sampling=evolve(sampling, tokens_max=1))
+        again = evolve(
+            wanted, tokens=TokenIds.of([*wanted.tokens, *whole[:8], *TEXT]), sampling=evolve(sampling, tokens_max=1)
+        )
         assert (await answer(other, again))[1] == 8 + 4 + 8 + 8, "the answer's pages lie behind those of its own image"
 
 

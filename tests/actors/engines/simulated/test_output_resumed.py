@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from protocol.messages.generation import Finished, FinishReason, Generate, Logprob
+from protocol.token_ids import TokenIds
 from tests.rig.simulated_engines import batch, generate, read, running
 
 EOS = 99
@@ -51,7 +52,7 @@ def rest(request: Generate, ids: list[int], sent: int) -> Generate:
     return evolve(
         request,
         id="another",
-        tokens=request.tokens + ids[:sent],
+        tokens=request.tokens + TokenIds.of(ids[:sent]),
         resumed_tokens=request.resumed_tokens + sent,
         sampling=left,
     )

@@ -24,6 +24,7 @@ from actors.prefill import prefill
 from protocol.cost import ANSWER_TOKENS_MAX
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from supervisor.engines.work import request_inbox
 from tests.rig.calls import AnyAddress
 
@@ -33,7 +34,9 @@ NUMBERS = count(1)
 def wanted(prompt: int, tokens_max: int, *, rank: int = 0, priority: int = 0, cached: int = 0) -> Generate:
     sampling = Sampling(tokens_max, temperature=0.0, ignore_eos=True)
     tokens = [next(NUMBERS) % 30_000 for _ in range(prompt)]
-    return Generate(f"{next(NUMBERS):032x}", tokens, sampling, priority=priority, rank=rank, cached_tokens=cached)
+    return Generate(
+        f"{next(NUMBERS):032x}", TokenIds.of(tokens), sampling, priority=priority, rank=rank, cached_tokens=cached
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from actors.engines.slots.shared_prefixes import SHARED_ENOUGH, SHARED_MIN, Hash
 from actors.engines.slots.slots import Slots
 from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.media import MediaForm, MediaItem, Modality
+from protocol.token_ids import TokenIds
 from tests.rig.calls import AnyAddress, priority_inbox
 
 PAGE = 16
@@ -32,7 +33,9 @@ DEADLINES = Deadlines(first_token_s=20.0)
 
 
 def wanted(tokens: list[int], number: int = 0, cached: int = 0, salt: str | None = None) -> Generate:
-    return Generate(f"{number:032x}", tokens, Sampling(4, ignore_eos=True), cached_tokens=cached, cache_salt=salt)
+    return Generate(
+        f"{number:032x}", TokenIds.of(tokens), Sampling(4, ignore_eos=True), cached_tokens=cached, cache_salt=salt
+    )
 
 
 def burst(shared: Sequence[int], count: int, own: int = 40) -> list[Generate]:
@@ -197,7 +200,7 @@ def test_prompts_have_in_common_what_comparing_them_token_by_token_finds(
     other = [*tokens[:same], *rest]
     common = next((n for n, pair in enumerate(zip(tokens, other, strict=False)) if pair[0] != pair[1]), None)
     common = min(len(tokens), len(other)) if common is None else common
-    one, two = HashedPrompt.of(tokens), HashedPrompt.of(other)
+    one, two = (HashedPrompt.of(TokenIds.of(prompt)) for prompt in (tokens, other))
     assert one.common(two) == two.common(one) == common
     for end in {0, common, min(common + 1, len(other)), len(other)}:
         assert one.begins_like(two, end) is (end <= common)

@@ -49,6 +49,7 @@ from pathlib import Path
 
 import trio
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from supervisor.engines.kinds import read_cluster
 from supervisor.supervision.registration import Registration
 from tests.rig.assembly import built_assembly
@@ -59,7 +60,7 @@ async def main():
     chosen = []
     with assembly.engines["a"].publish(Up()), assembly.engines["b"].publish(Up()):
         for first in (0, 1, 2, 1, 1):
-            route = routing.choose(Generate("0" * 32, [first, 7], Sampling(3)))
+            route = routing.choose(Generate("0" * 32, TokenIds.of([first, 7]), Sampling(3)))
             chosen.append(route.name)
             route.end()
     print(*chosen)
@@ -128,6 +129,7 @@ from pathlib import Path
 import trio
 import trio.testing
 from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 from supervisor.engines.kinds import read_cluster
 from tests.rig.assembly import built_assembly
 
@@ -144,7 +146,7 @@ async def main():
             await trio.testing.wait_all_tasks_blocked()
             with assembly.engines["a"].publish(Up()):
                 await trio.testing.wait_all_tasks_blocked()
-                route = assembly.models["tiny"].routing.choose(Generate("0" * 32, [1, 7], Sampling(3)))
+                route = assembly.models["tiny"].routing.choose(Generate("0" * 32, TokenIds.of([1, 7]), Sampling(3)))
                 print(route.name)
                 route.end()
         nursery.cancel_scope.cancel()

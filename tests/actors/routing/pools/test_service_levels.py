@@ -7,6 +7,7 @@ import pytest
 from actors.routing.pools.service_levels import ServiceLevels
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, RoutingHints, Sampling
+from protocol.token_ids import TokenIds
 from tests.rig.routed_pools import DECODES, PREFILLS, pair_levels
 
 
@@ -14,7 +15,7 @@ def request(
     prompt: int, ttft_ms: float | None = None, itl_ms: float | None = None, resumed_tokens: int = 0
 ) -> Generate:
     hints = None if ttft_ms is None and itl_ms is None else RoutingHints(ttft_target_ms=ttft_ms, itl_target_ms=itl_ms)
-    return Generate("a", [1] * prompt, Sampling(3), hints=hints, resumed_tokens=resumed_tokens)
+    return Generate("a", TokenIds.of([1] * prompt), Sampling(3), hints=hints, resumed_tokens=resumed_tokens)
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ from protocol.errors import BadRequest
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
+from protocol.token_ids import TokenIds
 
 THREADS = 2
 TIMED_FAMILIES = frozenset({"qwen2_5_vl"})  # families whose positions depend on the time between two steps of a video
@@ -115,7 +116,7 @@ class MediaInput:
             rows = torch.zeros(item.tokens, media.width, dtype=DTYPES[media.dtype])
             item = evolve(item, form=form, data=as_message(rows))
         fits = len(tokens) < self.info.request_tokens_max
-        return Generate("", tokens, Sampling(1), media=(item,)) if fits else None
+        return Generate("", TokenIds.of(tokens), Sampling(1), media=(item,)) if fits else None
 
     def _drop(self, made: asyncio.Future[MultimodalProcessorOutput]) -> None:
         with suppress(Exception):  # its caller has left: no error has a reader
@@ -140,7 +141,7 @@ class MediaInput:
         processor = self.manager.mm_processor
         return MultimodalProcessorOutput(
             mm_items=made,
-            input_ids=request.tokens,
+            input_ids=request.tokens.tolist(),
             padded_input_ids=MultimodalProcessorOutput.build_padded_input_ids(request.tokens, made),
             im_start_id=processor.vision_start_token_id,
             im_end_id=processor.vision_end_token_id,

@@ -20,6 +20,7 @@ from protocol.messages.engine import Done, Ping
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import Encode, Encoded
 from protocol.messages.operations import GrammarChecked
+from protocol.token_ids import TokenIds
 from tests.rig.tensors import embeddings, pixels
 
 
@@ -60,7 +61,7 @@ class Host:
 
 
 REQUESTS = (
-    Generate("a", [1], Sampling(1), media=(pixels(), pixels(3 * WINDOW_BYTES), pixels().place)),
+    Generate("a", TokenIds.of([1]), Sampling(1), media=(pixels(), pixels(3 * WINDOW_BYTES), pixels().place)),
     Encode("a", pixels(12)),
     Ping(),
 )

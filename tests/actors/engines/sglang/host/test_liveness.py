@@ -117,6 +117,7 @@ from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Bye, Fail, Hello, Open
 from protocol.messages.generation import Generate, Sampling
 from protocol.link.peer import Peer
+from protocol.token_ids import TokenIds
 
 class Manager:
     enable_trace = False
@@ -144,7 +145,7 @@ async def main():
             seen.extend(node.receive_data(await reader.read(65536)))
     await until(Hello)
     for stream, name in enumerate(["good"] * 9 + ["stuck"] * 9 + [f"bad{at}" for at in range(6)], 1):
-        node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4))), 4))
+        node.send(Open(stream, codec.encode(Generate(name, TokenIds.of([1]), Sampling(4))), 4))
         writer.write(node.data_to_send())
         await until(Fail)
         assert stream > 18 or not serving.done(), "a request that is refused is no failure of the engine"
@@ -234,6 +235,7 @@ from protocol.link import codec
 from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Begun, Ended, Fail, Hello, Open, Step
 from protocol.messages.generation import FinishReason, Generate, Logprob, Sampling
+from protocol.token_ids import TokenIds
 from protocol.link.peer import Peer
 
 LENGTH, STOP = {"type": "length", "length": 2}, {"type": "stop", "matched": 7}
@@ -320,7 +322,7 @@ async def turns_a_step_into_a_frame():
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     assert [type(each) for each in node.receive_data(await reader.read(65536))] == [Hello]
     for stream, name in enumerate(names, 1):
-        node.send(Open(stream, codec.encode(Generate(name, [1], Sampling(4), logprobs={"b": 0, "c": 1}.get(name))), 4))
+        node.send(Open(stream, codec.encode(Generate(name, TokenIds.of([1]), Sampling(4), logprobs={"b": 0, "c": 1}.get(name))), 4))
     writer.write(node.data_to_send())
     async def frames(count):
         got = []

@@ -90,6 +90,7 @@ from protocol.messages.media import MediaForm, MediaInfo, MediaItem, Modality
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, Sampling
 from protocol.tensors import Dtype, Tensor
+from protocol.token_ids import TokenIds
 
 START, IMAGE, VIDEO = 0, 11, 12
 MEDIA = MediaInfo(MediaForm.EMBEDDINGS, 4, Dtype.BFLOAT16, 2, IMAGE, VIDEO, START)
@@ -113,7 +114,7 @@ def item(modality, grid, digest, seconds=None):
 ONE, TWO = item(Modality.IMAGE, (1, 4, 4), "a"), item(Modality.IMAGE, (1, 2, 6), "b")
 MOVIE = item(Modality.VIDEO, (2, 4, 2), "c", 1.5)
 TOKENS = [5, START, *[IMAGE] * 4, 6, START, *[VIDEO] * 4, 7, START, *[IMAGE] * 3, 8]
-REQUEST = Generate("r", TOKENS, Sampling(4), media=(ONE, TWO, MOVIE))  # in their order of each modality
+REQUEST = Generate("r", TokenIds.of(TOKENS), Sampling(4), media=(ONE, TWO, MOVIE))  # in their order of each modality
 
 async def expected(family, tokens, seconds):
     return MRotaryEmbedding.get_rope_index(
@@ -138,7 +139,7 @@ async def has_places_identities_and_positions():
 async def goes_on_behind_tokens_of_places():
     plain, _ = await expected("qwen2_5_vl", [*TOKENS, 9, 9, 9], [1.5])
     for said in ([IMAGE, 9, 9], [START, IMAGE, VIDEO], [9, 9, START]):
-        output = await made().output(evolve(REQUEST, tokens=[*TOKENS, *said], resumed_tokens=3))
+        output = await made().output(evolve(REQUEST, tokens=TokenIds.of([*TOKENS, *said]), resumed_tokens=3))
         assert output.input_ids[-3:] == output.padded_input_ids[-3:] == said
         assert torch.equal(output.mrope_positions, plain.squeeze(1)), "positions depend on the items alone"
 
@@ -155,7 +156,7 @@ async def refuses_what_it_cannot_know():
     nan[:2] = bytes((0xC0, 0x7F))
     try:
         await made().output(evolve(REQUEST, media=(TWO, evolve(ONE, data=evolve(ONE.data, data=memoryview(nan))), MOVIE),
-            tokens=[5, START, *[IMAGE] * 3, 6, START, *[VIDEO] * 4, 7, START, *[IMAGE] * 4, 8]))
+            tokens=TokenIds.of([5, START, *[IMAGE] * 3, 6, START, *[VIDEO] * 4, 7, START, *[IMAGE] * 4, 8])))
     except BadRequest as error:
         assert str(error) == "not all of the 16 elements of an item's embeddings are finite numbers", error
     else:
@@ -188,7 +189,7 @@ async def leaves_nothing_of_callers_that_left():
 async def makes_a_picture_of_every_form():
     for form in (MediaForm.PIXELS, MediaForm.EMBEDDINGS):
         about = made(info=evolve(INFO, media=evolve(MEDIA, form=form))).picture()
-        assert about.tokens == [START, *[IMAGE] * 4, 0] and about.media[0].form is form
+        assert about.tokens.tolist() == [START, *[IMAGE] * 4, 0] and about.media[0].form is form
     assert made(info=evolve(INFO, request_tokens_max=6)).picture() is None, "there is no room for it"
 
 async def main():
