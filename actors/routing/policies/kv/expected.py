@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from attrs import define, field, frozen
 
@@ -55,16 +56,27 @@ class ExpectedPrefixes:
         found: dict[str, int] = {}
         if not hashes or (group := self._groups.get(hashes[0])) is None:
             return found
-        for number, prefix in enumerate(reversed(group)):
-            if number >= GROUP_MAX:
-                break
-            found[prefix.worker] = max(found.get(prefix.worker, 0), _common(hashes, prefix.hashes))
+        common = 1
+        for prefix in islice(reversed(group), GROUP_MAX):
+            common = _common(hashes, prefix.hashes, common)
+            if common > found.get(prefix.worker, 0):
+                found[prefix.worker] = common
         return found
 
 
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the number of equal blocks; the first are equal, and behind a different one all are."""
+def _common(left: Sequence[int], right: Sequence[int], guess: int) -> int:
+    """Return the number of equal blocks; the first are equal, and behind a different one all are.
+
+    A right guess takes two comparisons. Most prompts of a group part at the same block: behind their system prompt.
+    """
     low, high = 1, min(len(left), len(right))
+    if low < guess <= high:
+        if left[guess - 1] != right[guess - 1]:
+            high = guess - 1
+        elif guess == high or left[guess] != right[guess]:
+            return guess
+        else:
+            low = guess
     while low < high:
         middle = (low + high + 1) // 2
         if left[middle - 1] == right[middle - 1]:

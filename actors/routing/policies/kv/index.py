@@ -17,7 +17,7 @@ Reports may be late, so an overlap is a prediction.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeAlias
@@ -28,8 +28,12 @@ from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 
 SHARDS = 256
 BLOCKS_MAX = 1_000_000
+TURN_MAX = 4096  # blocks swept in one turn of the loop, in some 2 ms
 TOUCHED_ONE_OF = 8  # one of so many matches is recorded, in an index that is more than half full
-TURN_MAX = 4096  # blocks touched or swept in one turn of the loop, in some 2 ms
+TOUCHED_FOR_STORED = 4  # the most blocks touched for each block that is stored
+TOUCHED_AGAIN = 1 / 8  # the share of the index to be stored before blocks are touched again
+TOUCHING_MAX = 8  # prompts to be touched
+TOUCHED_MAX = 64  # prompts touched last
 
 Holder: TypeAlias = tuple[str, int]
 """The name of an engine, and the number of one of its ranks."""
@@ -80,6 +84,15 @@ class IndexStatistics:
     dropped: int
 
 
+@frozen
+class _Touched:
+    """The last touched block of a prompt, its index there, and the number of blocks that the index had stored then."""
+
+    index: int
+    number: int
+    stored: int
+
+
 @define(eq=False)
 class PrefixIndex:
     """The blocks of the workers of one model, `blocks_max` different ones at most.
@@ -101,9 +114,10 @@ class PrefixIndex:
     _sweeping: int = 0  # the retired bits that the present round removes
     _next_shard: int = 0
     _unswept: list[int] = field(factory=list)  # the rest of the shard before it
+    _stored: int = 0  # the number of blocks stored so far
     _matches: int = 0  # the number of matches since the index is half full
-    _touching: Sequence[int] = ()  # the blocks of a long prompt, recorded in parts
-    _untouched: int = 0  # the number of its blocks left
+    _touching: deque[tuple[Sequence[int], int]] = field(factory=deque)  # prompts, and the number of blocks to touch
+    _touched: deque[_Touched] = field(factory=lambda: deque(maxlen=TOUCHED_MAX))  # these prompts and former ones
 
     def statistics(self) -> IndexStatistics:
         """Return the size of the index."""
@@ -153,6 +167,9 @@ class PrefixIndex:
                 if not before & bit:
                     shard[number] = before | bit
                 shard.move_to_end(number)
+        self._stored += len(hashes)
+        if self._touching:
+            self._touch(min(TOUCHED_FOR_STORED * len(hashes), TURN_MAX))
 
     def _remove(self, holder: Holder, hashes: Sequence[int]) -> None:
         """Remove blocks of a holder."""
@@ -217,63 +234,71 @@ class PrefixIndex:
     def match(self, hashes: Sequence[int]) -> Match:
         """Return the holders of a prompt's prefixes, by its blocks; these count as used now.
 
-        A holder of a block has all blocks before it, since caches drop the ends of prompts first: so the ends of held
-        prefixes are found by bisection.
+        A holder of a block has all blocks before it, since caches drop the ends of prompts first. So no held prefix
+        ends between two blocks with the same holders, and all ends are found by bisection.
         """
-        groups, having, count, total = list[tuple[int, int]](), self._used, 0, len(hashes)
-        while having and count < total:
-            still = self._holding(hashes[count]) & having
-            if still != having:
-                if count:
-                    groups.append((count, having & ~still))
-                having = still
+        groups, shards, low = list[tuple[int, int]](), self._shards, 0
+        having = self._holding(hashes[0]) & self._used if hashes else 0
+        ahead = [(len(hashes), 0)]  # blocks with their holders, the next one last; none has what follows the prompt
+        while having:
+            high, still = ahead[-1]
+            if not (ended := having & ~still):
+                low = high
+                ahead.pop()
+            elif high - low == 1:
+                groups.append((high, ended))
+                low, having = high, having & still
+                ahead.pop()
             else:
-                count = self._last_held(hashes, count, having) + 1
-        if count and having:
-            groups.append((count, having))
-        if 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon
-            self._touch(hashes, groups[-1][0] if groups else 0)
+                middle = (low + high) // 2
+                ahead.append((middle, shards[(n := hashes[middle]) & 255].get(n, 0) & having))
+        if groups and 2 * self._blocks > self.blocks_max:  # else nothing is dropped soon
+            self._touch_later(hashes, groups[-1][0])
         return Match(tuple(groups), self._bits, self._holders)
+
+    def reported(self, worker: str, rank: int, hashes: Sequence[int]) -> tuple[int, int]:
+        """Return the bit of a rank, 0 without a report of it, and how many of a prompt's blocks it has reported."""
+        bit = self._bits.get((worker, rank), 0)
+        low, high = 0, len(hashes) if bit else 0
+        while low < high:
+            middle = (low + high) // 2
+            if self._holding(hashes[middle]) & bit:
+                low = middle + 1
+            else:
+                high = middle
+        return bit, low
 
     def _holding(self, number: int) -> int:
         return self._shards[number & 255].get(number, 0)
 
-    def _last_held(self, hashes: Sequence[int], index: int, having: int) -> int:
-        """Return the index of the last block held by all of some bits, from an index on where they hold it."""
-        last, step, shards = index, 1, self._shards
-        while (end := last + step) < len(hashes) and shards[(n := hashes[end]) & 255].get(n, 0) & having == having:
-            last, step = end, 2 * step
-        end = min(end, len(hashes))
-        while end - last > 1:
-            middle = (last + end) // 2
-            if shards[(n := hashes[middle]) & 255].get(n, 0) & having == having:
-                last = middle
-            else:
-                end = middle
-        return last
+    # Blocks in use -----------------------------------------------------------------------
 
-    def _touch(self, hashes: Sequence[int], count: int) -> None:
-        """Count the first blocks of a prompt as used now, at one match of eight: enough to keep those in frequent use.
+    def _touch_later(self, hashes: Sequence[int], count: int) -> None:
+        """Let the first blocks of a prompt count as used, at one match of eight: enough to keep those in frequent use.
 
-        A hash draws the match: of prompts that come in turns some would never be among every eighth. The blocks of a
-        long prompt are counted in parts, one at each later match, and for one such prompt at a time.
+        A hash draws the match: of prompts that come in turns some would never be among every eighth. A match itself
+        touches nothing. Blocks grow older only as others are stored, and for each of these some are touched, so the
+        cost of a choice does not grow with its prompt.
         """
         self._matches += 1
-        if hash((self._matches, *hashes[:1])) % TOUCHED_ONE_OF == 0:
-            if count <= TURN_MAX:
-                self._touch_part(hashes, 0, count)
-            elif not self._untouched:
-                self._touching, self._untouched = hashes, count
-        if self._untouched:
-            end = self._untouched
-            self._untouched = max(0, end - TURN_MAX)
-            self._touch_part(self._touching, self._untouched, end)
-            if not self._untouched:
-                self._touching = ()
+        if hash((self._matches, hashes[0])) % TOUCHED_ONE_OF or len(self._touching) >= TOUCHING_MAX:
+            return
+        since = self._stored - TOUCHED_AGAIN * self.blocks_max
+        for last in self._touched:
+            if last.stored > since and last.index < count and hashes[last.index] == last.number:
+                return  # this prompt, or the one before it in its conversation
+        self._touched.append(_Touched(count - 1, hashes[count - 1], self._stored))
+        self._touching.append((hashes, count))
 
-    def _touch_part(self, hashes: Sequence[int], start: int, end: int) -> None:
-        """Count some blocks as used now, the last ones first: a prompt's beginning is to be dropped last."""
-        for number in reversed(hashes[start:end]):
-            shard = self._shards[number & 255]
-            if number in shard:  # one in between may have been dropped
-                shard.move_to_end(number)
+    def _touch(self, number_max: int) -> None:
+        """Count some blocks as used now, the last ones of a prompt first: its beginning is to be dropped last."""
+        while number_max and self._touching:
+            hashes, count = self._touching.popleft()
+            start = max(0, count - number_max)
+            number_max -= count - start
+            for number in reversed(hashes[start:count]):
+                shard = self._shards[number & 255]
+                if number in shard:  # one in between may have been dropped
+                    shard.move_to_end(number)
+            if start:
+                self._touching.appendleft((hashes, start))

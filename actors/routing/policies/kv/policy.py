@@ -17,13 +17,13 @@ prompt now, the worker of the session's last request, and the least loaded ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import exp
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
 from actors.routing.load import Load
@@ -32,6 +32,7 @@ from actors.routing.policies.kv.index import BLOCKS_MAX, Holder, Match, PrefixIn
 from actors.routing.policies.kv.recent import RecentBlocks
 from actors.routing.policies.session import SessionWorkers
 from protocol.block_hashes import block_hashes_after
+from protocol.cost import kv_tokens
 from protocol.messages.cluster import RANK_MARK, Leg, engine_and_rank
 from protocol.messages.generation import Generate, PromptBlocks
 from protocol.strict.checks import Within
@@ -79,75 +80,100 @@ class KvPolicy:
     def __call__(self, request: Generate, candidates: Candidates, /) -> Choice | None:
         """Return the worker of the least cost, with the expected tokens in its cache."""
         hints = request.hints
-        prompt = _Prompt.of(request, self.index, self.expected, self.recent)
         session = "" if hints is None else hints.session
-        home = None
-        choices = dict[str, Choice]()
-        for load in self._compared(request, candidates, prompt, session):
-            if load.name not in choices:
-                choices[load.name] = self._choice(request, load, prompt)
-                if session and self.sessions.get(load.leg, session) == load.name:
-                    home = load.name
-        if not choices:
+        prompt = _Prompt.of(request, self.index, self.expected, self.recent)
+        homes = self._homes(session)
+        loads = self._compared(candidates, prompt, homes.values())
+        if not loads:
             return None
-        chosen = self._drawn(list(choices.values()), home, prompt.page_size)
-        return evolve(chosen, on_taken=partial(self._take, request, chosen, prompt, session))
+        weighed = [self._weighed(load, prompt) for load in loads]
+        costs = [each.cost for each in weighed]
+        if homes:
+            self._prefer_home(costs, loads, homes)
+        chosen = weighed[self._drawn(loads, costs, prompt.page_size)]
+        take = partial(self._take, request, chosen.load, prompt, session)
+        return Choice(chosen.load, chosen.overlap, chosen.cached, chosen.cost, prompt.blind, on_taken=take)
 
-    def _take(self, request: Generate, choice: Choice, prompt: _Prompt, session: str) -> _TakenPrompt | None:
+    def _homes(self, session: str) -> dict[Leg, str]:
+        """Return the workers that served a session last, by their legs."""
+        if not session:
+            return {}
+        return {leg: name for leg in Leg if (name := self.sessions.get(leg, session)) is not None}
+
+    def _take(self, request: Generate, load: Load, prompt: _Prompt, session: str) -> _TakenPrompt | None:
         """Record the worker of the session, and follow the prompt that it computes."""
-        load = choice.load
         if session:
             self.sessions.set(load.leg, session, load.name, request.owner)
         if load.leg is Leg.DECODE or not prompt.matches:
             return None
         return _TakenPrompt(self, request, load, prompt)
 
-    def _compared(self, request: Generate, candidates: Candidates, prompt: _Prompt, session: str) -> list[Load]:
-        """Return the candidates that are compared, some of them twice."""
-        names = [*prompt.expected]
-        if session:
-            names += [name for leg in Leg if (name := self.sessions.get(leg, session)) is not None]
-        found = (candidates.find(name) for name in dict.fromkeys(names))
-        holders = (_find_holder(candidates, *holder) for holder in prompt.holders(HOLDERS_MAX))
-        compared = [load for load in (*holders, *found) if load is not None]
-        return compared + _leading(request, candidates)
+    def _compared(self, candidates: Candidates, prompt: _Prompt, homes: Iterable[str]) -> list[Load]:
+        """Return the candidates that are compared, each once."""
+        compared = dict[str, Load]()
+        for engine, rank in prompt.holders(HOLDERS_MAX):
+            if rank or engine not in compared:
+                load = _find_holder(candidates, engine, rank)
+                if load is not None:
+                    compared.setdefault(load.name, load)
+        for name in (*prompt.expected, *homes):
+            if name not in compared and (load := candidates.find(name)) is not None:
+                compared[name] = load
+        for load in _leading(candidates, prompt):
+            compared.setdefault(load.name, load)
+        return list(compared.values())
 
-    def _choice(self, request: Generate, load: Load, prompt: _Prompt) -> Choice:
-        settings, cost, overlap, cached = self.settings, 0.0, 0, 0
-        if load.leg is not Leg.DECODE:
+    def _weighed(self, load: Load, prompt: _Prompt) -> _Weighed:
+        """Weigh a worker; called some ten times a choice, so every call in it counts."""
+        settings, leg, kv_tokens_max = self.settings, load.leg, load.kv_tokens_max
+        cost, overlap, cached = 0.0, 0, 0
+        if leg is not Leg.DECODE:
             overlap, cached = prompt.overlap(load)
-            uncached = len(request.tokens) - overlap
-            cost += settings.uncached_weight * uncached + settings.queued_weight * load.queued
-        if load.leg is not Leg.PREFILL:
-            cost += settings.load_tokens * (load.busy + load.slots * _kv_share(load, request, cached))
-        if not load.fits(request, cached):  # it would wait there for memory, behind all other requests
-            cost += load.kv_tokens_max
-        return Choice(load, overlap, cached, cost, prompt.blind)
+            cost += settings.uncached_weight * (prompt.tokens - overlap) + settings.queued_weight * load.queued
+        held = load.kv_tokens + prompt.needed(leg) - cached if kv_tokens_max else 0  # 0: unknown
+        if leg is not Leg.PREFILL:
+            kv_share = min(1.0, held / kv_tokens_max) if kv_tokens_max else 0.0
+            cost += settings.load_tokens * (load.busy + load.slots * kv_share)
+        if held > kv_tokens_max:  # it would wait there for memory, behind all other requests
+            cost += kv_tokens_max
+        return _Weighed(load, overlap, cached, cost)
 
-    def _drawn(self, choices: Sequence[Choice], home: str | None, page_size: int) -> Choice:
-        """Return one of the choices: of the least cost, or by the softmax of their costs."""
-        preferred = self.settings.session_tokens
+    def _prefer_home(self, costs: list[float], loads: Sequence[Load], homes: Mapping[Leg, str]) -> None:
+        """Lower the cost of the session's last worker."""
+        at_home = [index for index, load in enumerate(loads) if homes.get(load.leg) == load.name]
+        if at_home:
+            costs[at_home[-1]] -= self.settings.session_tokens
 
-        def cost(choice: Choice) -> float:
-            return (choice.score or 0.0) - (preferred if choice.load.name == home else 0.0)
-
-        costs = [cost(choice) for choice in choices]
+    def _drawn(self, loads: Sequence[Load], costs: Sequence[float], page_size: int) -> int:
+        """Return the index of one of the workers: of the least cost, or by the softmax of their costs."""
         least, most = min(costs), max(costs)
         if self.settings.temperature > 0 and most > least:
             scale = self.settings.temperature * (most - least)
-            return choices[_draw([exp((least - its_cost) / scale) for its_cost in costs], self.chance())]
-        near = [choice for choice, its_cost in zip(choices, costs, strict=True) if its_cost < least + page_size]
-        near.sort(key=lambda choice: choice.load.name)
-        return near[int(self.chance() * len(near))] if len(near) > 1 else near[0]
+            return _draw([exp((least - its_cost) / scale) for its_cost in costs], self.chance())
+        near = [index for index, its_cost in enumerate(costs) if its_cost < least + page_size]
+        if len(near) == 1:
+            return near[0]
+        near.sort(key=lambda index: loads[index].name)
+        return near[int(self.chance() * len(near))]
 
 
-@frozen
+class _Weighed(NamedTuple):
+    """A compared worker with its cost, and the prompt tokens in its cache: expected, and there already."""
+
+    load: Load
+    overlap: int
+    cached: int
+    cost: float
+
+
+@define(eq=False)
 class _Prompt:
     """A prompt with its matches in the index, in tokens."""
 
     matches: tuple[tuple[PromptBlocks, Match], ...]
     expected: dict[str, int]  # the tokens in common with a prompt in flight, by worker
-    reusable: int  # tokens; the last one of a prompt is always computed
+    tokens: int
+    tokens_with_answer: int  # the most of KV memory that it may come to need with its answer
     blind: bool  # some worker has not reported all its blocks yet
     recent: RecentBlocks
 
@@ -159,11 +185,16 @@ class _Prompt:
             for worker, count in expected.blocks(paged.hashes).items():
                 common[worker] = max(common.get(worker, 0), count * paged.page_size)
         matches = tuple((paged, index.match(paged.hashes)) for paged in blocks)
-        return cls(matches, common, len(request.tokens) - 1, bool(index.unknown), recent)
+        with_answer = kv_tokens(request, Leg.BOTH, 0)
+        return cls(matches, common, len(request.tokens), with_answer, bool(index.unknown), recent)
 
     @property
     def page_size(self) -> int:
         return min((blocks.page_size for blocks, _ in self.matches), default=1)
+
+    def needed(self, leg: Leg) -> int:
+        """Return the tokens of KV memory that it may come to need of a leg with nothing in its cache."""
+        return self.tokens if leg is Leg.PREFILL else self.tokens_with_answer
 
     def holders(self, holders_max: int) -> list[Holder]:
         """Return the holders of the longest prefixes, and the holders of recent blocks behind these."""
@@ -186,16 +217,14 @@ class _Prompt:
         computing, holder = self.expected.get(load.name, 0), engine_and_rank(load.name)
         overlap = cached = 0
         for blocks, match in self.matches_at(load):
-            size = blocks.page_size
-            bit = match.bit(*holder)
-            cached = max(cached, self.cached(blocks, bit, match.blocks_of(bit)))
-            overlap = max(overlap, cached, min(computing // size, self.reusable // size) * size)
+            size, bit = blocks.page_size, match.bits.get(holder, 0)
+            reusable = (self.tokens - 1) // size * size  # the last token of a prompt is always computed
+            here = min(reusable, size * self.recent.extend(bit, blocks.hashes, match.blocks_of(bit))) if bit else 0
+            cached = max(cached, here)
+            if computing > here:
+                here = min(reusable, computing // size * size)
+            overlap = max(overlap, here)
         return overlap, cached
-
-    def cached(self, blocks: PromptBlocks, bit: int, reported: int) -> int:
-        """Return how many of its tokens are cached by the holder of a bit, given `reported` blocks from its events."""
-        size, has = blocks.page_size, self.recent.extend(bit, blocks.hashes, reported)
-        return min(has, self.reusable // size) * size
 
 
 @define(eq=False)
@@ -222,10 +251,10 @@ class _TakenPrompt:
     def begun(self) -> None:
         self.ended()
         for blocks, _ in self._matches:
-            match = self.policy.index.match(blocks.hashes)  # the beginning may be reported by now
-            if bit := match.bit(*self._holder):
+            bit, reported = self.policy.index.reported(*self._holder, blocks.hashes)  # the beginning may be by now
+            if bit:
                 self._bit = bit
-                self.policy.recent.add(bit, blocks.hashes[match.blocks(*self._holder) :])
+                self.policy.recent.add(bit, blocks.hashes, reported)
 
     def answered(self, ids: Sequence[int]) -> None:
         """Expect the computed part of the answer in the cache."""
@@ -239,8 +268,8 @@ class _TakenPrompt:
             if len(blocks.hashes) == len(tokens) // size:  # else blocks are missing in between
                 rest = tokens[len(blocks.hashes) * size :] + TokenIds.of(ids)
                 hashes, _ = block_hashes_after(blocks.digest, rest, size)
-                reported = self.policy.index.match(hashes).blocks_of(bit)  # by the events of its steps
-                self.policy.recent.add(bit, hashes[reported:])
+                _, reported = self.policy.index.reported(*self._holder, hashes)  # by the events of its steps
+                self.policy.recent.add(bit, hashes, reported, len(blocks.hashes))
 
     def ended(self) -> None:
         """Expect it no more; idempotent."""
@@ -250,12 +279,13 @@ class _TakenPrompt:
         self._prefixes = []
 
 
-def _leading(request: Generate, candidates: Candidates) -> list[Load]:
+def _leading(candidates: Candidates, prompt: _Prompt) -> list[Load]:
     """Return the least loaded, up to the first one with memory for the request and no reservation."""
     leading, any_free = list[Load](), False
     for load in islice(candidates, LEADING_MAX):
         leading.append(load)
-        any_free = any_free or (not load.reserved and load.fits(request))
+        fits = not load.kv_tokens_max or load.kv_tokens + prompt.needed(load.leg) <= load.kv_tokens_max
+        any_free = any_free or (fits and not load.reserved)
         if any_free and len(leading) >= LEAST_LOADED_MAX:
             break
     return leading
@@ -266,13 +296,6 @@ def _find_holder(candidates: Candidates, engine: str, rank: int) -> Load | None:
     if not rank and (load := candidates.find(engine)) is not None:
         return load
     return candidates.find(f"{engine}{RANK_MARK}{rank}")
-
-
-def _kv_share(load: Load, request: Generate, cached: int) -> float:
-    """Return the share of a worker's KV memory for the largest need of its requests and this one; 0 if unknown."""
-    if not load.kv_tokens_max:
-        return 0.0
-    return min(1.0, load.kv_tokens_with(request, cached) / load.kv_tokens_max)
 
 
 def _draw(weights: Sequence[float], drawn: float) -> int:

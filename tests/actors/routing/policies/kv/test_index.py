@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.routing.policies.kv import index as prefix_index
-from actors.routing.policies.kv.index import SHARDS, TURN_MAX, PrefixIndex
+from actors.routing.policies.kv.index import SHARDS, TOUCHED_FOR_STORED, TURN_MAX, PrefixIndex
 from protocol.messages.kv_events import BlockChange, BlockEvent
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -132,7 +132,7 @@ def test_prompts_in_use_are_kept_however_long_they_are() -> None:
     assert [index.match(prompt).blocks("a") for prompt in prompts] == [len(prompt) for prompt in prompts]
 
 
-def test_a_match_moves_a_limited_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_match_moves_no_block_and_a_stored_one_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
     moved = list[int]()
 
     class Shard(OrderedDict[int, int]):
@@ -144,10 +144,34 @@ def test_a_match_moves_a_limited_number_of_blocks(monkeypatch: pytest.MonkeyPatc
     index, prompt = PrefixIndex(20 * TURN_MAX), tuple(range(15 * TURN_MAX))
     index.apply("a", [stored(*prompt)])
     moved.clear()
-    for turn in range(1, TOUCHED_WITHIN + 1):
+    for _ in range(TOUCHED_WITHIN):
         index.match(prompt)
-        assert len(moved) <= turn * TURN_MAX
-    assert {*moved} == {*prompt}
+    assert moved == []
+    for turn in range(1, 5 * TURN_MAX, 100):
+        index.apply("b", [stored(*range(-turn, -turn - 100, -1))])
+        assert len(moved) <= TOUCHED_FOR_STORED * (turn + 99)
+    assert moved == [*reversed(prompt)], "once, though it was matched often"
+
+
+def test_a_prompt_is_touched_again_once_a_part_of_the_index_has_been_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = list[int]()
+
+    class Shard(OrderedDict[int, int]):
+        def move_to_end(self, key: int, last: bool = True) -> None:
+            moved.append(key)
+            super().move_to_end(key, last)
+
+    monkeypatch.setattr(prefix_index, "OrderedDict", Shard)
+    index, numbers = PrefixIndex(64 * SHARDS), iter(range(10**6))
+    index.apply("a", [stored(*islice(numbers, 48 * SHARDS))])
+    prompt = [*islice(numbers, 32)]
+    index.apply("a", [stored(*prompt)])
+    moved.clear()
+    for _ in range(int(8 * SHARDS * 4)):
+        prompt.append(next(numbers))  # the next turn of a conversation
+        index.match(prompt)
+        index.apply("a", [stored(prompt[-1])])
+    assert 4 <= moved.count(prompt[0]) <= 5
 
 
 def test_a_sweep_looks_at_a_limited_number_of_blocks_and_bears_what_changes_meanwhile() -> None:

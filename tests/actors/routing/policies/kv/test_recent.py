@@ -34,7 +34,7 @@ class Clock:
 )
 def test_a_row_is_found_behind_what_its_holder_has_told_of(told: list[list[int]], found: list[int]) -> None:
     recent = RecentBlocks(Clock())
-    recent.add(4, [3, 4, 5])
+    recent.add(4, [1, 2, 3, 4, 5], 2)
     recent.add(8, [7])
     for hashes in told:
         recent.reported(16, hashes)
@@ -68,7 +68,7 @@ def test_rows_have_the_blocks_that_were_added_and_not_told_of_since() -> None:
         known = rng.choice(prompts[-20:])
         match rng.randrange(4):
             case 0:
-                recent.add(2, hashes[count(hashes) :])
+                recent.add(2, hashes, count(hashes))
                 added |= dict.fromkeys(hashes[count(hashes) :], clock.now_s + RECENT_S)
             case 1:
                 events = known[count(known) :][: rng.randint(1, 3)]
