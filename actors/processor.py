@@ -29,8 +29,9 @@ from actors.text.call_grammars import CHARACTER_WORK, CallGrammars, refused_as_t
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
 from actors.text.conformance import Conformance
-from actors.text.encoding import TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.encoding import tokenize_conversation, tokenize_text
 from actors.text.engine_grammar import engine_grammar
+from actors.text.first_parts import TooManyTokens
 from actors.text.formats.tool_table import ToolTable
 from actors.text.generations import make_generations
 from actors.text.judging import CallConformance, Judges

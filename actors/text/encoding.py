@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from actors.kit.offload import RunWork
+from actors.text.first_parts import SEAM_TOKENS, TooManyTokens, first_parts
 from actors.text.model import TextModel
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.token_ids import TokenIds
@@ -20,18 +21,6 @@ TURN_CHARACTERS = 32
 STEP_CHARACTERS = 4
 # The work for a character of a tool or of a call, in characters to tokenise: its JSON is read, and templates walk it.
 TOOL_CHARACTER_WORK = 6
-# The length of the first part. Text has 3 to 5 characters a token, code up to 6: what fits is shorter, and so is
-# tokenised once, however near it comes to the limit. A refusal costs about twice as much as a prompt that fits.
-FIRST_CHARACTERS_A_TOKEN = 8
-# The factor from the length of one part to that of the next.
-GROWTH = 4
-# The most tokens that a part may have more than the whole text: at the cut, and around a text.
-# The longest words in any vocabulary have far fewer.
-SEAM_TOKENS = 1_024
-
-
-class TooManyTokens(Exception):
-    """A text certainly has more tokens than it may have; the message is their number, as far as it is known."""
 
 
 class UnknownToken(Exception):
@@ -48,12 +37,10 @@ async def tokenize_text(
     longest = model.characters_per_token_max
     if longest is not None and len(text) > tokens_max * longest:
         raise TooManyTokens(f"more than {tokens_max}")
-    part = max(FIRST_CHARACTERS_A_TOKEN * tokens_max, FIRST_CHARACTERS_A_TOKEN * SEAM_TOKENS)
-    while part < len(text):
+    for part in first_parts(len(text), tokens_max):
         count = await run(part, partial(_count, model, text, part, special=special))
         if count > tokens_max + SEAM_TOKENS:
             raise TooManyTokens(f"more than {tokens_max}")
-        part *= GROWTH
     return await run(len(text), partial(model.encode_text, text, special=special))
 
 

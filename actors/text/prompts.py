@@ -10,7 +10,8 @@ from attrs import frozen
 
 from actors.kit.offload import RunWork
 from actors.media.placeholders import expand
-from actors.text.encoding import TooManyTokens, UnknownToken, check_ids, tokenize_conversation, tokenize_text
+from actors.text.encoding import UnknownToken, check_ids, tokenize_conversation, tokenize_text
+from actors.text.first_parts import TooManyTokens
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
 from protocol.errors import BadRequest

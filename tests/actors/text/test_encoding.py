@@ -16,7 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from trio.testing import MockClock
 
 from actors.kit.offload import Offload, T, run_inline
-from actors.text.encoding import SEAM_TOKENS, TooManyTokens, tokenize_conversation, tokenize_text
+from actors.text.encoding import tokenize_conversation, tokenize_text
+from actors.text.first_parts import SEAM_TOKENS, TooManyTokens
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages.text import Rendering, Role, Tokenize, Turn

@@ -1,0 +1,148 @@
+"""The prompt cache: what it reuses, keeps, evicts, refuses and counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from actors.text.first_parts import SEAM_TOKENS, TooManyTokens
+from actors.text.prompt_cache import Boundary, EncodedPrompt, PromptCache
+from protocol.block_hashes import block_hashes
+from protocol.token_ids import TokenIds
+
+BOUNDARY = Boundary("|", 1)
+PAGES = (1, 16)
+MANY = 10**6
+
+
+class Tokenizer:
+    """A tokenizer of one id a character, which notes what it encodes."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, text: str) -> TokenIds:
+        self.texts.append(text)
+        return ids(text)
+
+
+def ids(text: str) -> TokenIds:
+    return TokenIds.of([1 if character == "|" else ord(character) for character in text])
+
+
+def a_cache(bytes_max: int = MANY) -> PromptCache:
+    return PromptCache(bytes_max, threading.Lock())
+
+
+def segments(*letters: str, length: int = 300) -> str:
+    return "".join([letter * (length - 1) + "|" for letter in letters])
+
+
+def ask(
+    cache: PromptCache,
+    text: str,
+    encode: Tokenizer | None = None,
+    owner: str = "owner",
+    namespace: str | None = None,
+    page_sizes: Sequence[int] = PAGES,
+    tokens_max: int = MANY,
+) -> EncodedPrompt:
+    found = cache.find(text, BOUNDARY, owner, namespace, page_sizes)
+    return cache.complete(found, encode or Tokenizer(), tokens_max)
+
+
+def test_only_what_is_new_is_encoded() -> None:
+    cache, encode = a_cache(), Tokenizer()
+    first = segments("a", "b") + "open"
+    assert ask(cache, first, encode).reused == 0
+    second = segments("a", "b", "c") + "another"
+    found = cache.find(second, BOUNDARY, "owner", None, PAGES)
+    assert (found.reused_tokens, found.new_characters) == (600, 307)
+    encoded = cache.complete(found, encode, MANY)
+    assert (encoded.tokens, encoded.reused) == (ids(second), 600)
+    assert encode.texts == [first, f"|{segments('c')}another"]
+    for blocks in encoded.blocks:
+        assert tuple(blocks.hashes) == block_hashes(ids(second), blocks.page_size)
+    statistics = cache.statistics()
+    assert (statistics.reused_tokens, statistics.encoded_tokens, statistics.segments) == (600, 604 + 307, 3)
+
+
+def test_a_text_that_ends_with_a_boundary_is_reused_whole() -> None:
+    cache = a_cache()
+    text = segments("a", "b")
+    ask(cache, text)
+    assert ask(cache, text).reused == len(text)
+    assert ask(cache, text).tokens == ids(text)
+
+
+def test_owners_and_salts_share_nothing() -> None:
+    cache = a_cache()
+    text = segments("a", "b")
+    plain = ask(cache, text)
+    assert ask(cache, text, owner="other").reused == 0
+    salted = ask(cache, text, namespace="salt")
+    assert salted.reused == 0
+    assert [tuple(blocks.hashes) for blocks in salted.blocks] == [
+        block_hashes(ids(text), size, "salt") for size in PAGES
+    ]
+    assert salted.blocks != plain.blocks
+    assert ask(cache, text, page_sizes=(16,)).reused == 0
+    assert ask(cache, text, namespace="salt").reused == ask(cache, text, owner="other").reused == len(text)
+
+
+def test_a_refused_text_leaves_nothing() -> None:
+    cache = a_cache()
+    with pytest.raises(TooManyTokens, match="more than 100"):
+        ask(cache, segments(*"abcdefghij" * 4), tokens_max=100)
+    assert cache.statistics().segments == 0
+    slightly = segments("a")
+    assert ask(cache, slightly, tokens_max=299).tokens == ids(slightly)
+    assert cache.statistics().segments == 0
+    ask(cache, slightly, tokens_max=300)
+    with pytest.raises(TooManyTokens):
+        ask(cache, segments(*"abcdefghij" * 4), tokens_max=0)
+    assert cache.statistics().segments == 1
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_refusal_encodes_little_more_than_what_would_fit(known: bool) -> None:
+    cache, encode = a_cache(), Tokenizer()
+    text = segments(*"ab" * 1_000)
+    if known:
+        ask(cache, text[:30_000])
+    with pytest.raises(TooManyTokens):
+        ask(cache, text, encode, tokens_max=10_000)
+    assert sum(map(len, encode.texts)) <= 8 * (10_000 + SEAM_TOKENS)
+    endless = segments("a") + "b" * 10_000_000
+    encode.texts.clear()
+    with pytest.raises(TooManyTokens):
+        ask(cache, endless, encode, tokens_max=10_000)
+    assert sum(map(len, encode.texts)) <= 8 * (10_000 + SEAM_TOKENS) + 300
+
+
+def test_evicting_everything_leaves_nothing_counted() -> None:
+    cache = a_cache(1)
+    for owner in "abc":
+        assert ask(cache, segments(*"abcdef"), owner=owner).tokens == ids(segments(*"abcdef"))
+    statistics = cache.statistics()
+    assert (statistics.size_bytes, statistics.segments, statistics.evicted) == (0, 0, 18)
+
+
+def test_the_end_of_the_least_recent_text_is_evicted_first() -> None:
+    cache = a_cache(4 * 5_000)  # about four and a half segments
+    for letters in ("ab", "cd", "ab", "ce"):
+        ask(cache, segments(*letters))
+    assert cache.statistics().evicted == 1
+    assert cache.find(segments(*"ab"), BOUNDARY, "owner", None, PAGES).reused_tokens == 600
+    assert cache.find(segments(*"cd"), BOUNDARY, "owner", None, PAGES).reused_tokens == 300
+    assert cache.find(segments(*"ce"), BOUNDARY, "owner", None, PAGES).reused_tokens == 600
+
+
+def test_an_owner_with_most_of_a_full_cache_evicts_its_own() -> None:
+    cache = a_cache(10 * 5_000)
+    ask(cache, segments("a", "b"), owner="small")
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        ask(cache, segments(letter, letter.upper()), owner="large")
+    assert ask(cache, segments("a", "b"), owner="small").reused == 600
