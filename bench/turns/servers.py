@@ -17,7 +17,8 @@ from attrs import evolve
 
 from bench.load.messages import Api
 from bench.peers import dynamo, espalier
-from bench.peers.peer import Command, Peer, Setup
+from bench.peers.peer import MODEL, Command, Peer, Setup
+from bench.rig.node import free_ports
 from bench.turns.models import CONTEXT_MAX, write_model
 
 POLICY = 'policy = "kv"'
@@ -37,7 +38,9 @@ simulated.costs = {{{{ fixed_s = {{step_s}}, per_prefill_token_s = 0.0, per_runn
 PAGELESS = SIMULATED + "simulated.prefix_cache = false\n"
 APIS: tuple[Api, ...] = ("chat", "responses", "responses-ws")
 
-ENGINE_GROUPS = ("mocker", "scheduler", "node worker")
+SMG_WORKER = Path(__file__).parent / "smg_worker.py"
+SMG_AFTER_S = 2
+ENGINE_GROUPS = ("mocker", "scheduler", "node worker", "worker")
 """The beginnings of the groups of processes (`bench.cost.groups`) that are an engine, or have one in them."""
 
 
@@ -79,6 +82,20 @@ def servers(tokenizer: str) -> dict[str, Peer]:
             workers_max=16,
         )
 
+    def smg(name: str, title: str, *words: str) -> Peer:
+        def commands(setup: Setup) -> list[Command]:
+            return _smg(setup, write_model(tokenizer, setup.folder / "model", setup.environments), words)
+
+        return Peer(
+            name=name,
+            title=title,
+            engine="simulated",
+            environments=("smg", "smg-worker"),
+            commands=commands,
+            workers_max=16,
+            ready_path="/readiness",
+        )
+
     several = (
         ours("espalier", "Espalier", SIMULATED),
         ours("espalier-pageless", "Espalier, engines without pages", PAGELESS),
@@ -86,6 +103,8 @@ def servers(tokenizer: str) -> dict[str, Peer]:
         theirs("dynamo", "Dynamo 1.6.1", {}),
         theirs("dynamo-uncached", "Dynamo 1.6.1 without its tokenizer's cache", {"DYN_TOKENIZER_CACHE_BYTES": "0"}),
         theirs("dynamo-fastokens", "Dynamo 1.6.1 with fastokens", {}, "--tokenizer", "fastokens"),
+        smg("smg", "SMG 1.13.0 with its tokenizer's cache", "--tokenizer-cache-enable-l1"),
+        smg("smg-uncached", "SMG 1.13.0"),
     )
     return {peer.name: peer for peer in several}
 
@@ -96,3 +115,18 @@ def _dynamo(setup: Setup, folder: Path, variables: Mapping[str, str], words: tup
     sizes = (f"--sglang-{size}={CONTEXT_MAX}" for size in ("max-prefill-tokens", "chunked-prefill-size"))
     mocker = evolve(mocker, words=(*mocker.words, *sizes))
     return [evolve(command, variables={**command.variables, **variables}) for command in (front, mocker)]
+
+
+def _smg(setup: Setup, folder: Path, words: tuple[str, ...]) -> list[Command]:
+    *ports, metrics = free_ports(setup.workers + 1)
+    worker = (setup.python("smg-worker"), str(SMG_WORKER))
+    workers = [
+        Command(f"worker-{number}", (*worker, str(port), str(folder), MODEL)) for number, port in enumerate(ports)
+    ]
+    urls = ("--worker-urls", *(f"grpc://127.0.0.1:{port}" for port in ports))
+    launch = (setup.python("smg"), "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(setup.port))
+    own = ("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics), "--log-level", "warn")
+    words = (*launch, *own, *words, "--tokenizer-path", str(folder), *urls)
+    # A worker that does not listen yet is tried again after 30 s.
+    later = ("sh", "-c", f'sleep {SMG_AFTER_S}; exec "$@"', "sh")
+    return [*workers, Command("gateway", (*later, *words))]

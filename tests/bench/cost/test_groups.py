@@ -33,6 +33,7 @@ def entry(pid: int, command: str, parent: int = 1) -> ProcessEntry:
         (f"{PYTHON} -m dynamo.sglang --model-path tiny", "worker"),
         (f"{PYTHON} -m dynamo.mocker --model-path tiny", "mocker"),
         (f"{PYTHON} -m smg launch --port 1", "gateway"),
+        (f"{PYTHON} /src/bench/turns/smg_worker.py 1 model tiny", "worker"),
         ("smg::router", "gateway"),
         (f"{PYTHON} -c from multiprocessing.resource_tracker import main;main(6)", "helpers"),
         ("/src/espalier/.venv/bin/python -c from multiprocessing.spawn import main", "helpers"),

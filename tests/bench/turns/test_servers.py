@@ -16,7 +16,7 @@ from supervisor.engines.simulated.section import SimulatedSection
 
 SERVERS = servers("tiny")
 OURS = [name for name in SERVERS if name.startswith("espalier")]
-THEIRS = [name for name in SERVERS if name not in OURS]
+THEIRS = [name for name in SERVERS if name.startswith("dynamo")]
 
 
 @pytest.fixture
@@ -61,6 +61,15 @@ def test_dynamo_is_compared_with_and_without_its_caches(setup: Setup) -> None:
     assert [name for name in THEIRS if "DYN_TOKENIZER_CACHE_BYTES" in variables[name]] == ["dynamo-uncached"]
     fast = [name for name in THEIRS if "fastokens" in SERVERS[name].commands(setup)[0].words]
     assert fast == ["dynamo-fastokens"]
+
+
+@pytest.mark.parametrize(("name", "caches"), [("smg", True), ("smg-uncached", False)])
+def test_smg_encodes_for_its_workers_with_and_without_its_cache(name: str, caches: bool, setup: Setup) -> None:
+    one, other, gateway = SERVERS[name].commands(setup)
+    ports = [command.words[2] for command in (one, other)]
+    assert gateway.words[-2:] == tuple(f"grpc://127.0.0.1:{port}" for port in ports)
+    assert gateway.words[gateway.words.index("--tokenizer-path") + 1] == one.words[3]
+    assert ("--tokenizer-cache-enable-l1" in gateway.words) is caches
 
 
 @pytest.mark.parametrize(
