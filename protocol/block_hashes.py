@@ -10,31 +10,15 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 
-from protocol.token_ids import TokenIds
+from protocol.token_ids import ID_BYTES, TokenIds
 
-TOKEN_BYTES = 4
 HASH_BYTES = 8
 DIGEST_BYTES = 32
 _SALT_TAG = b"sglang-cache-salt-v1\0"
 _HASH = struct.Struct(">q")
-_TOKEN_MASK = 2**32 - 1
-
-
-def pack_tokens(tokens: Iterable[int]) -> bytes:
-    """Return token ids as they are hashed: the low 32 bits of each, little-endian.
-
-    Ids beyond a vocabulary stand for the contents of images and videos.
-    """
-    if isinstance(tokens, TokenIds):
-        return tokens.packed
-    try:
-        packed = array("I", tokens)
-    except OverflowError:
-        packed = array("I", [token & _TOKEN_MASK for token in tokens])
-    return packed.tobytes()
 
 
 def root_digest(cache_salt: str | None) -> bytes:
@@ -44,7 +28,7 @@ def root_digest(cache_salt: str | None) -> bytes:
 
 def block_digests(before: bytes, packed: bytes, page_size: int) -> list[bytes]:
     """Return the digest of each full block of packed tokens that follow the block with the digest `before`."""
-    size, digests, hashed = page_size * TOKEN_BYTES, [], sha256
+    size, digests, hashed = page_size * ID_BYTES, [], sha256
     for start in range(0, len(packed) - size + 1, size):
         before = hashed(before + packed[start : start + size]).digest()
         digests.append(before)
@@ -57,17 +41,17 @@ def block_hash(digest: bytes) -> int:
     return number
 
 
-def block_hashes(tokens: Sequence[int], page_size: int, cache_salt: str | None = None) -> tuple[int, ...]:
+def block_hashes(tokens: Iterable[int], page_size: int, cache_salt: str | None = None) -> tuple[int, ...]:
     """Return the hashes of the full blocks of a prompt; about 0.7 us a block."""
-    return tuple(block_hashes_after(root_digest(cache_salt), tokens, page_size)[0])
+    return tuple(block_hashes_after(root_digest(cache_salt), TokenIds.of(tokens), page_size)[0])
 
 
-def block_hashes_after(before: bytes, tokens: Sequence[int], page_size: int) -> tuple[array[int], bytes]:
+def block_hashes_after(before: bytes, tokens: TokenIds, page_size: int) -> tuple[array[int], bytes]:
     """Return the hashes of the full blocks of tokens after the digest `before`, and the last digest.
 
     Without a full block the last digest is `before` itself.
     """
-    digests = block_digests(before, pack_tokens(tokens), page_size)
+    digests = block_digests(before, tokens.packed, page_size)
     # Each hash is the first of the four words of its digest, big-endian there.
     hashes = array("q", memoryview(b"".join(digests)).cast("q")[:: DIGEST_BYTES // HASH_BYTES].tobytes())
     hashes.byteswap()

@@ -51,7 +51,8 @@ class Engine(Protocol):
 
         Raises the errors of `check_request` (`request_check.py`), `Overloaded` if neither a slot nor a place to wait is
         free, `TooLarge` if the request cannot be sent to the engine's process, and `EngineLost` if the engine died. At
-        least one request may wait when all slots are taken.
+        least one request may wait when all slots are taken. A prompt with a token id outside the vocabulary is a
+        `BadRequest` here or at the end of the answer.
         """
 
     def abort(self, request_id: str) -> None:

@@ -51,6 +51,15 @@ def check_request(request: Generate, info: EngineInfo) -> None:
     check_media(request, info)
 
 
+def check_largest_token(token: int, info: EngineInfo) -> None:
+    """Raise `BadRequest` for a prompt whose largest token id is none of the vocabulary: an engine crashes on it.
+
+    `check_request` looks at no token of a prompt, since the process of an engine finds the largest one sooner.
+    """
+    if token >= info.vocabulary_size:
+        raise BadRequest(f"the prompt has a token id outside 0 to {info.vocabulary_size - 1}")
+
+
 def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
     """Return the row of an operation; raises `Unsupported` if the engine does not list it, or cannot hold requests."""
     operation = OPERATION_OF[type(request)]
@@ -98,8 +107,6 @@ def _check_tokens(request: Generate, vocabulary_size: int) -> None:
     if not 0 <= request.resumed_tokens < len(request.tokens):
         words = f"resumed_tokens must be from 0 to {len(request.tokens) - 1}, got {request.resumed_tokens}"
         raise BadRequest(words, param="resumed_tokens")
-    if min(request.tokens) < 0 or max(request.tokens) > last:
-        raise BadRequest(f"the prompt has a token id outside 0 to {last}")
     if any(not 0 <= token <= last for token in wanted.stop_token_ids):
         raise BadRequest(f"a stop token id is outside 0 to {last}", param="stop_token_ids")
     if any(not 0 <= token <= last for token in wanted.logit_bias):

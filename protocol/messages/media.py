@@ -7,6 +7,7 @@ contain one placeholder token for each row of an item's embeddings, so the numbe
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from hashlib import sha256
@@ -16,6 +17,7 @@ from attrs import evolve, field, frozen
 from protocol.errors import PeerViolation
 from protocol.messages.kind import Kind, Message
 from protocol.tensors import FLOATS, NO_TENSOR, Dtype, Tensor
+from protocol.token_ids import TokenIds
 from protocol.trace import Trace
 
 DIGEST_LENGTH = 64
@@ -24,6 +26,7 @@ DIGEST_LENGTH = 64
 DIGEST_DIGITS = frozenset("0123456789abcdef")
 CHANNELS = 3  # red, green, blue
 _SALT_TAG = "espalier-media-salt-v1\0"
+PADS_MIN = 2**31
 GRID_MAX = 2**31  # patches in one direction, and tokens of an item
 
 URL_SHOWN_CHARACTERS_MAX = 40
@@ -283,28 +286,28 @@ def expected_shape(item: MediaItem, info: MediaInfo) -> tuple[int, ...] | None:
             return None
 
 
-def padded_tokens(tokens: Sequence[int], items: Sequence[MediaItem], info: MediaInfo | None) -> list[int]:
+def padded_tokens(tokens: TokenIds, items: Sequence[MediaItem], info: MediaInfo | None) -> TokenIds:
     """Return a prompt's token ids, with ids derived from the digests of its items in place of placeholders.
 
     Prefix caches are keyed by tokens, so different images behind the same text must differ in them. The derived ids are
-    negative: no model has such a token.
+    from `PADS_MIN` on: no model has such a token.
     """
-    padded = list(tokens)
     if info is None or not items:
-        return padded
+        return tokens
+    padded = array("I", tokens.packed)
     for modality in Modality:
         placeholder = info.placeholder(modality)
         places = (place for place, token in enumerate(tokens) if token == placeholder)
         of_modality = ((_digest_bits(item), item.tokens) for item in items if item.modality is modality)
-        pads = (-1 - (bits ^ row) for bits, rows in of_modality for row in range(rows))
+        pads = (PADS_MIN | (bits ^ row) % PADS_MIN for bits, rows in of_modality for row in range(rows))
         for place, pad in zip(places, pads, strict=False):
             padded[place] = pad
-    return padded
+    return TokenIds(padded.tobytes())
 
 
 def _digest_bits(item: MediaItem) -> int:
-    """Return the first 48 bits of the digest of an item."""
-    return int(item.digest[:12] or "0", 16)
+    """Return the first 32 bits of the digest of an item."""
+    return int(item.digest[:8] or "0", 16)
 
 
 def _exactly(count: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

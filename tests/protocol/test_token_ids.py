@@ -22,6 +22,7 @@ def test_they_behave_like_a_list(left: list[int], right: list[int], begin: int |
     assert TokenIds.joined([value, TokenIds.of(right), value]).tolist() == left + right + left
     assert [value[index] for index in range(len(left))] == left
     assert all(value.count(each) == left.count(each) for each in [*left, *right])
+    assert [value.index(each) for each in left] == [left.index(each) for each in left]
     assert (value == TokenIds.of(right)) is (left == right)
     assert hash(value) == hash(TokenIds.of(left))
 
@@ -29,6 +30,14 @@ def test_they_behave_like_a_list(left: list[int], right: list[int], begin: int |
 def test_an_index_outside_is_an_error() -> None:
     with pytest.raises(IndexError):
         TokenIds.of([1])[1]
+
+
+def test_an_id_is_found_between_two_places() -> None:
+    value = TokenIds.of([5, 6, 5, 7])
+    assert (value.index(5, 1), value.index(7, 0, 4)) == (2, 3)
+    for missing in ((8,), (6, 2), (7, 0, 3)):
+        with pytest.raises(ValueError, match="not in array"):
+            value.index(*missing)
 
 
 @pytest.mark.parametrize("wrong", [-1, IDS_MAX])

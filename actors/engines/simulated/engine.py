@@ -11,7 +11,7 @@ from attrs import Factory, define, evolve, field
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.blocks.following import follow_blocks
 from actors.engines.port import Generation
-from actors.engines.request_check import check_operation, check_request
+from actors.engines.request_check import check_largest_token, check_operation, check_request
 from actors.engines.simulated.adapters import SimulatedAdapters
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.expert_records import SimulatedExpertRecords
@@ -116,6 +116,7 @@ class SimulatedEngine:
         if self._lost.is_set():
             raise EngineLost("the engine has ended")
         check_request(request, self.info)
+        check_largest_token(max(request.tokens), self.info)
         self._check_leg(request)
         batch = self._batches[request.rank]
         if batch.full:

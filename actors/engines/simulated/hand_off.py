@@ -12,7 +12,6 @@ from hashlib import sha256
 from attrs import frozen
 
 from actors.kit.hand_off import KindHandOff
-from protocol.block_hashes import pack_tokens
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate
@@ -64,7 +63,7 @@ class State:
     @classmethod
     def of(cls, request: Generate, layout: bytes, *, life: int, number: int, process: str) -> State:
         """Return the state of a request's prompt, its images and videos included."""
-        digest = sha256(pack_tokens(request.tokens))
+        digest = sha256(request.tokens.packed)
         for item in request.media:
             digest.update(item.digest.encode())
         return cls(life, number, layout, digest.digest()[:DIGEST_BYTES], process)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 
 from attrs import Factory, define
@@ -11,9 +10,10 @@ from actors.engines.simulated.hand_off import Rendezvous, State
 from actors.engines.simulated.kv_memory import KvMemory, Lease
 from actors.engines.simulated.output import OutputSequence
 from actors.engines.simulated.scores import PromptScorer
-from protocol.block_hashes import block_digests, pack_tokens, root_digest
+from protocol.block_hashes import block_digests, root_digest
 from protocol.messages.generation import Generate, Started
 from protocol.messages.media import MediaInfo, padded_tokens
+from protocol.token_ids import TokenIds
 
 
 @define(eq=False)
@@ -21,7 +21,7 @@ class HeldRequest:
     """One request, from its submission until nothing is held for it."""
 
     request: Generate
-    prompt: Sequence[int] = ()  # its tokens, with its images' and videos' tokens in place of placeholders
+    prompt: TokenIds = TokenIds()  # its tokens, with its images' and videos' tokens in place of placeholders
     given: int = 0  # answer tokens at the end of the prompt: it was preempted, and computes them again
     digests: list[bytes] | None = None  # the prompt's full pages' digests, none without a cache
     sequence: OutputSequence | None = None
@@ -57,10 +57,9 @@ class HeldRequest:
         if self.digests is not None:
             return
         if not self.prompt:
-            tokens, items = self.request.tokens, self.request.media
-            self.prompt = padded_tokens(tokens, items, media) if items else tokens
+            self.prompt = padded_tokens(self.request.tokens, self.request.media, media)
         root = root_digest(self.request.cache_namespace)
-        self.digests = block_digests(root, pack_tokens(self.prompt), page_size) if caches else []
+        self.digests = block_digests(root, self.prompt.packed, page_size) if caches else []
 
     def reusable(self, page_size: int) -> list[bytes]:
         """Return the digests that it may find in the cache: the last token is always computed, for the next one.
@@ -105,7 +104,7 @@ class HeldRequest:
 
     def preempt(self) -> None:
         """Start over: nothing is computed, and the prompt is continued by the answer so far."""
-        self.prompt, self.given = [*self.prompt, *self.answered], len(self.output)
+        self.prompt, self.given = self.prompt + TokenIds.of(self.answered), len(self.output)
         self.computed, self.has_begun, self.digests, self.lease = 0, False, None, None
 
     # Pages ------------------------------------------------------------------------------
@@ -128,8 +127,9 @@ class HeldRequest:
         assert self.lease is not None
         if caches and self.output:
             shared = self.lease.shared
-            rest = [*self.prompt[len(shared) * page_size :], *self.answered][: self.kv_tokens - len(shared) * page_size]
+            rest = self.prompt[len(shared) * page_size :] + TokenIds.of(self.answered)
+            rest = rest[: self.kv_tokens - len(shared) * page_size]
             before = shared[-1] if shared else root_digest(self.request.cache_namespace)
-            for digest in block_digests(before, pack_tokens(rest), page_size):
+            for digest in block_digests(before, rest.packed, page_size):
                 memory.publish(self.lease, digest)
         memory.release(self.lease)

@@ -7,8 +7,7 @@ There is no clock and no state in here: a request's output can be computed anew 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import chain, count, cycle, islice, repeat
 from math import log, log1p
@@ -18,6 +17,7 @@ from attrs import define, frozen
 
 from actors.engines.simulated.spec import SimulatedSpec
 from protocol.messages.generation import Generate, Logprob
+from protocol.token_ids import ID_BYTES, TokenIds
 
 PROMPT_TOKEN_BYTES = 8
 FORCED = 100.0  # OpenAI: a bias of so much makes a token certain, and its opposite impossible
@@ -25,9 +25,11 @@ _HALF = log(0.5)
 _LENGTH, _SENTENCE, _LOGPROB = range(3)  # the purposes of draws, so that they are independent
 
 
-def pack_prompt(tokens: Iterable[int]) -> bytes:
-    """Return the token ids of a prompt as bytes, `PROMPT_TOKEN_BYTES` each; those of images are negative."""
-    return array("q", tokens).tobytes()
+def pack_prompt(tokens: TokenIds) -> bytes:
+    """Return the token ids of a prompt as bytes, `PROMPT_TOKEN_BYTES` each."""
+    words = memoryview(bytearray(PROMPT_TOKEN_BYTES * len(tokens))).cast("I")
+    words[:: PROMPT_TOKEN_BYTES // ID_BYTES] = memoryview(tokens.packed).cast("I")
+    return words.tobytes()
 
 
 @define(eq=False)

@@ -18,9 +18,8 @@ from collections.abc import Hashable
 import trio
 from attrs import define, field, frozen
 
-from protocol.block_hashes import TOKEN_BYTES
 from protocol.messages.generation import Generate
-from protocol.token_ids import TokenIds
+from protocol.token_ids import ID_BYTES, TokenIds
 
 SHARED_MIN = 32
 """The fewest tokens in common for which a request waits: fewer cost less than a step."""
@@ -28,7 +27,7 @@ SHARED_MIN = 32
 SHARED_ENOUGH = 256
 """The tokens in common for which a request always waits; below them they must be half of what it would compute."""
 
-PART_BYTES = 256 * TOKEN_BYTES
+PART_BYTES = 256 * ID_BYTES
 
 
 @frozen(eq=False)
@@ -48,7 +47,7 @@ class HashedPrompt:
 
     def begins_like(self, other: HashedPrompt, tokens: int) -> bool:
         """Whether this prompt begins with the first `tokens` tokens of another prompt, which must have as many."""
-        end = tokens * TOKEN_BYTES
+        end = tokens * ID_BYTES
         part, rest = end // PART_BYTES, slice(end // PART_BYTES * PART_BYTES, end)
         is_long_enough = len(self.packed) >= end
         return is_long_enough and self.hashes[part] == other.hashes[part] and self.packed[rest] == other.packed[rest]
@@ -60,7 +59,7 @@ class HashedPrompt:
         rest = slice(same * PART_BYTES, (same + 1) * PART_BYTES)
         one, two = (memoryview(prompt.packed[rest]).cast("I") for prompt in (self, other))
         size = min(len(one), len(two))
-        return rest.start // TOKEN_BYTES + next((n for n in range(size) if one[n] != two[n]), size)
+        return rest.start // ID_BYTES + next((n for n in range(size) if one[n] != two[n]), size)
 
 
 @define(eq=False)

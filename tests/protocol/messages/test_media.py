@@ -7,6 +7,7 @@ from protocol.errors import PeerViolation
 from protocol.link import codec
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import (
+    PADS_MIN,
     Encode,
     Encoded,
     MediaForm,
@@ -93,20 +94,21 @@ def test_a_tensor_has_the_shape_that_its_form_demands() -> None:
 
 
 def test_different_images_behind_the_same_text_share_the_tokens_before_them_alone() -> None:
-    tokens = [1, IMAGE, IMAGE, 2]
+    tokens = TokenIds.of([1, IMAGE, IMAGE, 2])
     one, same, other = (padded_tokens(tokens, [item(digest)], INFO) for digest in ("ab" * 32, "ab" * 32, "ac" * 32))
     assert one == same
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, False, False, True]
-    assert min(one[1:3]) < 0 < min(one[0], one[3])
+    assert min(one[1:3]) >= PADS_MIN > max(one[0], one[3])
 
 
 def test_each_modality_has_its_own_placeholders() -> None:
     video = item("cd" * 32, 1, Modality.VIDEO)
-    padded = padded_tokens([IMAGE, IMAGE, VIDEO], [video, item()], INFO)
-    assert padded[:2] == padded_tokens([IMAGE, IMAGE], [item()], INFO)
-    assert padded[2:] == padded_tokens([VIDEO], [video], INFO)
+    padded = padded_tokens(TokenIds.of([IMAGE, IMAGE, VIDEO]), [video, item()], INFO)
+    assert padded[:2] == padded_tokens(TokenIds.of([IMAGE, IMAGE]), [item()], INFO)
+    assert padded[2:] == padded_tokens(TokenIds.of([VIDEO]), [video], INFO)
 
 
 def test_tokens_without_media_stay_as_they_are() -> None:
-    assert padded_tokens([1, IMAGE], [], INFO) == [1, IMAGE]
-    assert padded_tokens([1, IMAGE], [item()], None) == [1, IMAGE]
+    tokens = TokenIds.of([1, IMAGE])
+    assert padded_tokens(tokens, [], INFO) is tokens
+    assert padded_tokens(tokens, [item()], None) is tokens

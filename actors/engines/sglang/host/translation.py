@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import prod
 
+import numpy as np
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from sglang.version import __version__
 
+from actors.engines.request_check import check_largest_token
 from actors.engines.sglang import hand_off
 from actors.engines.sglang.boot_message import GRAMMAR_FAILED, GRAMMAR_TOO_SLOW
 from actors.engines.sglang.host.hand_off_terms import HAND_OFF_TERMS
@@ -21,6 +24,7 @@ from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, GrammarKind, Logprob, PromptScores, Sampling
 from protocol.messages.media import MediaInfo
 from protocol.tensors import BYTES, Dtype, Tensor
+from protocol.token_ids import TokenIds
 from protocol.trace import as_headers
 
 NOT_A_NUMBER = "NaN happened"  # SGLang's reason for an end by a token outside the vocabulary
@@ -39,7 +43,7 @@ def sglang_request(
     trace = request.trace if traced else None
     is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
     return GenerateReqInput(
-        input_ids=request.tokens.tolist(),
+        input_ids=_input_ids(request.tokens, info),
         sampling_params=_sampling(request.sampling, request.resumed_tokens, honours_seed=info.honours_seed),
         image_data=None if media is None else [media],
         rid=request.id,
@@ -56,6 +60,13 @@ def sglang_request(
         external_trace_header=None if trace is None else as_headers(trace),
         **_bootstrap(request.hand_off),
     )
+
+
+def _input_ids(tokens: TokenIds, info: EngineInfo) -> array[int]:
+    """Return token ids as SGLang keeps them; raises `BadRequest` for one outside the vocabulary."""
+    ids = np.frombuffer(tokens.packed, "<u4")
+    check_largest_token(int(ids.max()), info)
+    return array("q", ids.astype("<i8").tobytes())
 
 
 def _sampling(wanted: Sampling, resumed: int, *, honours_seed: bool) -> dict[str, object]:

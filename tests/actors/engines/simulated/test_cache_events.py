@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.kv_memory import KvMemory, Lease
-from protocol.block_hashes import block_digests, block_hash, pack_tokens
+from protocol.block_hashes import block_digests, block_hash
 from protocol.messages.kv_events import BlockChange, BlockEvent
+from protocol.token_ids import TokenIds
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
-D = block_digests(b"", pack_tokens(range(6)), 1)
+D = block_digests(b"", TokenIds.of(range(6)).packed, 1)
 H = tuple(map(block_hash, D))
 
 
@@ -55,7 +56,7 @@ def test_the_events_tell_what_is_cached(rng: random.Random, steps: int) -> None:
         match rng.randrange(5):
             case 0 | 1:
                 tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 6))]
-                digests = block_digests(b"", pack_tokens(tokens), 1)
+                digests = block_digests(b"", TokenIds.of(tokens).packed, 1)
                 if (lease := memory.take(digests, len(digests))) is not None:
                     leases.append((lease, digests))
             case 2 if leases:

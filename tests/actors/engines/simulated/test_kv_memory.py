@@ -12,9 +12,10 @@ from trio.testing import MockClock
 
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.kv_memory import KvMemory, Lease
-from protocol.block_hashes import block_digests, pack_tokens, root_digest
+from protocol.block_hashes import block_digests, root_digest
 from protocol.errors import AskerLeft
 from protocol.messages.generation import Generate, Usage
+from protocol.token_ids import TokenIds
 from tests.rig.simulated_engines import generate, read, running, spec
 
 SIZE = 2  # tokens a page
@@ -22,7 +23,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=9)  # so short of var
 
 
 def digests(tokens: list[int], salt: str | None = None) -> list[bytes]:
-    return block_digests(root_digest(salt), pack_tokens(tokens), SIZE)
+    return block_digests(root_digest(salt), TokenIds.of(tokens).packed, SIZE)
 
 
 # Few prompts, most of them with a prefix in common, so that pages are found again before they are evicted.

@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from actors.engines.simulated.output import OutputGenerator, pack_prompt
 from protocol.messages.generation import Finished, FinishReason, Generate
+from protocol.token_ids import TokenIds
 from tests.rig.simulated_engines import generate, read, running, spec
 
 LINES = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -122,7 +123,7 @@ def test_log_probabilities_are_ordered_distinct_and_sum_to_less_than_one(
 ) -> None:
     engine_spec = spec(vocabulary_size=vocabulary)
     speech, token, most = OutputGenerator.from_sentences(engine_spec, ()), token % vocabulary, min(most, vocabulary)
-    sequence = speech.answer(generate("a", [1], temperature=temperature), pack_prompt([1]))
+    sequence = speech.answer(generate("a", [1], temperature=temperature), pack_prompt(TokenIds.of([1])))
     scores = speech.logprob(sequence, place, token, most)
     assert scores == speech.logprob(sequence, place, token, most)
     ids, values = [each for each, _ in scores.top], [value for _, value in scores.top]

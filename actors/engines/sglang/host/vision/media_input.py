@@ -138,11 +138,11 @@ class MediaInput:
             for done in made:
                 self.shared.discard((done.feature, done.precomputed_embeddings))
             raise
-        processor = self.manager.mm_processor
+        processor, ids = self.manager.mm_processor, request.tokens.tolist()
         return MultimodalProcessorOutput(
             mm_items=made,
-            input_ids=request.tokens.tolist(),
-            padded_input_ids=MultimodalProcessorOutput.build_padded_input_ids(request.tokens, made),
+            input_ids=ids,
+            padded_input_ids=MultimodalProcessorOutput.build_padded_input_ids(ids, made),
             im_start_id=processor.vision_start_token_id,
             im_end_id=processor.vision_end_token_id,
             im_token_id=self._media.image_token,

@@ -23,6 +23,7 @@ from protocol.block_hashes import block_hashes, block_hashes_after, root_digest
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, PromptBlocks, RoutingHints
 from protocol.messages.kv_events import BlockChange, BlockEvent
+from protocol.token_ids import TokenIds
 from tests.rig.router import Fake, FakePool, Loads, generate
 
 STORED, REMOVED, CLEARED = BlockChange.STORED, BlockChange.REMOVED, BlockChange.CLEARED
@@ -32,7 +33,7 @@ PROMPT = list(range(100, 100 + 10 * PAGE))
 
 
 def wanted(prompt: Sequence[int] = PROMPT, session: str = "", salt: str | None = None) -> Generate:
-    blocks = PromptBlocks(PAGE, *block_hashes_after(root_digest(salt), list(prompt), PAGE))
+    blocks = PromptBlocks(PAGE, *block_hashes_after(root_digest(salt), TokenIds.of(prompt), PAGE))
     return evolve(generate(prompt=prompt), hints=RoutingHints(session, (blocks,)), cache_salt=salt)
 
 
@@ -289,7 +290,7 @@ def test_an_answer_of_a_pair_is_in_no_cache(leg: Leg) -> None:
 def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
     made = policy({"a": PROMPT[:PAGE]})
     request = wanted(PROMPT[: 3 * PAGE])
-    blocks = PromptBlocks(PAGE, *block_hashes_after(b"", PROMPT[:PAGE], PAGE))  # and an image behind it
+    blocks = PromptBlocks(PAGE, *block_hashes_after(b"", TokenIds.of(PROMPT[:PAGE]), PAGE))  # and an image behind it
     followed = taken(made, evolve(request, hints=RoutingHints("", (blocks,))), A)
     followed.begun()
     followed.answered([1] * 3 * PAGE)
@@ -303,7 +304,7 @@ def test_an_answer_is_not_expected_behind_what_was_not_hashed() -> None:
 
 
 def of_both_sizes(prompt: Sequence[int] = PROMPT) -> Generate:
-    blocks = (PromptBlocks(size, *block_hashes_after(b"", list(prompt), size)) for size in (PAGE, 4 * PAGE))
+    blocks = (PromptBlocks(size, *block_hashes_after(b"", TokenIds.of(prompt), size)) for size in (PAGE, 4 * PAGE))
     return evolve(wanted(prompt), hints=RoutingHints("", tuple(blocks)))
 
 
@@ -315,7 +316,7 @@ def test_a_prompt_is_expected_in_the_pages_of_the_worker_that_computes_it() -> N
     made.index.add_holders("b", 1)
     first.begun()
     assert chosen(made, shorter, large) == ("b", 4 * PAGE), "computed just now"
-    hashes = block_hashes_after(b"", PROMPT, 4 * PAGE)[0]
+    hashes = block_hashes_after(b"", TokenIds.of(PROMPT), 4 * PAGE)[0]
     made.index.apply("b", [BlockEvent(STORED, 0, tuple(hashes)), BlockEvent(REMOVED, 0, tuple(hashes[1:]))])
     assert chosen(made, of_both_sizes(), large) == ("b", 4 * PAGE), "nothing of another size hides an eviction"
 
