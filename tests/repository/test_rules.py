@@ -198,6 +198,7 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None
         "actors.engines.handlers",
         "actors.engines.media_check",
         "actors.engines.profile_check",
+        "actors.engines.request_check",
         "actors.media.layout",
         "actors.media.model_files",
     )
