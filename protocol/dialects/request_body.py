@@ -25,7 +25,7 @@ CONTAINERS_MAX = 32_768
 BYTES_A_CHARACTER = 32  # bytes that are decoded in the time in which one character is tokenised
 CHARACTERS_A_CONTAINER = 3  # characters that are tokenised in the time in which one container is decoded
 
-CONTAINERS = (b"[", b"{", b":")  # the bytes that begin one, outside strings
+CONTAINERS = b"[{:"  # the bytes that begin one, outside strings
 WINDOW_BYTES = 64 * 1024
 COUNTED_MAX = 64 * 1024  # bytes or characters of a body, whose containers are counted before it is read
 
@@ -43,7 +43,7 @@ def has_more_containers(raw: bytes, most: int) -> bool:
         start += WINDOW_BYTES + window.endswith(b"\\")  # no window begins with what the last one escapes
         pieces = window.replace(rb"\"", b"").split(b'"')
         outside = b"".join(pieces[in_string::2])
-        count += sum(map(outside.count, CONTAINERS))
+        count += _containers(outside)
         in_string ^= (len(pieces) - 1) % 2
     return count > most
 
@@ -55,7 +55,7 @@ def decode(text: bytes | str) -> dict[str, object]:
     """
     try:
         raw = text.encode() if isinstance(text, str) else text
-        if sum(map(raw.count, CONTAINERS)) > CONTAINERS_MAX and has_more_containers(raw, CONTAINERS_MAX):
+        if _containers(raw) > CONTAINERS_MAX and has_more_containers(raw, CONTAINERS_MAX):
             raise BadRequest(f"the JSON holds more than {CONTAINERS_MAX} lists, objects and keys")
         data: object = msgspec.json.decode(raw)
     except RecursionError:
@@ -77,8 +77,13 @@ def reading_work(text: bytes | str) -> int:
     """
     head = text[:COUNTED_MAX]
     raw = head.encode() if isinstance(head, str) else head
-    work = len(raw) // BYTES_A_CHARACTER + CHARACTERS_A_CONTAINER * sum(map(raw.count, CONTAINERS))
+    work = len(raw) // BYTES_A_CHARACTER + CHARACTERS_A_CONTAINER * _containers(raw)
     return work * len(text) // max(1, len(head))
+
+
+def _containers(raw: bytes) -> int:
+    """Return how many bytes may begin a container, in one pass: three counts take half as long again."""
+    return len(raw) - len(raw.translate(None, CONTAINERS))
 
 
 def read(data: object, cls: type[T]) -> T:
