@@ -38,6 +38,8 @@ from actors.text.judging import CallConformance, Judges
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
 from actors.text.prompt_blocks import with_blocks
+from actors.text.prompt_cache import PromptCache
+from actors.text.prompt_reuse import PromptReuse, SelfCheck
 from actors.text.prompts import encode_prompts
 from actors.text.stop_strings import StopStrings
 from actors.text.thought_grammar import grammar_behind_thought, has_marks, whole_format
@@ -103,6 +105,7 @@ async def processor(
     check_grammar: GrammarCheck = accept_any_grammar,
     direct: DirectCalls[TextRequest, TextReply, TextResult] | None = None,
     vision: Vision | None = None,
+    prompt_cache: PromptCache | None = None,
     tokenize_tokens_max: int = TOKENIZE_TOKENS_MAX,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
@@ -110,28 +113,26 @@ async def processor(
     """Answer conversations and texts, at most `requests_max` requests at a time.
 
     `limits` returns the present limits of a request, None until the first engine is ready. A request that was admitted
-    with a smaller limit keeps it: its asker has promised no more credit. `tokenize_tokens_max` bounds the tokens of
-    `Tokenize` and `Detokenize`. Long work runs in threads, by `run_in_thread`. Without `vision`, images and videos are
-    refused.
+    with a smaller limit keeps it: its asker has promised no more credit. `tokenize_tokens_max` bounds `Tokenize` and
+    `Detokenize`. Long work runs in threads. Without `vision`, images and videos are refused.
     """
     free, bugs = trio.Semaphore(requests_max), BugCounter()
     direct, held = direct or DirectCalls(), CallGrammars((model.tool_use or model).answers)
 
     async def result_of(request: TextRequest, answer: Answer[TextReply, TextResult]) -> TextResult:
-        current = limits()
-        if current is None or (isinstance(request, Respond) and request.total_max == 0):
-            raise NotReady("no engine has been ready for this model yet")
+        current = _present(limits(), request)
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Detokenize):
             return await _detokenize(request, model, tokenize_tokens_max, run)
         served = model.serving(request.turns, request.rendering)
+        reuse = PromptReuse.of(request, check, current.page_sizes)
         if isinstance(request, Respond):
             current = current.within(request.total_max)
             constrain = None  # a plain request takes no step of a task there
             if request.grammar is not None or request.tools:
                 constrain = partial(_constrained, request, served, current, run, check_grammar, held)
-            return await _respond(request, served, current, decode, run, vision, answer, constrain)
-        return await _tokenize(request, served, current, tokenize_tokens_max, run)
+            return await _respond(request, served, current, decode, run, vision, answer, constrain, reuse)
+        return await _tokenize(request, served, current, tokenize_tokens_max, run, reuse)
 
     async def answer_one(call: Call[TextRequest, TextReply, TextResult]) -> None:
         try:
@@ -148,10 +149,18 @@ async def processor(
         return answer_one
 
     async with trio.open_nursery() as requests, direct.answered(begin, requests):
+        check = SelfCheck.of(prompt_cache, requests.start_soon, run_in_thread)
         task_status.started()
         while True:
             await free.acquire()
             requests.start_soon(answer_one, await inbox.receive())
+
+
+def _present(limits: PromptLimits | None, request: TextRequest) -> PromptLimits:
+    """Return the limits of a request; raises `NotReady` before the first engine is ready."""
+    if limits is None or (isinstance(request, Respond) and request.total_max == 0):
+        raise NotReady("no engine has been ready for this model yet")
+    return limits
 
 
 async def _constrained(
@@ -221,6 +230,7 @@ async def _respond(
     vision: Vision | None,
     answer: Answer[TextReply, TextResult],
     constrain: Constrain | None,
+    reuse: PromptReuse | None,
 ) -> Answered:
     emit: Emit = partial(_put, answer.put)
     judges, thinking = FREE, False
@@ -228,14 +238,14 @@ async def _respond(
         # A bad grammar is refused before the prompt is made, which costs more.
         thinking = bool(request.turns) and model.begins_thinking(request.rendering)
         request, judges = await constrain(thinking)
-    async with prepare(request, model, limits, run, vision) as prepared:
+    async with prepare(request, model, limits, run, vision, reuse) as prepared:
         generations = prepared.generations
         if constrain is not None and request.grammar is not None:
             thinks = model.thinks(request, generations[0][0].tokens)
             if thinks is not thinking:
                 request, judges = await constrain(thinks)
                 generations = [[_with_grammar(each, request.grammar) for each in choices] for choices in generations]
-        emit(Accepted(prepared.prompt_tokens))
+        emit(Accepted(prepared.prompt_tokens, prepared.reused_tokens))
         given = prepared.stops, prepared.echoes
         choices = Choices(request, model, decode, emit, *given, answer, judges, prepared.tools)
         return Answered(await choices.read(generations))
@@ -256,6 +266,8 @@ class Prepared:
     echoes: list[str]
     # The tools, as the format of the model reads them.
     tools: ToolTable = ToolTable()
+    # The tokens of the prompts that were not tokenised again.
+    reused_tokens: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -265,26 +277,32 @@ class Prepared:
 
 @asynccontextmanager
 async def prepare(
-    request: Respond, model: TextModel, limits: PromptLimits, run: RunWork, vision: Vision | None
+    request: Respond,
+    model: TextModel,
+    limits: PromptLimits,
+    run: RunWork,
+    vision: Vision | None,
+    reuse: PromptReuse | None,
 ) -> AsyncIterator[Prepared]:
     """Yield a request's prompts as generations; the memory of its images and videos is held during the body."""
     async with AsyncExitStack() as held:
         media = media_stage(request, model.vision, vision, limits.info.media, held)
         items = () if media is None else await media.prepare()
-        prompts = await encode_prompts(request, model, limits, run, items)
+        prompts = await encode_prompts(request, model, limits, run, items, reuse)
+        kept, reused = [prompt.blocks for prompt in prompts], sum(prompt.reused for prompt in prompts)
         generations = make_generations(request, model, prompts, limits)
         # The memory of pixels is free once they are encoded, and nothing refers to them any more.
         del items, prompts
         if media is not None:
             generations = await media.encode(generations)
         if limits.page_sizes:
-            generations = await with_blocks(generations, limits.page_sizes, limits.info.media, run)
+            generations = await with_blocks(generations, kept, limits.page_sizes, limits.info.media, run)
         tokens = [choices[0].tokens for choices in generations]
         param = request.param("turns")
         echoes = [await run(len(ids), partial(model.decode, ids, param)) for ids in tokens if request.echo]
         stop_work = STOP_CHARACTER_WORK * sum(map(len, request.stop))
         stops = await run(stop_work, partial(StopStrings, request.stop)) if request.stop else None
-        yield Prepared(generations, stops, echoes, await _tool_table(request, run))
+        yield Prepared(generations, stops, echoes, await _tool_table(request, run), reused)
 
 
 async def _tool_table(request: Respond, run: RunWork) -> ToolTable:
@@ -296,12 +314,17 @@ async def _tool_table(request: Respond, run: RunWork) -> ToolTable:
 
 
 async def _tokenize(
-    request: Tokenize, model: TextModel, limits: PromptLimits, tokens_max: int, run: RunWork
+    request: Tokenize,
+    model: TextModel,
+    limits: PromptLimits,
+    tokens_max: int,
+    run: RunWork,
+    reuse: PromptReuse | None,
 ) -> Tokenized:
     field = "messages" if request.turns else "prompt"
     try:
         if request.turns:
-            ids = await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering)
+            ids = (await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering, reuse)).tokens
         else:
             ids = await tokenize_text(request.text, model, tokens_max, run, special=request.special)
         if len(ids) > tokens_max:

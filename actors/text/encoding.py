@@ -12,9 +12,13 @@ from functools import partial
 from actors.kit.offload import RunWork
 from actors.text.first_parts import SEAM_TOKENS, TooManyTokens, first_parts
 from actors.text.model import TextModel
+from actors.text.prompt_cache import EncodedPrompt, Found
+from actors.text.prompt_reuse import PromptReuse
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Turn
 from protocol.token_ids import TokenIds
 
+# The characters that are copied, digested or searched in the time in which one is tokenised.
+COPIED_CHARACTERS = 32
 # The characters that a chat template adds to each turn, about.
 TURN_CHARACTERS = 32
 # The work for one step of a chat template, in characters to tokenise.
@@ -34,9 +38,7 @@ async def tokenize_text(
 
     A text with slightly more may be returned. `special` adds the tokens that the tokenizer puts around a text.
     """
-    longest = model.characters_per_token_max
-    if longest is not None and len(text) > tokens_max * longest:
-        raise TooManyTokens(f"more than {tokens_max}")
+    _check_characters(text, model, tokens_max)
     for part in first_parts(len(text), tokens_max):
         count = await run(part, partial(_count, model, text, part, special=special))
         if count > tokens_max + SEAM_TOKENS:
@@ -45,18 +47,46 @@ async def tokenize_text(
 
 
 async def tokenize_conversation(
-    turns: Sequence[Turn], model: TextModel, tokens_max: int, run: RunWork, rendering: Rendering = DEFAULT_RENDERING
-) -> TokenIds:
-    """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does."""
+    turns: Sequence[Turn],
+    model: TextModel,
+    tokens_max: int,
+    run: RunWork,
+    rendering: Rendering = DEFAULT_RENDERING,
+    reuse: PromptReuse | None = None,
+) -> EncodedPrompt:
+    """Return the token ids of a conversation up to the answer; raises `TooManyTokens` as `tokenize_text` does.
+
+    With `reuse` only what is new in it is tokenised, and the hashes of its blocks come with the ids.
+    """
     if len(turns) * model.turn_tokens_min > tokens_max + SEAM_TOKENS:
         raise TooManyTokens(f"more than {tokens_max}")
     rendering_work = max(TURN_CHARACTERS * len(turns), STEP_CHARACTERS * model.template.cost.steps(len(turns)))
-    characters = sum([len(turn.text) + len(turn.reasoning) for turn in turns]) + rendering_work
+    copied = sum([len(turn.text) + len(turn.reasoning) for turn in turns])
+    characters = copied // COPIED_CHARACTERS + rendering_work
     characters += TOOL_CHARACTER_WORK * _tool_characters(turns, rendering)
     if rendering.variables:
         characters += len(repr(rendering.variables))
-    prompt = await run(characters, partial(model.prompt, turns, rendering))
-    return await tokenize_text(prompt, model, tokens_max, run, special=False)
+    boundary = model.boundary
+    if reuse is None or boundary is None:
+        prompt = await run(characters, partial(model.prompt, turns, rendering))
+        return EncodedPrompt(await tokenize_text(prompt, model, tokens_max, run, special=False))
+
+    def find() -> Found:
+        return reuse.find(model.prompt(turns, rendering), boundary)
+
+    found = await run(characters + copied // COPIED_CHARACTERS, find)
+    _check_characters(found.text, model, tokens_max)
+    work = found.new_characters + len(found.text) // COPIED_CHARACTERS
+    encoded = await run(work, partial(reuse.complete, found, model, tokens_max))
+    reuse.check.sample(model, found.text, encoded)
+    return encoded
+
+
+def _check_characters(text: str, model: TextModel, tokens_max: int) -> None:
+    """Raise `TooManyTokens` for a text with more characters than `tokens_max` tokens can stand for."""
+    longest = model.characters_per_token_max
+    if longest is not None and len(text) > tokens_max * longest:
+        raise TooManyTokens(f"more than {tokens_max}")
 
 
 def _tool_characters(turns: Sequence[Turn], rendering: Rendering) -> int:

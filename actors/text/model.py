@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import cast
 
@@ -12,11 +14,13 @@ from tokenizers import Tokenizer
 
 from actors.media.layout import VisionLayout
 from actors.media.model_files import vision_layout
+from actors.text.boundaries import boundaries, choose
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
 from actors.text.formats.detection import AUTO, chosen
 from actors.text.formats.table import AnswerFormat, begins_thinking, is_thinking, markers, thought_marks
 from actors.text.logprobs import TokenData, token_data
+from actors.text.prompt_cache import Boundary, PromptCache
 from actors.text.template_cost import fewest_turn_tokens
 from actors.text.template_files import (
     DEFAULT,
@@ -30,14 +34,19 @@ from actors.text.template_files import (
 )
 from actors.text.template_variables import Variables
 from actors.text.token_bounds import characters_per_token_max
+from actors.text.trials import cut_texts, hard_texts, trial_conversations
 from actors.text.whole_tokens import WholeTokens, whole_tokens
 from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
 from protocol.model_folder import FILES, Digest, digest
 from protocol.token_ids import TokenIds
 
+log = logging.getLogger(__name__)
+
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
+TRIAL_BYTES = 2**20  # of the cache in which trial texts are cut
+TRIAL_TOKENS = 8  # special tokens that stand in trial texts
 PROMPT_TAIL_TOKENS = 16  # the last of a prompt, which show whether it ends within reasoning
 NEEDED = ("tokenizer.json", "config.json")
 
@@ -73,6 +82,7 @@ class TextModel:
     vision: VisionLayout | None = None  # None: it takes neither images nor videos
     answers: AnswerFormat = AnswerFormat()  # the formats of its answers
     markers: Mapping[int, str] = Factory(dict)  # the markers of these formats that are tokens
+    boundary: Boundary | None = None  # behind which its prompts may be cut; None: they are encoded whole
     tool_use: TextModel | None = None  # None: its template is for all requests
 
     def serving(self, turns: Sequence[Turn], rendering: Rendering) -> TextModel:
@@ -107,13 +117,17 @@ class TextModel:
 
     def encode(self, turns: Sequence[Turn], rendering: Rendering = DEFAULT_RENDERING) -> TokenIds:
         """Return the token ids of a conversation, up to the answer."""
-        return self.encode_text(self.prompt(turns, rendering), special=False)
+        return self.encode_rendered(self.prompt(turns, rendering))
 
     def encode_text(self, text: str, *, special: bool = True) -> TokenIds:
         """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
         # A batch of one releases the GIL, and skips the offsets, which take two thirds of the time.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
         return TokenIds.of(encoding.ids)
+
+    def encode_rendered(self, text: str) -> TokenIds:
+        """Return the token ids of a rendered conversation, or of a part of it."""
+        return self.encode_text(text, special=False)
 
     def decode(self, ids: Sequence[int], param: str | None = None) -> str:
         """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""
@@ -178,7 +192,8 @@ def load(
         vision=vision_layout(files),
     )
     formats = [chosen(source.text, tools, reasoning) for source in sources]
-    served, *others = map(partial(_with_template, model), learned, formats)
+    found = boundaries(description)
+    served, *others = map(partial(_with_template, model, found), learned, formats)
     return evolve(served, tool_use=next(iter(others), None))
 
 
@@ -195,7 +210,9 @@ def _learned(
     )
 
 
-def _with_template(model: TextModel, template: ConversationTemplate, answers: AnswerFormat) -> TextModel:
+def _with_template(
+    model: TextModel, found: Mapping[str, int], template: ConversationTemplate, answers: AnswerFormat
+) -> TextModel:
     """Return the model with another template, and with the formats of its answers."""
 
     def tokens_of(text: str) -> int:
@@ -206,8 +223,25 @@ def _with_template(model: TextModel, template: ConversationTemplate, answers: An
         template=template,
         turn_tokens_min=fewest_turn_tokens(partial(template.rendered, rendering=template.usual), tokens_of),
         answers=answers,
+        boundary=_boundary(model, found, template),
         markers=_marker_tokens(model.tokenizer, markers(answers)),
     )
+
+
+def _boundary(model: TextModel, found: Mapping[str, int], template: ConversationTemplate) -> Boundary | None:
+    """Return the boundary of a template's prompts; None if it has none, or if texts that are cut have other ids."""
+    rendered = trial_conversations(template)
+    if (content := choose(found, rendered)) is None:
+        return None
+    boundary, encode = Boundary(content, found[content]), model.encode_rendered
+    cache, tokens_max = PromptCache(TRIAL_BYTES, nullcontext()), 2**20
+    hard = [*cut_texts(content), *hard_texts([content, *sorted(found)[:TRIAL_TOKENS]])]
+    for text in [*rendered, *hard, *rendered]:
+        encoded = cache.complete(cache.find(text, boundary, "", None, ()), encode, tokens_max)
+        if not cache.verify(text, encoded.tokens, encode) or cache.statistics().mismatches:
+            log.warning("prompts are not cut: a text has other token ids then", extra={"boundary": content})
+            return None
+    return boundary
 
 
 def _marker_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]:

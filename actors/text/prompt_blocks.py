@@ -21,27 +21,37 @@ from protocol.token_ids import TokenIds
 
 
 async def with_blocks(
-    generations: Sequence[Sequence[Generate]], page_sizes: Sequence[int], media: MediaInfo | None, run: RunWork
+    generations: Sequence[Sequence[Generate]],
+    kept: Sequence[tuple[PromptBlocks, ...]],
+    page_sizes: Sequence[int],
+    media: MediaInfo | None,
+    run: RunWork,
 ) -> list[list[Generate]]:
     """Return generations with the hashes of their prompts; those of one list have the same prompt.
+
+    The hashes of some prompts were `kept` with their ids; for another prompt there are none.
 
     One that wants the log probabilities of its prompt gets none: an engine computes that whole, so any other engine is
     as good as the one that has the prompt in its cache.
     """
     await trio.lowlevel.checkpoint()
     hashed = list[list[Generate]]()
-    for choices in generations:
+    for choices, given in zip(generations, kept, strict=True):
         first = choices[0]
         if first.prompt_logprobs and not choices[1:]:
             hashed.append([first])
             continue
-        tokens = first.tokens[: _text_tokens(first, media)]
-        hints = first.hints or RoutingHints()
-        size = len(tokens) * len(page_sizes)
-        blocks = await run(size, partial(_blocks, tokens, page_sizes, first.cache_namespace))
-        hints = evolve(hints, blocks=blocks)
+        blocks = given or await _hashed(first, page_sizes, media, run)
+        hints = evolve(first.hints or RoutingHints(), blocks=blocks)
         hashed.append([choice if choice.prompt_logprobs else evolve(choice, hints=hints) for choice in choices])
     return hashed
+
+
+async def _hashed(
+    request: Generate, page_sizes: Sequence[int], media: MediaInfo | None, run: RunWork
+) -> tuple[PromptBlocks, ...]:
+    tokens = request.tokens[: _text_tokens(request, media)]
+    return await run(len(tokens) * len(page_sizes), partial(_blocks, tokens, page_sizes, request.cache_namespace))
 
 
 def _blocks(tokens: TokenIds, page_sizes: Sequence[int], cache_salt: str | None) -> tuple[PromptBlocks, ...]:

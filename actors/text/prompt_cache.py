@@ -127,8 +127,8 @@ class EncodedPrompt:
     """The ids of a text, with the hashes of its blocks for each page size; `reused` of the ids were stored."""
 
     tokens: TokenIds
-    blocks: tuple[PromptBlocks, ...]
-    reused: int
+    blocks: tuple[PromptBlocks, ...] = ()
+    reused: int = 0
 
 
 @frozen

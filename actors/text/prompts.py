@@ -14,7 +14,9 @@ from actors.text.encoding import UnknownToken, check_ids, tokenize_conversation,
 from actors.text.first_parts import TooManyTokens
 from actors.text.limits import PromptLimits
 from actors.text.model import TextModel
+from actors.text.prompt_reuse import PromptReuse
 from protocol.errors import BadRequest
+from protocol.messages.generation import PromptBlocks
 from protocol.messages.media import MediaItem
 from protocol.messages.text import Respond, Role, Turn
 from protocol.token_ids import TokenIds
@@ -26,12 +28,19 @@ class Prompt:
 
     tokens: TokenIds
     media: tuple[MediaItem, ...] = ()
+    blocks: tuple[PromptBlocks, ...] = ()  # as far as they are known with the ids
+    reused: int = 0  # tokens that were not tokenised again
 
 
 async def encode_prompts(
-    request: Respond, model: TextModel, limits: PromptLimits, run: RunWork, media: tuple[MediaItem, ...] = ()
+    request: Respond,
+    model: TextModel,
+    limits: PromptLimits,
+    run: RunWork,
+    media: tuple[MediaItem, ...] = (),
+    reuse: PromptReuse | None = None,
 ) -> list[Prompt]:
-    """Return each prompt; `media` are the items of all turns.
+    """Return each prompt; `media` are the items of all turns. With `reuse` conversations are tokenised in part.
 
     Raises `BadRequest` for a prompt that does not fit, has unknown ids, or has no place for an item.
     """
@@ -43,7 +52,7 @@ async def encode_prompts(
         name = f"prompt {index}" if count > 1 else "the prompt"
         try:
             if request.turns:
-                prompt = await _conversation(request, model, limits, run, media)
+                prompt = await _conversation(request, model, limits, run, media, reuse)
             elif request.texts:
                 tokens = await tokenize_text(request.texts[index], model, limits.tokens_max, run)
                 prompt = Prompt(expand(tokens, (), model.vision, param))
@@ -74,7 +83,12 @@ def _first_token(request: Respond, model: TextModel) -> tuple[int, ...]:
 
 
 async def _conversation(
-    request: Respond, model: TextModel, limits: PromptLimits, run: RunWork, media: tuple[MediaItem, ...]
+    request: Respond,
+    model: TextModel,
+    limits: PromptLimits,
+    run: RunWork,
+    media: tuple[MediaItem, ...],
+    reuse: PromptReuse | None,
 ) -> Prompt:
     """Return the prompt of a conversation; if it may be truncated, without the oldest turns that do not fit.
 
@@ -84,9 +98,11 @@ async def _conversation(
     items = _items_of_turns(request.turns, media)
 
     async def read(turns: tuple[Turn, ...], items: Sequence[tuple[MediaItem, ...]]) -> Prompt:
-        tokens = await tokenize_conversation(turns, model, limits.tokens_max, run, request.rendering)
+        encoded = await tokenize_conversation(turns, model, limits.tokens_max, run, request.rendering, reuse)
         media = tuple(chain.from_iterable(items))
-        return Prompt(expand(tokens, media, model.vision, request.param("turns")), media)
+        tokens = expand(encoded.tokens, media, model.vision, request.param("turns"))
+        # An item has more tokens than the text: the hashes of the text are not those of the prompt.
+        return Prompt(tokens, media, () if media else encoded.blocks, encoded.reused)
 
     if not request.truncate:
         return await read(request.turns, items)

@@ -155,9 +155,13 @@ class Respond(Message):
 
 @frozen
 class Accepted(Message):
-    """The request is valid and on its way to an engine; `prompt_tokens` counts all prompts together."""
+    """The request is valid and on its way to an engine; `prompt_tokens` counts all prompts together.
+
+    The ids of `reused_tokens` of them were kept from earlier prompts, so only the others were tokenised.
+    """
 
     prompt_tokens: int
+    reused_tokens: int = 0
 
 
 @frozen

@@ -184,6 +184,8 @@ class ModelSection:
     template_name: str | None = None
     tools: ToolsName = AUTO  # format of its calls of tools: `auto`, found in its chat template; `none`; or a name
     reasoning: ReasoningName = AUTO  # format of its reasoning, in the same way
+    # memory of a gateway's process for the token ids of conversations, so that a turn costs what is new in it; 0: none
+    prompt_cache_bytes_max: Annotated[int, Within(at_least=0, at_most=2**50)] = 256 * 1024 * 1024
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`
     # choice of a worker: `least_loaded`; `random_two`, the less loaded of two drawn at random; `round_robin`;
     # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and

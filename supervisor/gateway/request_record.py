@@ -38,6 +38,7 @@ class RequestRecord:
     targets: Targets = NO_TARGETS  # that its headers name, or those of its connection
     admitted_at: float | None = None
     prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, that were not tokenised again
     cached_tokens: int = 0
     route_cached_tokens: int = 0  # of the prompt whose route is known; a request may have several
     completion_tokens: int = 0
@@ -87,6 +88,7 @@ class RequestRecord:
             "waited_s": self.seconds_to(self.admitted_at),
             "first_token_s": self.seconds_to(self.first_at),
             "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
             "cached_tokens": self.cached_tokens,
             **_route_fields(self.route),
             "completion_tokens": self.completion_tokens,

@@ -243,7 +243,7 @@ class RequestRunner:
             case ChoiceEnded():
                 record.reason = reply.reason
             case Accepted():
-                record.prompt_tokens = reply.prompt_tokens
+                record.prompt_tokens, record.reused_tokens = reply.prompt_tokens, reply.reused_tokens
 
     def _ended(self, record: RequestRecord, outcome: str, error: RequestError | None) -> None:
         record.ended = ResponseEnd(outcome, error, trio.current_time() - record.received_at)

@@ -191,6 +191,7 @@ def add_gauges(
         gauges.add_pool_gauges(registry, pools)
         gauges.add_gateway_gauges(registry, gateway)
         gauges.add_media_gauges(registry, media)
+        gauges.add_prompt_cache_metrics(registry, {name: model.prompt_cache for name, model in models.items()})
         router_child.add_ejected_gauge(registry, {name: model.routing for name, model in models.items()})
         router_child.add_feed_gauges(
             registry, {name: model.feed for name, model in models.items() if model.feed is not None}

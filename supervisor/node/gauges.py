@@ -11,6 +11,7 @@ from attrs import asdict
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.kit.fair_budget import BudgetStatistics
 from actors.media.media import MediaStatistics
+from actors.text.prompt_cache import PromptCache, PromptCacheStatistics
 from supervisor.cluster.directory import Directory
 from supervisor.gateway.gateway import Gateway
 from supervisor.links.link import Link
@@ -111,6 +112,32 @@ def add_media_gauges(registry: Registry, media: MediaChildren) -> None:
     registry.add_gauge("espalier_media_running", "Fetches, and processes of decoders", "kind", running)
     registry.add_gauge("espalier_media_waiting", "Images, videos or requests that wait, by what for", "kind", waiting)
     registry.add_counter("espalier_media_decoder_failures", "Decoders that crashed or lied", "kind", failures)
+
+
+def add_prompt_cache_metrics(registry: Registry, caches: Mapping[str, PromptCache]) -> None:
+    """Define the metrics of the token ids that a gateway keeps of conversations, for each model."""
+
+    def tokens() -> Samples:
+        for name, cache in caches.items():
+            now = cache.statistics()
+            yield (name, "reused"), float(now.reused_tokens)
+            yield (name, "encoded"), float(now.encoded_tokens)
+
+    def each(field: Callable[[PromptCacheStatistics], int]) -> Callable[[], Samples]:
+        return lambda: [((name,), float(field(cache.statistics()))) for name, cache in caches.items()]
+
+    registry.add_counter(
+        "espalier_prompt_cache_tokens", "Tokens of conversations, by where their ids come from", "model result", tokens
+    )
+    registry.add_gauge("espalier_prompt_cache_bytes", "Kept ids and hashes", "model", each(lambda now: now.size_bytes))
+    registry.add_gauge("espalier_prompt_cache_segments", "Kept segments", "model", each(lambda now: now.segments))
+    registry.add_counter("espalier_prompt_cache_evictions", "Dropped segments", "model", each(lambda now: now.evicted))
+    registry.add_counter(
+        "espalier_prompt_cache_mismatches",
+        "Ids that were not those of the whole text; after the first nothing is kept any more",
+        "model",
+        each(lambda now: now.mismatches),
+    )
 
 
 def _mismatches(directory: Directory) -> Samples:

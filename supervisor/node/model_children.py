@@ -17,6 +17,7 @@ from actors.routing.policies.table import POLICIES
 from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.routing import Routing
 from actors.text.model import TextModel
+from actors.text.prompt_cache import PromptCache
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from supervisor.cluster import models
 from supervisor.cluster.model_pool import ModelPool
@@ -33,6 +34,7 @@ from supervisor.node.pools import PoolView, service_levels
 from supervisor.node.vision import processor_vision
 from supervisor.observers import RoutingMetrics
 from supervisor.supervision.tree import Child, Tree
+from supervisor.threads.text_threads import new_lock
 
 
 @frozen(kw_only=True)
@@ -41,6 +43,7 @@ class RoutedModel:
 
     served: ServedModel
     levels: ServiceLevels
+    prompt_cache: PromptCache
     inbox: RequestInbox  # of the router
     routing: Routing
     feed: Feed | None
@@ -74,6 +77,7 @@ def _routed_model(
     cluster, directory, runtime = context.cluster, context.directory, context.runtime
     section = cluster.model[name]
     levels, made = service_levels(cluster, name), _policy(context, name)
+    prompt_cache = PromptCache(section.prompt_cache_bytes_max, new_lock())
     work, work_inbox = request_inbox(section.queue_max, partial(waiting_group, levels))
     routed: DirectCalls[Generate, Started | Tokens, Finished] = DirectCalls(work_inbox.pass_by)
     requests: Address[TextRequest, TextReply, TextResult]
@@ -101,6 +105,7 @@ def _routed_model(
             partial(check_grammar, directory, EngineGrammars(runtime.run_in_thread), name),
             processed,
             processor_vision(cluster, name, text, directory, runtime, media),
+            prompt_cache,
         ),
         about=f"conversations to tokens and back, for {name}",
         limits=(("requests", limit),),
@@ -114,19 +119,20 @@ def _routed_model(
             partial(models.adapters, directory, name),
         ),
         levels=levels,
+        prompt_cache=prompt_cache,
         inbox=work_inbox,
         routing=routing,
         feed=made.feed,
         children=(
             router_child.child(name, section, work_inbox, routing, routed),
-            *(
-                ()
-                if made.feed is None
-                else (router_child.feed_child(name, POLICIES[section.policy].feed_name, made.feed),)
-            ),
+            *_feed_children(name, section.policy, made.feed),
             processor_child,
         ),
     )
+
+
+def _feed_children(name: str, policy: str, feed: Feed | None) -> tuple[Tree, ...]:
+    return () if feed is None else (router_child.feed_child(name, POLICIES[policy].feed_name, feed),)
 
 
 def waiting_group(levels: ServiceLevels, request: Generate) -> Hashable:

@@ -14,8 +14,10 @@ which is the end of its turn at the latest for work that gives it up: the limit 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar, cast
 
 import trio
@@ -28,6 +30,11 @@ T = TypeVar("T")
 
 NO_THREAD = "can't start new thread"  # the message of Python's own RuntimeError
 HEAVY_CHARACTERS_MIN = 200_000  # tokenised in about a tenth of a second
+
+
+def new_lock() -> AbstractContextManager[object]:
+    """Return a lock for what the work of several threads shares; it is held for moments only."""
+    return threading.Lock()
 
 
 @frozen

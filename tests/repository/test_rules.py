@@ -87,6 +87,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/loop_monitor.py"): {"time", "threading"},
     Path("supervisor/threads/queued_writer.py"): {"threading"},
+    Path("supervisor/threads/text_threads.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
     ("supervisor/engines/sglang/engine.py", "_host"),

@@ -207,7 +207,7 @@ async def test_a_template_is_held_to_a_number_of_steps(source: str) -> None:
 async def test_a_conversation_is_rendered_by_a_template_whose_cost_is_quadratic(source: str) -> None:
     model, counting = load_with_fixed_clock(CONTENTS, source + RENDERED), Counting()
     turns = [Turn(Role.USER, "x")] * 1100
-    ids = await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run)
+    ids = (await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run)).tokens
     assert ids == TINY.encode_text("x" * 1100, special=False)
     assert counting.sizes[0] > HEAVY_CHARACTERS_MIN  # so it waits with other heavy work
 
@@ -217,7 +217,7 @@ async def test_a_conversation_with_too_many_messages_is_refused_before_it_is_ren
     with pytest.raises(TooManyTokens, match="more than 20000"):
         await tokenize_conversation([Turn(Role.USER, "")] * 9000, TINY, 20_000, Offload(counting, "").run)
     assert counting.sizes == []
-    ids = await tokenize_conversation([Turn(Role.USER, "")] * 3000, TINY, 20_000, Offload(counting, "").run)
+    ids = (await tokenize_conversation([Turn(Role.USER, "")] * 3000, TINY, 20_000, Offload(counting, "").run)).tokens
     assert 15_000 < len(ids) < 20_000
 
 
@@ -246,7 +246,7 @@ async def test_long_tools_and_calls_are_rendered_in_a_thread(turns: Sequence[Tur
     model, counting = load_with_fixed_clock(CONTENTS, WITH_TOOLS), Counting()
     rendering = Rendering(tools=tools)
     prompt = model.prompt(turns, rendering)
-    ids = await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run, rendering)
+    ids = (await tokenize_conversation(turns, model, 100_000, Offload(counting, "").run, rendering)).tokens
     assert ids == model.encode_text(prompt, special=False)
     assert counting.sizes[0] >= 6_000 > len(prompt), "the rendering comes first, and is more work than its prompt"
 
@@ -307,7 +307,9 @@ async def test_a_template_is_held_to_a_number_of_characters(monkeypatch: pytest.
     model = load_with_fixed_clock(CONTENTS, "{% for a in messages %}{{ messages[0].content }}{% endfor %}")
     with pytest.raises(BadRequest, match="it makes more than 100000 characters"):
         await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 101, model, 10**6, Offload(run_inline, "").run)
-    assert await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, "").run)
+    assert (
+        await tokenize_conversation([Turn(Role.USER, "x" * 1000)] * 100, model, 10**6, Offload(run_inline, "").run)
+    ).tokens
 
 
 def test_a_short_template_over_as_many_turns_as_a_body_holds_is_not_refused() -> None:
