@@ -34,6 +34,9 @@ EncodeText: TypeAlias = Callable[[str], TokenIds]
 CUT_CHARACTERS_MIN = 256
 """The least length of a segment: it bounds the cost of a text of boundaries alone."""
 
+TURN_CHARACTERS = 2**17
+"""The characters behind which other work may have the thread. A turn of a conversation is shorter, and keeps it."""
+
 PART_CHARACTERS = 2**18
 """The most characters that are encoded at once, about 0.1 s, but for a single longer segment."""
 
@@ -306,9 +309,11 @@ def _encoded(found: Found, encode: EncodeText, tokens_max: int) -> Iterator[byte
     """Yield the packed ids of each new segment, and of the open end."""
     text, sentinel = found.text, found.boundary.text
     ends, start = [*found.ends[len(found.segments) :], len(text)], found.start
-    tokens, first, together = found.reused_tokens, 0, True
+    tokens, first, together, turn_start = found.reused_tokens, 0, True, start
     while first < len(ends):
-        give_turn()
+        if start - turn_start >= TURN_CHARACTERS:
+            give_turn()
+            turn_start = start
         room = tokens_max + SEAM_TOKENS - tokens
         if room < 0:
             raise TooManyTokens(f"more than {tokens_max}")

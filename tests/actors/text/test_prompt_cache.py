@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from actors.kit.offload import turns
 from actors.text.first_parts import SEAM_TOKENS, TooManyTokens
-from actors.text.prompt_cache import Boundary, EncodedPrompt, PromptCache
+from actors.text.prompt_cache import TURN_CHARACTERS, Boundary, EncodedPrompt, PromptCache
 from protocol.block_hashes import block_hashes
 from protocol.token_ids import TokenIds
 
@@ -146,3 +147,17 @@ def test_an_owner_with_most_of_a_full_cache_evicts_its_own() -> None:
     for letter in "abcdefghijklmnopqrstuvwxyz":
         ask(cache, segments(letter, letter.upper()), owner="large")
     assert ask(cache, segments("a", "b"), owner="small").reused == 600
+
+
+def test_a_thread_is_given_up_between_long_parts_alone() -> None:
+    """Giving it up before the first part made each turn wait behind all long work of other keys."""
+    given, cache = list[None](), a_cache(10 * MANY)
+    token = turns.set(lambda: given.append(None))
+    try:
+        ask(cache, segments(*"abc"))
+        ask(cache, segments(*"abcd"))
+        assert not given
+        ask(cache, segments(*"abcde" * (TURN_CHARACTERS // 300)))
+        assert given
+    finally:
+        turns.reset(token)
