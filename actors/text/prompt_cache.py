@@ -309,7 +309,7 @@ def _encoded(found: Found, encode: EncodeText, tokens_max: int) -> Iterator[byte
     """Yield the packed ids of each new segment, and of the open end."""
     text, sentinel = found.text, found.boundary.text
     ends, start = [*found.ends[len(found.segments) :], len(text)], found.start
-    tokens, first, together, turn_start = found.reused_tokens, 0, True, start
+    tokens, first, apart, turn_start = found.reused_tokens, 0, 0, start  # segments before `apart` are encoded singly
     while first < len(ends):
         if start - turn_start >= TURN_CHARACTERS:
             give_turn()
@@ -319,7 +319,7 @@ def _encoded(found: Found, encode: EncodeText, tokens_max: int) -> Iterator[byte
             raise TooManyTokens(f"more than {tokens_max}")
         characters = min(PART_CHARACTERS, FIRST_CHARACTERS_A_TOKEN * max(room, SEAM_TOKENS))
         last = first + 1
-        while together and last < len(ends) and ends[last] - start <= characters:
+        while first >= apart and last < len(ends) and ends[last] - start <= characters:
             last += 1
         part = text[start : ends[last - 1]]
         for length in first_parts(len(part), room):
@@ -327,9 +327,9 @@ def _encoded(found: Found, encode: EncodeText, tokens_max: int) -> Iterator[byte
                 raise TooManyTokens(f"more than {tokens_max}")
         ids = encode(sentinel + part if start else part).packed
         pieces = _split(found, ids, [start, *ends[first:last]])
-        together = pieces is not None
         if pieces is None:
-            continue  # one segment at a time
+            apart = last  # no segment is encoded more than twice
+            continue
         yield from pieces
         tokens += sum(map(len, pieces)) // ID_BYTES
         start, first = ends[last - 1], last

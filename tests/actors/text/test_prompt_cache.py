@@ -161,3 +161,10 @@ def test_a_thread_is_given_up_between_long_parts_alone() -> None:
         assert given
     finally:
         turns.reset(token)
+
+
+def test_no_text_is_encoded_more_than_twice() -> None:
+    cache, encode = a_cache(), Tokenizer()
+    text = "".join([f"{'a' * 300}\1|" for _ in range(100)])  # each segment has the boundary's id for other text, too
+    assert ask(cache, text, encode).tokens == ids(text)
+    assert sum(map(len, encode.texts)) <= 2 * len(text) + 2 * len(encode.texts)
