@@ -8,6 +8,7 @@ from itertools import count
 import trio
 
 from actors.kit.calls import Address, BugCounter, Call, mailbox
+from bench.stages.choice_stages import choice_stages
 from bench.stages.measure import Once, Stage
 from bench.stages.model import CHAT_BODY, CREATE_EVENT, REQUEST_HEAD, REQUEST_ID, TURNS, Subject, generate
 from bench.stages.token_stages import pass_on
@@ -155,6 +156,7 @@ def request_stages(subject: Subject) -> tuple[Stage, ...]:
         Stage("parse the event of a response", lambda _: _create),
         Stage("render the chat template", lambda _: lambda: subject.model.prompt(TURNS)),
         Stage(f"tokenise {len(subject.prompt_ids)} tokens", lambda _: _tokenise(subject)),
+        *choice_stages(),
         Stage("a call of an actor that answers at once", _call),
         Stage("open and end a stream of a link, at both ends", lambda _: _stream(subject)),
         Stage("the first and last events of a response", lambda _: _response_events()),
