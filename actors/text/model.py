@@ -17,6 +17,7 @@ from actors.media.model_files import vision_layout
 from actors.text.boundaries import boundaries, choose
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.encoders import TOKENIZERS, TRIAL_TOKENS, TextEncoder, encoder
 from actors.text.formats.detection import AUTO, chosen
 from actors.text.formats.table import AnswerFormat, begins_thinking, is_thinking, markers, thought_marks
 from actors.text.logprobs import TokenData, token_data
@@ -46,7 +47,6 @@ log = logging.getLogger(__name__)
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
 TRIAL_BYTES = 2**20  # of the cache in which trial texts are cut
-TRIAL_TOKENS = 8  # special tokens that stand in trial texts
 PROMPT_TAIL_TOKENS = 16  # the last of a prompt, which show whether it ends within reasoning
 NEEDED = ("tokenizer.json", "config.json")
 
@@ -70,6 +70,7 @@ class TextModel:
     """
 
     tokenizer: Tokenizer
+    encoder: TextEncoder
     template: ConversationTemplate
     eos_token_ids: frozenset[int]
     data: TokenData
@@ -121,9 +122,7 @@ class TextModel:
 
     def encode_text(self, text: str, *, special: bool = True) -> TokenIds:
         """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
-        # A batch of one releases the GIL, and skips the offsets, which take two thirds of the time.
-        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return TokenIds.of(encoding.ids)
+        return self.encoder.encode(text, special=special)
 
     def encode_rendered(self, text: str) -> TokenIds:
         """Return the token ids of a rendered conversation, or of a part of it."""
@@ -133,7 +132,7 @@ class TextModel:
         """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""
         if any(self.tokenizer.id_to_token(token) is None for token in set(ids)):
             raise BadRequest("these are not all token ids of this model", param=param)
-        # A batch of one releases the GIL here, too.
+        # A batch of one releases the GIL.
         [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
 
@@ -148,14 +147,15 @@ def load(
     salt: str,
     tools: str = AUTO,
     reasoning: str = AUTO,
+    encodes: str = TOKENIZERS,
 ) -> TextModel:
     """Build the text side of a model from the contents of its small files.
 
     `template` is the text of a file that overrides the model's own template; of several, `template_name` chooses one
     for all requests, and `variables` are the operator's values of its variables. `strftime` formats the current time,
     for templates that name today's date, and `salt` has digits that no client knows. `tools` and `reasoning` name the
-    formats of its answers. Raises `StartFailed` with a sentence if a file is missing or cannot be read, and its kind
-    `BadTemplate` if there is no chat template or one cannot render a conversation.
+    formats of its answers, and `encodes` its encoder. Raises `StartFailed` if a file is missing or cannot be read, and
+    its kinds `BadTemplate` if there is no chat template or one cannot render a conversation, and `NoEncoder`.
     """
     if missing := [name for name in NEEDED if name not in files]:
         raise StartFailed(f"the model's folder has no {' and no '.join(missing)}")
@@ -168,8 +168,7 @@ def load(
     sources = own_templates(files, template_name) if template is None else templates_of(template, template_name)
     description = json.loads(tokenizer.to_str())
     eos_ids = _eos(tokenizer, config, generation, tokenizing)
-    texts = {name: _as_text(tokenizing.get(name)) for name in SPECIALS}
-    specials = {name: text for name, text in texts.items() if text is not None}
+    specials = _specials(tokenizing)
     learned: list[ConversationTemplate] = []
     for source in sources:
         try:
@@ -181,6 +180,7 @@ def load(
             raise BadTemplate(f"{error}{instead}", "folder" if template is None else "file") from error
     model = TextModel(
         tokenizer=tokenizer,
+        encoder=encoder(encodes, tokenizer, (text for each in learned for text in trial_conversations(each))),
         template=learned[0],
         eos_token_ids=eos_ids,
         first_token=_first_token(tokenizer, config, tokenizing, eos_ids),
@@ -195,6 +195,12 @@ def load(
     found = boundaries(description)
     served, *others = map(partial(_with_template, model, found), learned, formats)
     return evolve(served, tool_use=next(iter(others), None))
+
+
+def _specials(tokenizing: Mapping[str, Json]) -> dict[str, str]:
+    """Return the special tokens that templates read, by name."""
+    texts = {name: _as_text(tokenizing.get(name)) for name in SPECIALS}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _learned(

@@ -29,6 +29,7 @@ NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letter
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
+EncoderName = Annotated[str, OneOf(("tokenizers", "fastokens"))]
 ToolsName = Annotated[str, OneOf((AUTO, NONE, *TOOLS))]
 ReasoningName = Annotated[str, OneOf((AUTO, NONE, *REASONING))]
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")  # noqa: S104  # they are recognised here, not bound
@@ -184,6 +185,9 @@ class ModelSection:
     template_name: str | None = None
     tools: ToolsName = AUTO  # format of its calls of tools: `auto`, found in its chat template; `none`; or a name
     reasoning: ReasoningName = AUTO  # format of its reasoning, in the same way
+    # encoder of its texts: `tokenizers`; or `fastokens`, which is quicker and an extra of the package, and has to agree
+    # with `tokenizers` on trial texts when the model is loaded
+    tokenizer: EncoderName = "tokenizers"
     # memory of a gateway's process for the token ids of conversations, so that a turn costs what is new in it; 0: none
     prompt_cache_bytes_max: Annotated[int, Within(at_least=0, at_most=2**50)] = 256 * 1024 * 1024
     queue_max: Count = 64  # requests that wait for a worker; further ones get `overloaded`

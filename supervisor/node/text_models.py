@@ -9,6 +9,7 @@ from attrs import evolve
 from actors.engines import model_files
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.encoders import NoEncoder
 from actors.text.formats import detection
 from actors.text.formats.table import WHOLE
 from actors.text.model import TextModel, load
@@ -68,8 +69,11 @@ def _load(cluster: Cluster, name: str, strftime: Callable[[str], str], salt: str
             salt=salt,
             tools=section.tools,
             reasoning=section.reasoning,
+            encodes=section.tokenizer,
         )
         model = evolve(model, digest=model_files.model_digest(folder))
+    except NoEncoder as error:
+        raise Misconfigured(join(join("model", segment(name)), "tokenizer"), f"model {name}: {error}") from error
     except (StartFailed, OSError, UnicodeDecodeError) as error:
         keys = {"folder": "path", "file": section.template_file_key, "name": section.template_name_key}
         key = keys[error.at] if isinstance(error, BadTemplate) else "path"

@@ -52,7 +52,8 @@ def test_what_a_node_imports_is_stated() -> None:
 def test_no_older_minor_release_is_allowed_than_the_tested_one() -> None:
     pins = LOCKING["pins"]((FOLDER / "cpu.txt").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for requirement in (*project["dependencies"], *project["optional-dependencies"]["media"]):
+    extras = project["optional-dependencies"]
+    for requirement in (*project["dependencies"], *extras["media"], *extras["fastokens"]):
         name, _, floor = requirement.partition(">=")
         tested = [int(part) for part in pins[LOCKING["canonical"](name)].partition("==")[2].split(".")]
         stated_floor = [int(part) for part in floor.split(".")]

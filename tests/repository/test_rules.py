@@ -63,6 +63,7 @@ UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uu
 CLOCKS_AND_CHANCE = {"time", "datetime", "random", "secrets"}
 MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", "tempfile", "pathlib", "tomllib", "sys"}
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
+    Path("actors/text/encoders.py"): {"tokenizers"},
     Path("actors/text/model.py"): {"tokenizers"},
     Path("actors/text/conversations.py"): {"jinja2"},
     Path("actors/text/template_names.py"): {"jinja2"},
