@@ -104,6 +104,9 @@ def built(kind: str, added: Sequence[AddedToken], *, template: bool = False) -> 
         _built[kind] = KINDS[kind]().to_str()
     result = Tokenizer.from_str(_built[kind])
     for token in added:
+        # The library would find a token without characters everywhere, for ever.
+        if token.normalized and result.normalizer and not result.normalizer.normalize_str(token.content):
+            continue
         (result.add_special_tokens if token.special else result.add_tokens)([token])
     if template:
         result.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")

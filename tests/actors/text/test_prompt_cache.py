@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -141,6 +143,12 @@ def test_the_end_of_the_least_recent_text_is_evicted_first() -> None:
     assert cache.find(segments(*"ce"), BOUNDARY, "owner", None, PAGES).reused_tokens == 600
 
 
+def test_a_text_larger_than_the_cache_keeps_its_beginning() -> None:
+    cache = a_cache(4 * 5_000)
+    ask(cache, segments(*"abcdefgh"))
+    assert ask(cache, segments(*"abcdefgh")).reused == 1_200
+
+
 def test_an_owner_with_most_of_a_full_cache_evicts_its_own() -> None:
     cache = a_cache(10 * 5_000)
     ask(cache, segments("a", "b"), owner="small")
@@ -168,3 +176,156 @@ def test_no_text_is_encoded_more_than_twice() -> None:
     text = "".join([f"{'a' * 300}\1|" for _ in range(100)])  # each segment has the boundary's id for other text, too
     assert ask(cache, text, encode).tokens == ids(text)
     assert sum(map(len, encode.texts)) <= 2 * len(text) + 2 * len(encode.texts)
+
+
+def test_the_segments_of_a_text_outlive_their_eviction() -> None:
+    cache = a_cache()
+    text = segments(*"abcdef") + "open"
+    ask(cache, segments(*"abcd"))
+    found = cache.find(text, BOUNDARY, "owner", None, PAGES)
+    cache.clear()
+    encode = Tokenizer()
+    encoded = cache.complete(found, encode, MANY)
+    assert (encoded.tokens, encoded.reused) == (ids(text), 1_200)
+    assert [tuple(blocks.hashes) for blocks in encoded.blocks] == [block_hashes(ids(text), size) for size in PAGES]
+    assert cache.find(text, BOUNDARY, "owner", None, PAGES).reused_tokens == 1_800, "its beginning is stored again"
+
+
+def test_a_prompt_whose_end_is_replaced_by_the_answer_reuses_the_rest() -> None:
+    """Qwen3.5's generation prompt opens a thought; in the next prompt the answer stands in its place."""
+    cache = a_cache()
+    history = "system" * 2_000 + "|"
+    encoded = reused = 0
+    for turn in range(40):
+        history += f"user\nquestion {turn} {'x' * 500}|"
+        prompt = f"{history}assistant\n<think>\n"
+        outcome = ask(cache, prompt)
+        assert outcome.tokens == ids(prompt)
+        if turn > 20:
+            reused, encoded = reused + outcome.reused, encoded + len(outcome.tokens)
+        history += f"assistant\nanswer {turn}|"
+    assert reused > 0.96 * encoded
+    long = history + "y" * 30_000 + "|"
+    ask(cache, long + "assistant\n<think>\n")
+    outcome = ask(cache, long + "assistant\n" + "answer" * 50 + "|user\n" + "x" * 300 + "|assistant\n<think>\n")
+    assert outcome.reused > 0.98 * len(outcome.tokens)
+
+
+def test_a_text_of_boundaries_alone_costs_little_more_than_another() -> None:
+    cache, encode = a_cache(), Tokenizer()
+    marker = Boundary("<|im_end|>", ord("x"))
+
+    def encode_markers(text: str) -> TokenIds:
+        return encode(text.replace("<|im_end|>", "x"))
+
+    text = "<|im_end|>" * 20_000
+    encoded = cache.complete(cache.find(text, marker, "owner", None, PAGES[1:]), encode_markers, MANY)
+    assert encoded.tokens == ids("x" * 20_000)
+    assert sum(map(len, encode.texts)) == 20_000
+    statistics = cache.statistics()
+    assert statistics.segments <= len(text) // 256
+    assert statistics.size_bytes < 3 * len(text)
+
+
+def test_a_text_in_which_the_model_gives_the_id_itself_is_encoded_by_segments() -> None:
+    """`\x01` has the id of the boundary here."""
+    cache, encode = a_cache(), Tokenizer()
+    text = segments("a", "\x01", "b") + "open"
+    assert ask(cache, text, encode).tokens == ids(text)
+    assert len(encode.texts) == 5
+    assert ask(cache, text + "more").reused == 900
+    assert cache.statistics().mismatches == 0
+
+
+@pytest.mark.parametrize("lost", ["b|", "|b"])
+def test_a_text_that_contradicts_the_rule_is_encoded_whole(lost: str) -> None:
+    """The tokenizer takes some boundaries together with other characters."""
+    cache = a_cache()
+    ask(cache, segments("a"))
+    text = segments("a", "b", "c")
+
+    def encode(text: str) -> TokenIds:
+        return ids(text.replace(lost, "xx"))
+
+    encoded = cache.complete(cache.find(text, BOUNDARY, "owner", None, PAGES), encode, MANY)
+    assert (encoded.tokens, encoded.reused) == (encode(text), 0)
+    assert [tuple(blocks.hashes) for blocks in encoded.blocks] == [block_hashes(encode(text), size) for size in PAGES]
+    statistics = cache.statistics()
+    assert (statistics.mismatches, statistics.segments) == (1, 1)
+
+
+def test_other_ids_than_those_of_the_whole_text_disable_a_cache() -> None:
+    cache, encode = a_cache(), Tokenizer()
+    text = segments("a", "b")
+    encoded = ask(cache, text)
+    found = cache.find(text, BOUNDARY, "owner", None, PAGES)
+    assert cache.verify(text, encoded.tokens, encode)
+    assert not cache.verify(text, ids(text[:-1]), encode)
+    assert cache.complete(found, encode, MANY).reused == 0, "it was found before"
+    assert ask(cache, text, encode).tokens == ids(text)
+    assert encode.texts == [text] * 4
+    statistics = cache.statistics()
+    assert (statistics.segments, statistics.size_bytes, statistics.mismatches) == (0, 0, 1)
+
+
+def test_a_short_text_is_not_cut() -> None:
+    cache = a_cache()
+    assert cache.find("a|" * 100, BOUNDARY, "owner", None, PAGES).ends == ()
+    assert cache.find("a|" * 128, BOUNDARY, "owner", None, PAGES).ends == (256,)
+
+
+def test_a_lone_surrogate_is_refused_as_in_the_whole_text() -> None:
+    cache = a_cache()
+
+    def encode(text: str) -> TokenIds:
+        text.encode()
+        return ids(text)
+
+    found = cache.find(segments("a", "\ud800", "b"), BOUNDARY, "owner", None, ())
+    with pytest.raises(UnicodeEncodeError):
+        cache.complete(found, encode, MANY)
+    assert cache.statistics().segments == 0
+
+
+@pytest.mark.parametrize("page_sizes", [(), (16,), (1, 16, 64)])
+@pytest.mark.parametrize(("owners", "letters"), [(1, 400), (100, 4), (300, 1)])
+def test_the_bytes_are_those_of_the_memory(page_sizes: tuple[int, ...], owners: int, letters: int) -> None:
+    cache = a_cache(10**9)
+    tracemalloc.start()
+    try:
+        for owner in range(owners):
+            ask(cache, segments(*map(chr, range(1_000, 1_000 + letters))), owner=str(owner), page_sizes=page_sizes)
+        gc.collect()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert cache.statistics().size_bytes == pytest.approx(used, rel=0.1)
+
+
+def test_threads_share_a_cache() -> None:
+    cache = a_cache(40_000)
+    letters = "abcdefgh"
+    wrong = list[str]()
+
+    def work(owner: str, seed: int) -> None:
+        for turn in range(60):
+            text = segments(*letters[: 1 + (turn * seed) % 8]) + "open" * (turn % 3)
+            encoded = ask(cache, text, owner=owner)
+            same = [tuple(blocks.hashes) for blocks in encoded.blocks] == [
+                block_hashes(ids(text), size) for size in PAGES
+            ]
+            if encoded.tokens != ids(text) or not same:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(owner, seed)) for owner, seed in (("a", 3), ("a", 5), ("b", 7))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    statistics = cache.statistics()
+    assert 0 < statistics.size_bytes <= 40_000
+    assert statistics.reused_tokens > 0
+    assert statistics.evicted > 0
+    cache.clear()
+    assert cache.statistics().size_bytes == 0
