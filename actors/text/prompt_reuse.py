@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Self, TypeAlias
 
+import trio
 from attrs import define, frozen
 
 from actors.kit.offload import RunInThread
@@ -63,7 +64,7 @@ class SelfCheck:
                     extra={"boundary": None if model.boundary is None else model.boundary.text},
                 )
         except Overloaded:
-            pass  # requests come first
+            await trio.lowlevel.checkpoint()  # requests come first
         finally:
             self._running = False
 

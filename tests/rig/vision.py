@@ -14,6 +14,7 @@ from actors.kit.calls import Answer
 from actors.media.layout import PixelLimits, VisionLayout
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.encoders import ByTokenizers
 from actors.text.model import TextModel
 from protocol.errors import RequestError
 from protocol.messages.media import Media, MediaForm, MediaInfo, MediaItem, MediaPrepared, Modality, PrepareMedia
@@ -52,7 +53,9 @@ _TOKENIZER = _tokenizer()
 IMAGE, VIDEO = _TOKENIZER.encode("<|image_pad|><|video_pad|>").ids
 PIXELS = PixelLimits(4 * 28**2, 256 * 28**2)
 LAYOUT = VisionLayout(14, 2, 2, PIXELS, PIXELS, IMAGE, VIDEO)
-SEEING: TextModel = evolve(TINY, tokenizer=_TOKENIZER, template=_template(), vision=LAYOUT)
+SEEING: TextModel = evolve(
+    TINY, tokenizer=_TOKENIZER, encoder=ByTokenizers(_TOKENIZER), template=_template(), vision=LAYOUT
+)
 MEDIA_INFO = MediaInfo(MediaForm.EMBEDDINGS, WIDTH, Dtype.FLOAT32, 2, IMAGE, VIDEO)
 SEEING_INFO = evolve(INFO, media=MEDIA_INFO, vocabulary_size=_TOKENIZER.get_vocab_size())
 

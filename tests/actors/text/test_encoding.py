@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from trio.testing import MockClock
 
 from actors.kit.offload import Offload, T, run_inline
+from actors.text.encoders import ByTokenizers
 from actors.text.encoding import tokenize_conversation, tokenize_text
 from actors.text.first_parts import SEAM_TOKENS, TooManyTokens
 from actors.text.token_bounds import COMPOSED_CHARACTERS_MAX, characters_per_token_max
@@ -121,7 +122,11 @@ async def test_what_is_surely_too_long_is_not_tokenised_at_all() -> None:
 @pytest.mark.parametrize("tokenizer", UNBOUNDED.values(), ids=UNBOUNDED)
 async def test_without_a_bound_a_refusal_costs_what_fits(tokenizer: Tokenizer) -> None:
     """The review's 4 MB prompts were tokenised whole, 1.4 s and half a gigabyte each."""
-    model, aside, limit = evolve(TINY, tokenizer=tokenizer, characters_per_token_max=bound(tokenizer)), Counting(), 200
+    model, aside, limit = (
+        evolve(TINY, tokenizer=tokenizer, encoder=ByTokenizers(tokenizer), characters_per_token_max=bound(tokenizer)),
+        Counting(),
+        200,
+    )
     text = "ab <|im_end|>" * 20_000
     length = len(tokenizer.encode(text).ids)
     if length > limit + SEAM_TOKENS:
@@ -151,7 +156,9 @@ def test_whatever_fits_is_tokenised_as_ever(bound_known: int | None, text: str, 
 
 
 async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() -> None:
-    model = evolve(TINY, tokenizer=UNBOUNDED["spaces"], characters_per_token_max=None)
+    model = evolve(
+        TINY, tokenizer=UNBOUNDED["spaces"], encoder=ByTokenizers(UNBOUNDED["spaces"]), characters_per_token_max=None
+    )
     text = "a" * 3000 + " " * 100_000
     ids = await tokenize_text(text, model, 2000, Offload(run_inline, "").run)
     assert ids == model.encode_text(text)
@@ -161,7 +168,10 @@ async def test_a_text_that_fits_is_tokenised_however_many_characters_it_has() ->
 async def test_a_text_that_nearly_fills_the_context_is_tokenised_once() -> None:
     """Texts of more than four characters a token were tokenised twice, and agents work near the limit."""
     tokens = words()
-    model, counting = evolve(TINY, tokenizer=tokens, characters_per_token_max=bound(tokens)), Counting()
+    model, counting = (
+        evolve(TINY, tokenizer=tokens, encoder=ByTokenizers(tokens), characters_per_token_max=bound(tokens)),
+        Counting(),
+    )
     text = "sevens " * 20_000
     assert len(await tokenize_text(text, model, 20_000, Offload(counting, "").run)) == 20_000
     assert counting.sizes == [len(text)]
