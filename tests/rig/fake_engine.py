@@ -19,6 +19,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.request_check import check_largest_token
 from actors.engines.simulated.batch import Batch
 from actors.engines.simulated.cache_events import CacheEvents
 from actors.engines.simulated.engine import SimulatedEngine
@@ -298,6 +299,7 @@ class FakeEngine(SimulatedEngine):
 
     def start(self, request: Generate) -> None:
         """Start a request as a host does, whose node has checked it, and which takes all updates by `deliver`."""
+        check_largest_token(max(request.tokens), self.info)
         self.scheduler.submit(request, trio.current_time())
         self._wake_if_due(self.scheduler)
 
