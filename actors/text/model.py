@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -41,8 +40,6 @@ from protocol.errors import BadRequest, StartFailed
 from protocol.messages.text import DEFAULT_RENDERING, Rendering, Respond, Turn
 from protocol.model_folder import FILES, Digest, digest
 from protocol.token_ids import TokenIds
-
-log = logging.getLogger(__name__)
 
 TOKEN_IDS = 2**32  # a tokenizer takes no larger ones
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates read
@@ -244,8 +241,8 @@ def _boundary(model: TextModel, found: Mapping[str, int], template: Conversation
     hard = [*cut_texts(content), *hard_texts([content, *sorted(found)[:TRIAL_TOKENS]])]
     for text in [*rendered, *hard, *rendered]:
         encoded = cache.complete(cache.find(text, boundary, "", None, ()), encode, tokens_max)
-        if not cache.verify(text, encoded.tokens, encode) or cache.statistics().mismatches:
-            log.warning("prompts are not cut: a text has other token ids then", extra={"boundary": content})
+        cache.verify(text, boundary, encoded.tokens, encode)
+        if cache.statistics().mismatches:
             return None
     return boundary
 

@@ -12,6 +12,7 @@ evicted is the end of some text. Keys are rooted in the owner: no owner learns b
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from actors.text.first_parts import FIRST_CHARACTERS_A_TOKEN, SEAM_TOKENS, TooMa
 from protocol.block_hashes import block_hashes_after, root_digest
 from protocol.messages.generation import PromptBlocks
 from protocol.token_ids import ID_BYTES, TokenIds
+
+log = logging.getLogger(__name__)
 
 EncodeText: TypeAlias = Callable[[str], TokenIds]
 """Returns the ids of a text, without the tokens that a tokenizer puts around one."""
@@ -163,13 +166,14 @@ class _Owned:
 class PromptCache:
     """The segments of one model's prompts, `bytes_max` at most; `lock` guards it between threads.
 
-    The lock is held for look-ups and puts alone. Two equal texts at once are both encoded, and stored once.
+    The lock is held for look-ups and puts alone. Two equal texts at once are both encoded, and stored once. A cache
+    without room, and one that has been wrong, is disabled: every text is encoded whole.
     """
 
     def __init__(self, bytes_max: int, lock: AbstractContextManager[object]) -> None:
         self._bytes_max = bytes_max
         self._lock = lock
-        self._disabled = False
+        self._disabled = not bytes_max
         self._size = self._reused = self._encoded = self._evicted = self._mismatches = 0
         self._segments = OrderedDict[bytes, Segment]()
         self._owners = dict[str, _Owned]()
@@ -204,8 +208,7 @@ class PromptCache:
         try:
             segments, tail = _completed(found, encode, tokens_max)
         except Mismatch:
-            with self._lock:
-                self._mismatches += 1
+            self._disable(found.boundary)
             found = found.whole()
             segments, tail = _completed(found, encode, tokens_max)
         reused = found.reused_tokens
@@ -216,17 +219,18 @@ class PromptCache:
                 self._put(found, segments)
         return _joined(found, [*segments, tail], reused)
 
-    def verify(self, text: str, tokens: TokenIds, encode: EncodeText) -> bool:
-        """Return whether these are the ids of the whole text; if not, the cache counts it and is disabled."""
-        if encode(text) == tokens:
-            return True
+    def verify(self, text: str, boundary: Boundary, tokens: TokenIds, encode: EncodeText) -> None:
+        """Disable the cache unless these are the ids of the whole text, which is cut behind the boundary."""
+        if encode(text) != tokens:
+            self._disable(boundary)
+
+    def _disable(self, boundary: Boundary) -> None:
+        log.error(
+            "a text that was cut has other token ids than the whole: texts are encoded whole from now on",
+            extra={"boundary": boundary.text},
+        )
         with self._lock:
             self._mismatches += 1
-        self.disable()
-        return False
-
-    def disable(self) -> None:
-        """Have every text encoded whole from now on."""
         self._disabled = True
         self.clear()
 

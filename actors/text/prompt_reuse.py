@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Self, TypeAlias
@@ -16,8 +15,6 @@ from actors.text.prompt_cache import Boundary, EncodedPrompt, Found, PromptCache
 from protocol.errors import Overloaded
 from protocol.messages.adapters import adapter_salt
 from protocol.messages.text import Respond, Tokenize
-
-log = logging.getLogger(__name__)
 
 Start: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 """Starts a task."""
@@ -48,21 +45,17 @@ class SelfCheck:
 
     def sample(self, model: TextModel, text: str, encoded: EncodedPrompt) -> None:
         """Check these ids of a text, if it is their turn."""
-        if not encoded.reused:
+        if not encoded.reused or model.boundary is None:
             return
         self._seen += 1
         if self._seen % CHECKED_ONE_OF == 1 and not self._running:
             self._running = True
-            self.start(partial(self._check, model, text, encoded))
+            verify = partial(self.cache.verify, text, model.boundary, encoded.tokens, model.encode_rendered)
+            self.start(partial(self._check, verify, len(text)))
 
-    async def _check(self, model: TextModel, text: str, encoded: EncodedPrompt) -> None:
-        verify = partial(self.cache.verify, text, encoded.tokens, model.encode_rendered)
+    async def _check(self, verify: Callable[[], None], size: int) -> None:
         try:
-            if not await self.run_in_thread(verify, owner=OWNER, size=len(text)):
-                log.error(
-                    "the prompt cache gave other token ids than the whole text, and is not used any more",
-                    extra={"boundary": None if model.boundary is None else model.boundary.text},
-                )
+            await self.run_in_thread(verify, owner=OWNER, size=size)
         except Overloaded:
             await trio.lowlevel.checkpoint()  # requests come first
         finally:

@@ -251,7 +251,8 @@ def test_a_text_that_contradicts_the_rule_is_encoded_whole(lost: str) -> None:
     assert (encoded.tokens, encoded.reused) == (encode(text), 0)
     assert [tuple(blocks.hashes) for blocks in encoded.blocks] == [block_hashes(encode(text), size) for size in PAGES]
     statistics = cache.statistics()
-    assert (statistics.mismatches, statistics.segments) == (1, 1)
+    assert (statistics.mismatches, statistics.segments) == (1, 0)
+    assert cache.find(text, BOUNDARY, "owner", None, PAGES).ends == (), "it is disabled"
 
 
 def test_other_ids_than_those_of_the_whole_text_disable_a_cache() -> None:
@@ -259,13 +260,22 @@ def test_other_ids_than_those_of_the_whole_text_disable_a_cache() -> None:
     text = segments("a", "b")
     encoded = ask(cache, text)
     found = cache.find(text, BOUNDARY, "owner", None, PAGES)
-    assert cache.verify(text, encoded.tokens, encode)
-    assert not cache.verify(text, ids(text[:-1]), encode)
+    cache.verify(text, BOUNDARY, encoded.tokens, encode)
+    assert cache.statistics().segments
+    cache.verify(text, BOUNDARY, ids(text[:-1]), encode)
     assert cache.complete(found, encode, MANY).reused == 0, "it was found before"
     assert ask(cache, text, encode).tokens == ids(text)
     assert encode.texts == [text] * 4
     statistics = cache.statistics()
     assert (statistics.segments, statistics.size_bytes, statistics.mismatches) == (0, 0, 1)
+
+
+def test_a_cache_without_room_cuts_nothing() -> None:
+    text, encode = segments("a", "b", "c"), Tokenizer()
+    cache = a_cache(0)
+    assert cache.find(text, BOUNDARY, "owner", None, PAGES).ends == ()
+    assert ask(cache, text, encode).tokens == ids(text)
+    assert (encode.texts, cache.statistics().evicted) == ([text], 0)
 
 
 def test_a_short_text_is_not_cut() -> None:
