@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import count, cycle, islice, starmap
+from itertools import count, cycle, islice
 from random import Random
 
 from attrs import define, evolve, frozen
@@ -31,6 +31,7 @@ from protocol.token_ids import TokenIds
 from supervisor.cluster.ranking import SortedRanking
 
 PROMPT = 128_000  # tokens
+PAGE = 16  # tokens
 SHARED = 3_200  # tokens of a system prompt, which every worker has
 NEW = 960  # tokens of a turn
 HOLDERS = 3  # workers with the conversation so far, each with somewhat less of it than the one before
@@ -85,12 +86,12 @@ class _Pool:
         """Nothing waits."""
 
 
-def _choice(workers: int, page_size: int) -> Once:
+def _choice(workers: int) -> Once:
     """Choose workers for the next turns of some conversations, one after the other, and follow each to its end."""
     chance, clock = Random(1), count(step=TURN_S)
     numbers = iter(lambda: chance.getrandbits(62), None)
     loads = (Load(f"node/{number}", chance.randrange(4), 64, kv_tokens_max=2 * 10**6) for number in range(workers))
-    every = [_Worker(evolve(load, page_size=page_size)) for load in loads]
+    every = [_Worker(evolve(load, page_size=PAGE)) for load in loads]
     policy = KvPolicy(KvSettings(), PrefixIndex(), chance.random, lambda: next(clock))
     ranked, none = SortedRanking.of(every), SortedRanking[_Worker].of([])
     routing = Routing(
@@ -103,7 +104,7 @@ def _choice(workers: int, page_size: int) -> Once:
         ends=frozenset(),
         ranked=lambda leg: ranked if leg is Leg.BOTH else none,
     )
-    requests = cycle([*_turns(policy.index, every, page_size, numbers, chance)])
+    requests = cycle([*_turns(policy.index, every, numbers, chance)])
     answer = range(TOKENS_MAX)
 
     def once() -> int:
@@ -118,18 +119,18 @@ def _choice(workers: int, page_size: int) -> Once:
 
 
 def _turns(
-    index: PrefixIndex, workers: Sequence[_Worker], page_size: int, numbers: Iterator[int], chance: Random
+    index: PrefixIndex, workers: Sequence[_Worker], numbers: Iterator[int], chance: Random
 ) -> Iterator[Generate]:
     """Yield a turn of each conversation, whose blocks before it are reported to the index."""
-    shared = array("q", islice(numbers, SHARED // page_size))
+    shared = array("q", islice(numbers, SHARED // PAGE))
     for worker in workers:
         _report(index, worker, shared)
     tokens = TokenIds.of(range(PROMPT))
     for conversation in range(CONVERSATIONS):
-        hashes = shared + array("q", islice(numbers, PROMPT // page_size - len(shared)))
+        hashes = shared + array("q", islice(numbers, PROMPT // PAGE - len(shared)))
         for holder, worker in enumerate(chance.sample(workers, HOLDERS), start=1):
-            _report(index, worker, hashes[: -holder * NEW // page_size])
-        hints = RoutingHints(str(conversation), (PromptBlocks(page_size, hashes),))
+            _report(index, worker, hashes[: -holder * NEW // PAGE])
+        hints = RoutingHints(str(conversation), (PromptBlocks(PAGE, hashes),))
         yield evolve(generate(tokens), hints=hints)
 
 
@@ -137,11 +138,10 @@ def _report(index: PrefixIndex, worker: _Worker, hashes: Sequence[int]) -> None:
     index.apply(worker.full_name, [BlockEvent(BlockChange.STORED, 0, tuple(hashes))])
 
 
-def _stage(workers: int, page_size: int) -> Stage:
-    name = f"a choice among {workers} workers by kv, of {PROMPT} tokens in pages of {page_size}"
-    return Stage(name, lambda _: _choice(workers, page_size))
+def _stage(workers: int) -> Stage:
+    return Stage(f"a choice among {workers} workers by kv, of {PROMPT} tokens", lambda _: _choice(workers))
 
 
 def choice_stages() -> tuple[Stage, ...]:
-    """Return the stages, by the number of workers and the page size."""
-    return tuple(starmap(_stage, ((10, 16), (1_000, 16), (1_000, 1))))
+    """Return the stages, by the number of workers."""
+    return tuple(map(_stage, (10, 1_000)))
