@@ -36,6 +36,11 @@ class Rendezvous:
         """Whether a prefill and a decode meet there."""
         return self.host != NO_PARTNER
 
+    @property
+    def url_host(self) -> str:
+        """The host as a URL has it: an IPv6 address in brackets, since SGLang puts a colon and the port behind it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
     def encode(self) -> bytes:
         """Return the rendezvous as the `hand_off` of a request."""
         return _ROOM.pack(self.room) + address(self.host, self.port)

@@ -96,8 +96,11 @@ def _bootstrap(data: bytes) -> dict[str, object]:
     if not data:
         return {}
     rendezvous = hand_off.Rendezvous.decode(data)
-    host = f"[{rendezvous.host}]" if ":" in rendezvous.host else rendezvous.host
-    return {"bootstrap_host": host, "bootstrap_port": rendezvous.port, "bootstrap_room": rendezvous.room}
+    return {
+        "bootstrap_host": rendezvous.url_host,
+        "bootstrap_port": rendezvous.port,
+        "bootstrap_room": rendezvous.room,
+    }
 
 
 def logprobs(found: Likeliest | None, top: int) -> tuple[Logprob, ...]:

@@ -84,3 +84,10 @@ def test_any_bytes_are_a_rendezvous_or_refused(hand_off: bytes) -> None:
 def test_a_prefill_with_another_address_than_a_bootstrap_server_is_not_met(announced: bytes | None) -> None:
     with pytest.raises(HandOffFailed):
         rendezvous(evolve(PREFILL, hand_off_address=announced), rank=0, number=1)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("10.0.0.1", "10.0.0.1"), ("prefill-0", "prefill-0"), ("fd00::1", "[fd00::1]")]
+)
+def test_an_ipv6_address_is_in_brackets_where_a_port_follows(host: str, shown: str) -> None:
+    assert Rendezvous.decode(Rendezvous(1, host, 8998).encode()).url_host == shown
