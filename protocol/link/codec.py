@@ -12,7 +12,7 @@ import msgspec
 from attrs import evolve
 
 from protocol.errors import PeerViolation
-from protocol.messages import cluster, engine, generation, kv_events, media, operations, text
+from protocol.messages import cluster, embedding, engine, generation, kv_events, media, operations, text
 from protocol.messages.generation import Started, Tokens
 from protocol.messages.kind import Kind, Message, by_message
 from protocol.messages.text import Accepted, CallPart, Reasoning, Text
@@ -24,7 +24,7 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 NOTHING = memoryview(b"")
 
 ROWS = by_message(
-    row for file in (generation, engine, operations, text, cluster, media, kv_events) for row in file.KINDS
+    row for file in (generation, engine, operations, text, cluster, media, kv_events, embedding) for row in file.KINDS
 )
 """Every message between nodes, with the messages that may answer it."""
 

@@ -37,11 +37,12 @@ class Leg(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     ENCODE = "encode"  # images and videos to embeddings, for prefills and whole engines
+    EMBED = "embed"  # whole requests of another sort: texts to vectors, and pairs of texts to scores
 
     @property
     def substitutes(self) -> tuple[Leg, ...]:
         """The legs of workers that can do the work of this leg: itself, and `BOTH`."""
-        return (self,) if self in {Leg.BOTH, Leg.ENCODE} else (self, Leg.BOTH)
+        return (self,) if self in {Leg.BOTH, Leg.ENCODE, Leg.EMBED} else (self, Leg.BOTH)
 
 
 def serve_text(legs: Collection[Leg]) -> bool:
@@ -103,9 +104,9 @@ class NodeState(Message):
 
     A node that `routes` receives the offers of others, and their loads at most once every `announce_s`; other nodes
     receive none. The load in an offer leaves out the receiver's own requests: the receiver counts them itself.
-    `elsewhere` names the receiver's workers that are down and have a stand-in. `takes_encoders`, `watched` and
-    `takes_ranks` protect nodes of older versions, which would end the link for an unknown leg, a `WatchBlocks` or a
-    rank's name.
+    `elsewhere` names the receiver's workers that are down and have a stand-in. `takes_encoders`, `takes_embedders`,
+    `watched` and `takes_ranks` protect nodes of older versions, which would end the link for an unknown leg, a
+    `WatchBlocks` or a rank's name.
     """
 
     offers: tuple[Offer, ...] = ()
@@ -117,6 +118,7 @@ class NodeState(Message):
     takes_encoders: bool = False
     watched: bool = False
     takes_ranks: bool = False
+    takes_embedders: bool = False
 
 
 @frozen

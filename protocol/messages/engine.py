@@ -8,6 +8,7 @@ from enum import StrEnum
 from attrs import evolve, frozen
 
 from protocol.messages.adapters import Adapter
+from protocol.messages.embedding import EmbeddingInfo
 from protocol.messages.generation import GrammarKind
 from protocol.messages.kind import Kind, Message
 from protocol.messages.media import MediaForm, MediaInfo
@@ -56,6 +57,7 @@ class EngineInfo(Message):
     operations: tuple[str, ...] = ()  # the names of the rows of `operations.OPERATIONS` that it carries out
     adapters: tuple[Adapter, ...] = ()  # the LoRA adapters that are loaded
     hand_off_terms: tuple[tuple[str, str], ...] = ()  # of a leg of a pair: names and values, beside those in `terms`
+    embedding: EmbeddingInfo | None = None  # of an embedder, which computes no answers; None of any other engine
 
     @property
     def media_form(self) -> MediaForm | None:

@@ -16,6 +16,7 @@ from attrs import AttrsInstance, Factory, evolve, frozen
 from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
 from actors.engines.slots.deadlines import RequestDeadlines
+from protocol.messages.cluster import Leg
 from protocol.pairing import Terms
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, join, segment
@@ -27,6 +28,7 @@ from supervisor.links.endpoint import Endpoint
 
 DATA_PARALLEL_MAX = 128
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
+LegName: TypeAlias = Literal["both", "prefill", "decode", "encode"]
 DEFAULT_KIND = "sglang"
 """The kind of an engine whose section has no `kind`."""
 
@@ -53,13 +55,16 @@ class EngineSection:
 
     reads_text: ClassVar[bool] = False  # whether its node loads the model's tokenizer for it
     encodes: ClassVar[bool] = False  # whether engines of this kind can be encoders
+    embeds: ClassVar[bool] = False  # whether engines of this kind can be embedders
     publishes_always: ClassVar[bool] = False  # whether it publishes its blocks under every policy
 
     model: Annotated[str, Holds(1)]  # name of the model's section
     node: NodeName = "main"  # node that runs the engine; of several nodes, the one with rank 0
     kind: str = DEFAULT_KIND  # `sglang`, a real engine, or `simulated`, an engine without a model
+    # what it computes: answers, a vector of each text (`embed`), or a score of each pair of texts (`score`)
+    task: Literal["generate", "embed", "score"] = "generate"
     # part of requests that it computes: all, only prompts, only answers, or embeddings of images and videos
-    leg: Literal["both", "prefill", "decode", "encode"] = "both"
+    leg: LegName = "both"
     # ranks: copies of the model, each a worker with slots, KV memory and a prefix cache of its own
     data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1
     slots: Count = 16  # requests at a time of each rank; further ones wait
@@ -94,6 +99,11 @@ class EngineSection:
         """Return where a word belongs that is no key of this section but of this kind's engines, None if nowhere."""
         del key
         return None
+
+    @property
+    def worker_leg(self) -> Leg:
+        """The leg by which its worker is found."""
+        return Leg(self.leg) if self.task == "generate" else Leg.EMBED
 
     @property
     def nodes(self) -> tuple[str, ...]:

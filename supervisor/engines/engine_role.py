@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 import trio
 from attrs import define, evolve, field
@@ -20,7 +20,7 @@ from protocol.errors import EngineRenewed
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.role import SetRole
-from supervisor.config.schema import EngineSection
+from supervisor.config.schema import EngineSection, LegName
 from supervisor.supervision.events import error_text
 from supervisor.supervision.supervise import OnStarted
 
@@ -30,8 +30,8 @@ def _ignore() -> None:
 
 
 def with_leg(section: EngineSection, leg: Leg) -> EngineSection:
-    """Return a section with another leg."""
-    return evolve(section, leg=leg.value)
+    """Return a section with another leg, one of an engine of tokens."""
+    return evolve(section, leg=cast("LegName", leg.value))
 
 
 class RunLife(Protocol):

@@ -1,0 +1,1 @@
+"""What every embedder promises, and what embedders of all kinds share."""
