@@ -6,16 +6,20 @@ A router is independent of nodes and links: local and remote workers are the sam
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from actors.kit.calls import Answer, Askable
 from actors.routing.load import Load
 from protocol.messages.adapters import Adapter
 from protocol.messages.cluster import Leg
+from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 from protocol.pairing import Pairing
+
+Req_contra = TypeVar("Req_contra", contravariant=True)
+Res = TypeVar("Res")
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 
@@ -84,8 +88,8 @@ class Pool(Protocol):
         """Wake all tasks in `wait_changed`: a reservation was released."""
 
 
-class RoutedEncoder(Askable[Encode, Encoded, Encoded], Protocol):
-    """One encoder of a model, of any node; its load counts an item from the turn in which it is asked."""
+class RoutedAnswerer(Askable[Req_contra, Res, Res], Protocol[Req_contra, Res]):
+    """A worker that answers by one result; its load counts a request from the turn in which it is asked."""
 
     @property
     def full_name(self) -> str:
@@ -96,6 +100,10 @@ class RoutedEncoder(Askable[Encode, Encoded, Encoded], Protocol):
         """Its load at this moment."""
 
 
+RoutedEncoder: TypeAlias = RoutedAnswerer[Encode, Encoded]
+RoutedEmbedder: TypeAlias = RoutedAnswerer[Embed, Vectors]
+
+
 class EncoderPool(Protocol):
     """The encoders of one model."""
 
@@ -104,6 +112,16 @@ class EncoderPool(Protocol):
 
     async def wait_changed(self) -> None:
         """Wait until an encoder has come, gone, or become less busy."""
+
+
+class EmbedderPool(Protocol):
+    """The embedders of one model."""
+
+    def embedders(self) -> Sequence[RoutedEmbedder]:
+        """Return the embedders that can be asked now."""
+
+    async def wait_changed(self) -> None:
+        """Wait until an embedder has come, gone, or become less busy."""
 
 
 class RoutingObserver:

@@ -20,7 +20,7 @@ from protocol.trace import Trace
 
 
 class EmbeddingOutput(StrEnum):
-    """What an embedder returns for one item."""
+    """The output of an embedder for one item."""
 
     VECTORS = "vectors"  # of one text each
     SCORES = "scores"  # one number each, of a pair of texts

@@ -18,7 +18,7 @@ from actors.kit.hand_off import KindHandOff
 from protocol.strict.mistakes import Mistake
 from supervisor.cluster.directory import Directory
 from supervisor.config.schema import Cluster, EngineSection
-from supervisor.engines.work import LocalEncoder, LocalEngine
+from supervisor.engines.work import LocalEmbedder, LocalEncoder, LocalEngine
 from supervisor.links.serving import Services
 from supervisor.processes.output_log import OutputLog, output_writer
 from supervisor.runtime import Runtime
@@ -74,13 +74,15 @@ class RetriedChild(Protocol):
 class KindChildren:
     """The children that one kind adds to one node.
 
-    A kind with `encodes` in its section makes the children of encoders, too. Children in `before` stand before all
-    engines of the node in its tree, children in `after` behind them. `served` are the services of its engines beside
-    requests. `published` are the registrations of the children in `before` that come and go, by their names.
+    A kind with `encodes` or `embeds` in its section makes the children of encoders or of embedders, too. Children in
+    `before` stand before all engines of the node in its tree, children in `after` behind them. `served` are the
+    services of its engines beside requests. `published` are the registrations of the children in `before` that come
+    and go, by their names.
     """
 
     engine: Callable[[LocalEngine], EngineChild]
     encoder: Callable[[LocalEncoder], EngineChild] | None = None
+    embedder: Callable[[LocalEmbedder], EngineChild] | None = None
     before: tuple[Child | Tree, ...] = ()
     after: tuple[Child | Tree, ...] = ()
     served: Services = field(factory=dict)

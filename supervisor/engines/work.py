@@ -1,4 +1,4 @@
-"""One engine or encoder of a node and the inbox of its requests, from which a kind makes a child."""
+"""One engine, encoder or embedder of a node and the inbox of its requests, from which a kind makes a child."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from attrs import Factory, field, frozen
 
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.slots.slots import Slots
@@ -14,6 +15,7 @@ from actors.kit.calls import Address
 from actors.kit.priority_inbox import PriorityInbox, priority_inbox
 from actors.text.model import TextModel
 from protocol.cost import encoding_tokens, generation_tokens
+from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 from protocol.model_folder import Digest
@@ -29,6 +31,9 @@ RequestInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished]
 
 EncodeInbox: TypeAlias = PriorityInbox[Encode, Encoded, Encoded]
 """The items that wait for one encoder, in the same order."""
+
+EmbedInbox: TypeAlias = PriorityInbox[Embed, Vectors, Vectors]
+"""The requests that wait for one embedder, in the same order."""
 
 
 def request_inbox(
@@ -48,13 +53,20 @@ def encode_inbox(size: int) -> tuple[Address[Encode, Encoded, Encoded], EncodeIn
     return priority_inbox(size, lambda request: request.priority, lambda request: request.owner, encoding_tokens)
 
 
+def embed_inbox(size: int) -> tuple[Address[Embed, Vectors, Vectors], EmbedInbox]:
+    """Return the address for requests of vectors, and the inbox in which at most `size` of them wait."""
+    return priority_inbox(
+        size, lambda request: request.priority, lambda request: request.owner, lambda request: request.tokens
+    )
+
+
 E = TypeVar("E")
 InboxT = TypeVar("InboxT")
 
 
 @frozen
 class _Local(Generic[E, InboxT]):
-    """The parts that engines and encoders of a node have in common."""
+    """The parts that engines, encoders and embedders of a node have in common."""
 
     name: str
     configured: EngineSection  # its section in the file
@@ -98,3 +110,8 @@ class LocalEngine(_Local[Engine, RequestInbox]):
 @frozen
 class LocalEncoder(_Local[Encoder, EncodeInbox]):
     """One encoder that this node is to run: its section, its inbox, and where it is published."""
+
+
+@frozen
+class LocalEmbedder(_Local[Embedder, EmbedInbox]):
+    """One embedder that this node is to run: its section, its inbox, and where it is published."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from itertools import count
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from struct import unpack
 
 import pytest
@@ -12,20 +11,24 @@ import trio
 from attrs import define, evolve
 
 from actors.engines.encoding.port import BatchAnswer, Encoder
-from protocol.errors import BadRequest, Overloaded, RequestError
-from protocol.messages.engine import EngineLoad
-from protocol.messages.generation import REQUEST_ID_LENGTH
+from protocol.errors import BadRequest, Overloaded
 from protocol.messages.media import EmbeddingBatch, EmbeddingOutcome, EncodeBatch, MediaForm, MediaItem, Modality
 from protocol.tensors import BYTES, Dtype, Tensor, size_bytes
-
-RELEASED_WITHIN_S = 30.0
-ENCODED_WITHIN_S = 300.0
+from tests.contracts.submission import (
+    RESULT_WITHIN_S,
+    abort_again,
+    abort_while_computed,
+    check_all,
+    leave,
+    new_id,
+    numbers,
+    submitted,
+    take_again,
+)
 
 MakeEncoder = Callable[[], AbstractAsyncContextManager[Encoder]]
 MakeItem = Callable[[int, Modality], MediaItem]
 """Returns an item that the engine can encode; the pixels of different numbers differ."""
-
-_numbers = count(1)
 
 
 @define(eq=False)
@@ -44,7 +47,7 @@ class Subject:
 
     def item(self, modality: Modality | None = None) -> MediaItem:
         """Return an item that nobody has encoded yet."""
-        return self.make_item(next(_numbers), modality or self.modalities[0])
+        return self.make_item(next(numbers), modality or self.modalities[0])
 
 
 async def check_encoder(make_encoder: MakeEncoder, make_item: MakeItem, tolerance: float = 0.0) -> None:
@@ -52,47 +55,17 @@ async def check_encoder(make_encoder: MakeEncoder, make_item: MakeItem, toleranc
     async with make_encoder() as engine:
         subject = Subject(engine, make_item, tolerance)
         assert engine.info.running_max >= 3, "the checks need batches of three items at least"
-        await at_rest(engine)
-        for check in CHECKS:
-            try:
-                await check(subject)
-                await at_rest(engine)
-            except BaseException as error:
-                error.add_note(f"while checking: {check.__name__}")
-                raise
-
-
-async def at_rest(engine: Encoder) -> None:
-    """Wait until the encoder reports that it holds nothing."""
-    load = None
-    with trio.move_on_after(RELEASED_WITHIN_S):
-        while (load := await engine.load()) != EngineLoad(0, 0, 0):  # noqa: ASYNC110  # it can only be asked
-            await trio.sleep(0.01)
-    assert load == EngineLoad(0, 0, 0), f"an idle encoder holds {load}"
+        await check_all(engine, subject, CHECKS)
 
 
 def batch(*items: MediaItem) -> EncodeBatch:
-    """Return a batch with a new id; all ids share a long prefix."""
-    return EncodeBatch(f"{next(_numbers):0{REQUEST_ID_LENGTH}x}", items)
-
-
-@asynccontextmanager
-async def submitted(engine: Encoder, wanted: EncodeBatch) -> AsyncIterator[BatchAnswer]:
-    """Have a batch in the engine for the body, as `actors.engines.encoding.queue` does."""
-    answer = engine.submit(wanted)
-    try:
-        yield answer
-    finally:
-        engine.abort(wanted.id)
-        with trio.move_on_after(RELEASED_WITHIN_S, shield=True) as waiting:
-            await engine.wait_released(wanted.id)
-        assert not waiting.cancelled_caught, "it kept the batch"
-        assert answer.over.is_set(), "a released answer is over"
+    """Return a batch with a new id."""
+    return EncodeBatch(new_id(), items)
 
 
 async def result(answer: BatchAnswer) -> tuple[EmbeddingOutcome, ...]:
     """Wait for the good end of a batch."""
-    with trio.fail_after(ENCODED_WITHIN_S):
+    with trio.fail_after(RESULT_WITHIN_S):
         ended = await answer.result()
     assert isinstance(ended, EmbeddingBatch)
     return ended.outcomes
@@ -129,16 +102,6 @@ def alike(one: Tensor, other: Tensor, tolerance: float) -> bool:
     pairs = list(zip(elements(one), elements(other), strict=True))
     largest = max(max(abs(left), abs(right)) for left, right in pairs)
     return all(abs(left - right) <= tolerance * largest for left, right in pairs)
-
-
-async def leave(engine: Encoder, wanted: EncodeBatch, answer: BatchAnswer) -> None:
-    """Abort and wait; check that the answer is over and has no result."""
-    engine.abort(wanted.id)
-    with trio.fail_after(RELEASED_WITHIN_S):
-        await engine.wait_released(wanted.id)
-    assert answer.over.is_set()
-    with pytest.raises(RequestError):
-        await answer.result()
 
 
 # The promises, one by one ----------------------------------------------------------------
@@ -211,16 +174,7 @@ async def aborts_in_the_turn_of_submit(subject: Subject) -> None:
 
 
 async def aborts_what_it_computes(subject: Subject) -> None:
-    for pause_s in (0.0, 0.001, 0.005):
-        wanted = batch(*(subject.item() for _ in range(3)))
-        answer = subject.engine.submit(wanted)
-        await trio.sleep(pause_s)
-        if answer.over.is_set():
-            continue  # too fast to be aborted
-        subject.engine.abort(wanted.id)
-        with trio.fail_after(RELEASED_WITHIN_S):
-            await subject.engine.wait_released(wanted.id)
-        assert answer.over.is_set()
+    await abort_while_computed(subject.engine, lambda: batch(*(subject.item() for _ in range(3))))
 
 
 async def aborts_a_batch_that_waits_and_no_other(subject: Subject) -> None:
@@ -231,31 +185,11 @@ async def aborts_a_batch_that_waits_and_no_other(subject: Subject) -> None:
 
 
 async def aborts_twice_and_after_the_end_change_nothing(subject: Subject) -> None:
-    wanted = batch(subject.item())
-    answer = subject.engine.submit(wanted)
-    assert len(await result(answer)) == 1
-    for _ in range(2):
-        subject.engine.abort(wanted.id)
-        await subject.engine.wait_released(wanted.id)
-    wanted = batch(subject.item())
-    answer = subject.engine.submit(wanted)
-    for _ in range(2):
-        subject.engine.abort(wanted.id)
-    await leave(subject.engine, wanted, answer)
-
-
-async def ignores_unknown_ids(subject: Subject) -> None:
-    subject.engine.abort("f" * REQUEST_ID_LENGTH)
-    with trio.fail_after(RELEASED_WITHIN_S):
-        await subject.engine.wait_released("f" * REQUEST_ID_LENGTH)
+    await abort_again(subject.engine, lambda: batch(subject.item()))
 
 
 async def takes_an_id_again_after_its_release(subject: Subject) -> None:
-    wanted = batch(subject.item())
-    for _ in range(2):
-        await leave(subject.engine, wanted, subject.engine.submit(wanted))
-    async with submitted(subject.engine, wanted) as answer:
-        assert len(await result(answer)) == 1
+    await take_again(subject.engine, batch(subject.item()))
 
 
 async def counts_what_it_holds(subject: Subject) -> None:
@@ -292,7 +226,6 @@ CHECKS: tuple[Callable[[Subject], Awaitable[None]], ...] = (
     aborts_what_it_computes,
     aborts_a_batch_that_waits_and_no_other,
     aborts_twice_and_after_the_end_change_nothing,
-    ignores_unknown_ids,
     takes_an_id_again_after_its_release,
     counts_what_it_holds,
     refuses_or_queues_but_never_blocks,

@@ -1,1 +1,1 @@
-"""What every embedder promises, and what embedders of all kinds share."""
+"""The port of embedders, and the check that embedders of all kinds share."""

@@ -1,6 +1,6 @@
 """The sizes, costs and faults of a simulated engine.
 
-A duration, of an engine's step or of an encoder's batch, is a sum of a few costs, each in seconds.
+A duration, of an engine's step or of a batch of an encoder or an embedder, is a sum of a few costs, each in seconds.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Costs:
 
 @frozen(kw_only=True)
 class EncodingCosts:
-    """`[engine.NAME.simulated.encoding_costs]`: the costs of one batch of an encoder, measured on none."""
+    """`[engine.NAME.simulated.encoding_costs]`: the costs of a batch of an encoder or embedder, measured on none."""
 
     fixed_s: Annotated[float, Within(above=0)] = 0.004  # each batch
-    per_item_s: Price = 0.001  # each image or video of the batch
+    per_item_s: Price = 0.001  # each image, video or text of the batch
     per_token_s: Price = 0.00001  # each token of the batch
 
     def batch_s(self, items: int, tokens: int) -> float:

@@ -24,6 +24,7 @@ from PIL import Image
 from bench.rig.node import Node, short_folder, wait_until
 from protocol.tensors import Dtype
 from tests.contracts import encoder as encoders
+from tests.contracts.submission import submitted
 from tests.rig.launched import at_free_ports, running_launcher, wait_ready
 from tests.rig.media_samples import safetensors
 from tests.rig.pictured_items import png, seeing_model
@@ -174,7 +175,7 @@ async def test_the_embeddings_of_a_picture_in_a_file_are_answered_as_the_picture
     data = png(7, 200, 140)
     async with make_encoder(model_path=str(model.folder)) as encoder:
         item = model.image(data)
-        async with encoders.submitted(encoder, encoders.batch(item)) as batch:
+        async with submitted(encoder, encoders.batch(item)) as batch:
             (outcome,) = await encoders.result(batch)
     rows = outcome.data
     tensors = {

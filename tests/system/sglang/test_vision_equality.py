@@ -16,6 +16,7 @@ from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.token_ids import TokenIds
 from tests.contracts import encoder as encoders
 from tests.contracts.engine import complete, new_id
+from tests.contracts.submission import submitted
 from tests.rig import sglang_alone
 from tests.rig.pictured_items import PLACES, SeeingModel, png, seeing_model
 from tests.rig.pictures import video
@@ -67,7 +68,7 @@ async def answer(engine: Engine, tokens: TokenIds, items: Sequence[MediaItem]) -
 
 async def encoded(encoder: Encoder, items: Sequence[MediaItem]) -> list[MediaItem]:
     """Return items with their embeddings, computed together."""
-    async with encoders.submitted(encoder, encoders.batch(*items)) as batch:
+    async with submitted(encoder, encoders.batch(*items)) as batch:
         outcomes = await encoders.result(batch)
     return [
         evolve(item, form=MediaForm.EMBEDDINGS, data=evolve(outcome.data, data=memoryview(bytes(outcome.data.data))))

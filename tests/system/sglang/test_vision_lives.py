@@ -25,6 +25,7 @@ from protocol.token_ids import TokenIds
 from supervisor.supervision.registration import Registration
 from tests.contracts import encoder as encoders
 from tests.contracts.engine import RELEASED_WITHIN_S, about, at_rest, complete, item, new_id, request, wrong_media
+from tests.contracts.submission import submitted
 from tests.rig.pictured_items import png, seeing_model
 from tests.rig.random_vision_models import random_vision_model
 from tests.system.sglang.conftest import (
@@ -233,7 +234,7 @@ async def test_an_encoder_that_stands_still_is_noticed_and_one_that_computes_is_
         assert isinstance(encoder, SglangEncoder)
         [host] = set(below({zygote.pid}, HOST)) - others
         batch = encoders.batch(*[picture] * 64)
-        async with encoders.submitted(encoder, batch) as answer, trio.open_nursery() as nursery:
+        async with submitted(encoder, batch) as answer, trio.open_nursery() as nursery:
             silent = trio.Event()
 
             async def watch() -> None:

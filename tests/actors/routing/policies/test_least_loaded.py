@@ -117,7 +117,7 @@ def test_one_whose_memory_has_room_is_chosen(every: list[Any], tokens: int) -> N
 
 def test_a_prefill_holds_the_prompt_of_a_request_and_others_all_that_it_may_come_to() -> None:
     request = generate(prompt=[1] * 6, tokens_max=3)
-    held = {leg: Load("a", 0, 1, leg=leg).kv_tokens_with(request) for leg in Leg if leg is not Leg.ENCODE}
+    held = {leg: Load("a", 0, 1, leg=leg).kv_tokens_with(request) for leg in Leg if leg not in {Leg.ENCODE, Leg.EMBED}}
     assert held == {Leg.PREFILL: 6, Leg.DECODE: 9, Leg.BOTH: 9}
     assert [Load("a", 0, 1, kv_tokens_max=8, leg=leg).fits(request) for leg in (Leg.PREFILL, Leg.BOTH)] == [True, False]
     assert Load("a", 0, 1, kv_tokens_max=8).fits(request, cached=1)
