@@ -35,6 +35,8 @@ def check_request(request: Generate, info: EngineInfo) -> None:
     _check_prompt_logprobs(request, info)
     if wanted.grammar is not None and wanted.grammar.kind not in info.grammars:
         raise Unsupported(f"this engine cannot keep an answer to a {wanted.grammar.kind}", param="grammar")
+    if info.diffusion_block:
+        _check_diffusion(request)
     _check_hand_off(request.hand_off, info)
     if wanted.tokens_max < 1:
         raise BadRequest("an answer has at least one token", param="tokens_max")
@@ -49,6 +51,14 @@ def check_request(request: Generate, info: EngineInfo) -> None:
             f" this engine holds {info.request_tokens_max}"
         )
     check_media(request, info)
+
+
+def _check_diffusion(request: Generate) -> None:
+    """Raise `Unsupported` for what a diffusion model would ignore."""
+    if request.logprobs is not None:
+        raise Unsupported("a diffusion model has no log probabilities", param="logprobs")
+    if (name := request.sampling.draws) is not None:
+        raise Unsupported("a diffusion model takes the likeliest tokens, and would ignore it", param=name)
 
 
 def check_largest_token(token: int, info: EngineInfo) -> None:
@@ -68,6 +78,8 @@ def check_operation(request: Message, info: EngineInfo) -> EngineOperation:
     if operation.renews:
         raise Unsupported(f"{operation.name} is carried out by the engine's node")
     holds = isinstance(request, LeavingRequest) and request.running is RunningRequests.HOLD
+    if holds and info.diffusion_block:  # put back in the middle of a block, a request ends SGLang's scheduler
+        raise Unsupported("a diffusion model holds no requests: drain or end them", param="running")
     if holds and info.hand_off is not HandOff.NONE:  # the other leg would wait in vain
         raise Unsupported("a prefill or decode holds no requests: drain or end them", param="running")
     return operation

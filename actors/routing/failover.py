@@ -35,7 +35,7 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.messages.cluster import engine_and_rank
-from protocol.messages.generation import Generate, Sampling
+from protocol.messages.generation import Generate
 
 FAILOVER = (ActorLost, AdapterNotLoaded, Draining, EngineLost, HandOffFailed, LinkLost, NotReady, Overloaded, Preempted)
 """Errors after which a request goes on with another worker: that worker, its node or the link to it may be to blame."""
@@ -50,6 +50,7 @@ class Failover:
     crashed_names: set[str] = field(factory=set)  # workers whose engine crashed under it: never asked again
     left_legs: list[tuple[str, Replies]] = field(factory=list)  # calls that it left before their end, by worker
     weights: str | None = None  # the weights of the first answering workers
+    block: int = 0  # the tokens that their diffusion model computes together
     _handed_route: Route | None = None  # the last one with a successful hand-off
     _refusal: tuple[str, EngineRefused] | None = None  # the refusing worker, and its error
     _second_opinions: int = 0
@@ -143,7 +144,7 @@ class Failover:
             raise lost
         if self._preemptions > limits.preemptions_max:
             raise lost
-        if sent and not resumes_exactly(remaining.sampling):
+        if sent and not resumes_exactly(remaining, self.block):
             self.routing.observer.call_not_resumed(lost.code)
             raise lost
         self._crashes += isinstance(lost, EngineLost)
@@ -178,12 +179,13 @@ def is_planned(lost: RequestError) -> bool:
     return isinstance(lost, Draining) or (isinstance(lost, LinkLost) and type(lost) is not LinkLost)
 
 
-def resumes_exactly(sampling: Sampling) -> bool:
+def resumes_exactly(remaining: Generate, block: int = 0) -> bool:
     """Whether the next token depends on the prompt and the sent tokens alone.
 
-    Another engine lacks the state of a grammar; penalties are counted by `Generate.resumed_tokens`.
+    Another engine lacks the state of a grammar; penalties are counted by `Generate.resumed_tokens`. A diffusion model
+    computes the tokens of a block together: in the middle of one another engine would take the sent ones for given.
     """
-    return sampling.grammar is None
+    return remaining.sampling.grammar is None and not (block and len(remaining.tokens) % block)
 
 
 def cause(group: BaseExceptionGroup[RequestError]) -> RequestError:

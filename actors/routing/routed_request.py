@@ -148,6 +148,7 @@ class RoutedRequest:
         """Ask the worker, or both legs at once: the failure of either ends the other in the same turn."""
         if self._first_route is None:
             self._cached, self._failover.weights = None, self.routing.pool.weights()
+            self._failover.block = 0 if (info := route.decode.info) is None else info.diffusion_block
         try:
             request = self._next_request() if self._asked_before else self.request
             self.unstarted.add(self)

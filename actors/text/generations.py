@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from actors.text.limits import PromptLimits
-from actors.text.model import TextModel
+from actors.text.model import Defaults, TextModel
 from actors.text.prompts import Prompt
 from protocol.cost import check_scores
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, RoutingHints, Sampling
 from protocol.messages.text import Respond
+
+LIKELIEST = Defaults(temperature=0.0)
+"""The defaults for a diffusion model, whatever its authors recommend: it draws nothing."""
 
 
 def make_generations(
@@ -34,7 +37,11 @@ def make_generations(
         if request.scores_prompts:
             check_scores(len(prompt.tokens), request.logprobs or 0, request.param("logprobs"))
         room = limits.total_max - len(prompt.tokens)
-        sampling = _sampling(request, model, room if request.tokens_max is None else request.tokens_max)
+        own = LIKELIEST if limits.info.diffusion_block else model.defaults
+        sampling = _sampling(request, own, room if request.tokens_max is None else request.tokens_max)
+        if limits.info.diffusion_block and (name := sampling.draws) is not None:
+            sentence = "this model is a diffusion model, which takes the likeliest tokens"
+            raise Unsupported(f"{sentence}: leave it out", param=request.param(name))
         out.append(
             [
                 Generate(
@@ -91,6 +98,9 @@ def _check_options(request: Respond, info: EngineInfo) -> None:
             f"the engine of this model cannot keep an answer to a {request.grammar.kind}",
             param=request.param("grammar"),
         )
+    if info.diffusion_block and _logprobs(request) is not None:
+        name = "best_of" if request.logprobs is None else "logprobs"
+        raise Unsupported("this model is a diffusion model, which has no log probabilities", param=request.param(name))
     if request.thinking_token_budget is not None and request.grammar is not None:
         sentence = "the grammar of an answer would begin anew behind the budget of its reasoning; send one of them"
         raise Unsupported(sentence, param=request.param("thinking_token_budget"))
@@ -98,13 +108,12 @@ def _check_options(request: Respond, info: EngineInfo) -> None:
         raise BadRequest(f"the model has {vocabulary_size} tokens", param=request.param("logprobs"))
 
 
-def _sampling(request: Respond, model: TextModel, tokens_max: int) -> Sampling:
+def _sampling(request: Respond, own: Defaults, tokens_max: int) -> Sampling:
     if request.tokens_min > tokens_max:
         raise BadRequest(
             f"at least {request.tokens_min} tokens are asked for, and at most {tokens_max}",
             param=request.param("tokens_min"),
         )
-    own = model.defaults
     return Sampling(
         tokens_max=1 if request.warm_up else tokens_max,
         tokens_min=0 if request.warm_up else request.tokens_min,

@@ -58,6 +58,7 @@ class EngineInfo(Message):
     adapters: tuple[Adapter, ...] = ()  # the LoRA adapters that are loaded
     hand_off_terms: tuple[tuple[str, str], ...] = ()  # of a leg of a pair: names and values, beside those in `terms`
     embedding: EmbeddingInfo | None = None  # of an embedder, which computes no answers; None of any other engine
+    diffusion_block: int = 0  # tokens that a diffusion model computes together; 0: its tokens come one by one
 
     @property
     def media_form(self) -> MediaForm | None:

@@ -84,6 +84,22 @@ class Sampling:
         """Whether sampled tokens become less or more likely in the rest of the answer."""
         return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0, 0, 1)
 
+    @property
+    def draws(self) -> str | None:
+        """The name of a field that asks for another token than the likeliest, None without one.
+
+        A diffusion model takes the likeliest tokens, and would ignore the field.
+        """
+        neutral = {
+            "temperature": 0,
+            "tokens_min": 0,
+            "frequency_penalty": 0,
+            "presence_penalty": 0,
+            "repetition_penalty": 1,
+            "logit_bias": {},
+        }
+        return next((name for name, value in neutral.items() if getattr(self, name) != value), None)
+
 
 # Requests to an engine ----------------------------------------------------------------
 

@@ -49,6 +49,9 @@ PROFILES_FOLDER = "SGLANG_TORCH_PROFILER_DIR"
 RECORDS_FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 """The variable that names the folder into which a scheduler writes the record of its experts."""
 
+DIFFUSION_FILE = "diffusion.json"
+"""The file in a host's folder with the settings of a diffusion model's algorithm, which is YAML as well."""
+
 BATCHES_MAX = 4
 """The batches in the process of an encoder, the running one and the waiting ones."""
 
@@ -136,6 +139,8 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
         "enable_metrics": spec.metrics or None,
+        "dllm_algorithm": spec.diffusion,
+        "dllm_algorithm_config": f"{folder}/{DIFFUSION_FILE}" if spec.diffusion_settings else None,
         **spec.experts,
     }
     if spec.leg is not Leg.BOTH:

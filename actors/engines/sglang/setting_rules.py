@@ -30,6 +30,8 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "bootstrap_port": "disaggregation_bootstrap_port",
     "vision": "enable_multimodal",
     "[engine.NAME.events]": "kv_events_config",
+    "diffusion": "dllm_algorithm",
+    "[engine.NAME.diffusion_settings]": "dllm_algorithm_config",
     "metrics": "enable_metrics",
     "[engine.NAME.experts]": (
         "ep_size enable_eplb eplb_rebalance_num_iterations ep_num_redundant_experts ep_dispatch_algorithm"
@@ -46,9 +48,9 @@ _REASONS = {  # why the host cannot do with any other value than its own
     ),
     "an engine here generates text": (
         "is_embedding encoder_only language_only language_model_only enable_adaptive_dispatch_to_encoder encoder_urls"
-        " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port dllm_algorithm dllm_algorithm_config"
-        " dllm_fdfo"
+        " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port"
     ),
+    "a block is sent once it is ready": "dllm_fdfo",
     "the router chooses the rank of a request, and ranks that share their attention have not been tried": (
         "attn_dp_size load_balance_method enable_dp_attention enable_dp_attention_local_control_broadcast use_ray"
     ),

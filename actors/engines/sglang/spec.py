@@ -77,4 +77,6 @@ class SglangSpec:
     data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory
     files_bytes_max: int = 2**30  # of all files that its operations have left
     experts: dict[str, Setting] = Factory(dict)  # SGLang's arguments about a mixture of experts
+    diffusion: str | None = None  # SGLang's algorithm for a diffusion language model; None: it is none
+    diffusion_settings: dict[str, Setting] = Factory(dict)  # of that algorithm
     expert_ranks: int = 0  # ranks with an equal share of the experts, whose tokens are recorded; 0: nothing is recorded

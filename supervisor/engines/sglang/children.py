@@ -289,6 +289,8 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         events_replay_address=None if section.events.replay is None else str(section.events.replay),
         metrics=section.metrics,
         experts=section.experts.arguments(cluster.folder),
+        diffusion=section.diffusion,
+        diffusion_settings=section.diffusion_settings.arguments,
         expert_ranks=section.experts.ranks_recorded if section.experts.record else 0,
         adapters=_adapters(section, cluster.folder),
     )

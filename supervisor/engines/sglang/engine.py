@@ -7,6 +7,7 @@ be asked, `EngineDied` after. It may leave nothing behind: no process, no folder
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import tempfile
@@ -222,6 +223,8 @@ async def _attempt(
     runtime.folder.restore()  # a cleaner of /tmp may have removed it while the node ran for weeks
     place = Path(tempfile.mkdtemp(prefix="e", dir=runtime.folder.path))  # short: SGLang puts Unix sockets into it
     stack.callback(leftover_memory.remove, place)
+    if spec.diffusion_settings:
+        (place / boot_message.DIFFUSION_FILE).write_text(json.dumps(spec.diffusion_settings))
     files = output_log.path.absolute().with_suffix(FILES_SUFFIX)
     output, write = output_log.pipe()
     stack.callback(output.close)

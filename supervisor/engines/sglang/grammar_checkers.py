@@ -77,7 +77,9 @@ def _tree(
     # One process, even if the engine has several ranks or is one leg.
     one_rank = evolve(spec, tensor_parallel=1, nodes=1, dist_init_address=None)
     both_legs = evolve(one_rank, leg=Leg.BOTH, transfer=None, bootstrap_port=None)
-    checker_spec = evolve(both_legs, name=f"{name}.grammars", checks_grammars=True, metrics=False)
+    checker_spec = evolve(
+        both_legs, name=f"{name}.grammars", checks_grammars=True, metrics=False, diffusion=None, diffusion_settings={}
+    )
     checks = partial(
         GrammarChecks,
         partial(_checker, registration),

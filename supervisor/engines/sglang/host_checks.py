@@ -17,6 +17,7 @@ from typing import TypeAlias, cast
 from actors.engines.adapter_files import AdapterBounds, AdapterMistake, check_adapter
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.schema import Cluster, EngineSection
+from supervisor.engines.sglang.diffusion import model_mistake
 from supervisor.engines.sglang.experts import SglangExperts, layout_mistake
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.files import reading
@@ -54,6 +55,12 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
                 f"is {section.context_max}, and the model's own limit is {limit}, by {folder / CONFIG}: lower it or"
                 f' leave it out, or set {ALLOW_LONGER} = "1" in [engine.NAME.environment] if the model can do more',
             )
+    architecture = None
+    with suppress(OSError, RuntimeError):  # other checks report a path that leads nowhere
+        architecture = architecture_of(cluster.model_path(section.model), str(section.settings.get(OVERRIDES, "{}")))
+    if architecture is not None and section.leg != "encode":
+        wrong = model_mistake(section.diffusion, architecture, path)
+        yield from () if wrong is None else (wrong,)
     yield from _expert_mistakes(cluster, section, f"{path}.experts")
     yield from _adapter_mistakes(cluster, section, path)
     if section.device == "cuda":
@@ -77,6 +84,19 @@ def _expert_mistakes(cluster: Cluster, section: SglangSection, path: str) -> Ite
                 f"{path}.redundant",
                 f"makes {number + experts.redundant} experts, which {experts.parallel} cannot share",
             )
+
+
+def architecture_of(folder: Path, overrides: str = "{}") -> str | None:
+    """Return the first architecture of a model, empty without one, None if its configuration cannot be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        texts = (reading.read(folder / CONFIG, CONFIG_BYTES_MAX).decode(), overrides)
+        return _architecture({key: value for each in texts for key, value in _table(json.loads(each)).items()})
+    return None
+
+
+def _architecture(config: Config) -> str:
+    architectures = config.get("architectures")
+    return str(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
 
 def experts_of(folder: Path, overrides: str = "{}") -> int | None:
@@ -117,8 +137,7 @@ def context_limit(folder: Path, overrides: str = "{}") -> int | None:
 
 def _text_config(config: Config) -> Config:
     """Return the part of a configuration about its language model."""
-    architectures = config.get("architectures")
-    first = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    first = _architecture(config)
     if first.startswith("Llava") and first.endswith("ForCausalLM"):
         return config
     inner = next((found for name in TEXT_CONFIGS if (found := _table(config.get(name)))), config)

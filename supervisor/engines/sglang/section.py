@@ -18,8 +18,9 @@ from supervisor.config import other_words
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection, EventsSection
 from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
-from supervisor.engines.sglang import adapters_section
+from supervisor.engines.sglang import adapters_section, diffusion
 from supervisor.engines.sglang.adapters_section import SglangAdapters
+from supervisor.engines.sglang.diffusion import Algorithm, DiffusionSettings
 from supervisor.engines.sglang.experts import SglangExperts
 from supervisor.links.endpoint import Endpoint
 
@@ -57,6 +58,7 @@ NOT_OF_ENCODERS = (
     "vision",
     "metrics",
     "experts",
+    "diffusion",
 )
 
 PORT_MAX = 65535
@@ -98,6 +100,9 @@ class SglangSection(EngineSection):
     events: SglangEvents = SglangEvents()
     experts: SglangExperts = SglangExperts()
     adapters: SglangAdapters | None = None  # its LoRA adapters; without this table it takes none
+    # algorithm by which a diffusion language model fills its blocks; needed for such a model, and for no other
+    diffusion: Algorithm | None = None
+    diffusion_settings: DiffusionSettings = DiffusionSettings()
     metrics: bool = False  # whether `/metrics` also has SGLang's own metrics of this engine
     # SGLang's own `ServerArgs` by name; those that another key or the engine host decides are refused by name
     settings: dict[str, Setting] = Factory(dict)
@@ -144,6 +149,11 @@ class SglangSection(EngineSection):
     def has_prefix_cache(self) -> bool:
         """Whether it has a cache of earlier prompts' beginnings."""
         return self.settings.get("disable_radix_cache") is not True
+
+    @property
+    def admits_by_memory(self) -> bool:
+        """Whether a request waits for KV memory: a scheduler ends where two requests of a diffusion model lack some."""
+        return super().admits_by_memory or self.diffusion is not None
 
     @property
     def shares_memory(self) -> bool:
@@ -211,6 +221,8 @@ class SglangSection(EngineSection):
         yield from self._event_mistakes(path)
         yield from self.experts.mistakes(f"{path}.experts", self.device, self.tensor_parallel, self.settings)
         yield from adapters_section.mistakes(self.adapters, self.settings, self.device, path)
+        own = self.diffusion, self.diffusion_settings
+        yield from diffusion.mistakes(*own, self, self.settings, path, has_adapters=self.adapters is not None)
         for key, endpoint in self.events.endpoints.items():
             if ":" in endpoint.host or not endpoint.host:
                 yield Mistake(f"{path}.events.{key}", f"is {endpoint}, and SGLang publishes at IPv4 addresses only")

@@ -9,6 +9,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from actors.engines.simulated.spec import SimulatedSpec
 from actors.routing.failover import resumes_exactly
 from actors.routing.route import FailoverLimits
 from protocol.errors import (
@@ -105,7 +106,7 @@ async def test_what_is_no_loss_is_passed_as_it_is(
 async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_elsewhere(
     sampling: dict[str, Any], loss: type[RequestError], autojump_clock: MockClock
 ) -> None:
-    assert not resumes_exactly(Sampling(1, **sampling))
+    assert not resumes_exactly(evolve(generate(), sampling=Sampling(1, **sampling)))
     plays = [Play(loss("first"), 0), Play(loss("then"), 2)]
     async with routed(Fake("a", plays[:1]), Fake("b", plays[1:], more=2), Fake("c", more=3)) as rig:
         got: list[Any] = []
@@ -113,6 +114,17 @@ async def test_what_cannot_be_resumed_exactly_ends_in_the_truth_but_may_begin_el
             await ask(rig, generate(**sampling), got)
         assert len(got) == 3
         assert not rig.worker("c").asked
+
+
+@pytest.mark.parametrize("sent", range(1, 6))
+async def test_an_answer_of_a_diffusion_model_is_resumed_at_the_border_of_a_block_alone(
+    sent: int, autojump_clock: MockClock
+) -> None:
+    lost, info = EngineLost("gone"), evolve(SimulatedSpec().info, diffusion_block=3)
+    async with routed(Fake("a", [Play(lost, sent)], info=info), Fake("b", info=info, more=1)) as rig:
+        whole = (len(PROMPT) + sent) % 3 == 0
+        await check_ends(rig, None if whole else lost)
+        assert bool(rig.worker("b").asked) is whole
 
 
 @pytest.mark.parametrize(("most", "whole"), [(0, False), (1, False), (2, True)])

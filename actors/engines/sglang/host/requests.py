@@ -90,7 +90,7 @@ class Requests:
         for index, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
             running = self.by_id.get(request_id)
             finish = output.finished.get(index)
-            if running is None:
+            if running is None or (not count and finish is None):  # the block of a diffusion model is not ready
                 foreign.append(index)
             elif finish is not None and translation.is_failure(finish.reason):
                 foreign.append(index)  # its tokens are garbage where the scheduler found an error
@@ -155,7 +155,10 @@ class Requests:
         for index in reversed(indices):
             begin, end = ends[index] - output.counts[index], ends[index]
             finish = output.finished.get(index)
-            self._give_sglang(output.ids[index], output.tokens[begin:end], None if finish is None else finish.reason)
+            if begin < end or finish is not None:
+                self._give_sglang(
+                    output.ids[index], output.tokens[begin:end], None if finish is None else finish.reason
+                )
             del output.tokens[begin:end], output.counts[index]
 
     def _forget(self, running: Running, reason: EngineFinishReason) -> None:

@@ -8,6 +8,8 @@ from http import HTTPStatus
 from math import prod
 
 import numpy as np
+from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.dllm.config import DllmConfig
 from sglang.srt.entrypoints.engine import Engine
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
@@ -159,7 +161,10 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
     arguments, manager = engine.server_args, engine.tokenizer_manager
     scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
     context_max, kv_tokens_max = manager.context_len, scheduler["max_total_num_tokens"]
+    page_size = resolved_view(arguments).page_size  # a diffusion model's is its block
     mode = arguments.disaggregation_mode
+    diffusion = DllmConfig.from_server_args(arguments)
+    block = 0 if diffusion is None else diffusion.block_size
     reserve = arguments.num_reserved_decode_tokens if mode == "decode" else 0
     return EngineInfo(
         kind="sglang",
@@ -174,12 +179,14 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         # so far, by the same rule (`_prealloc_required_tokens`).
         request_tokens_max=min(
             context_max - RESERVED_TOKENS,
-            kv_tokens_max - max(2 * arguments.page_size, RESERVED_TOKENS) - reserve,
-        ),
+            kv_tokens_max - max(2 * page_size, RESERVED_TOKENS) - reserve,
+        )
+        - block,
         running_max=arguments.max_running_requests,
-        page_size=arguments.page_size,
+        page_size=page_size,
         honours_seed=honours_seed(engine),
-        grammars=() if arguments.grammar_backend == "none" else tuple(GrammarKind),
+        # A request with a grammar for a diffusion model never ends.
+        grammars=() if block or arguments.grammar_backend == "none" else tuple(GrammarKind),
         hand_off=HandOff.NONE if mode == "null" else HandOff.CONCURRENT,
         hand_off_address=hand_off.address(arguments.host, arguments.disaggregation_bootstrap_port)
         if mode == "prefill"
@@ -191,6 +198,7 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         data_parallel=arguments.dp_size,
         computes_ahead=not arguments.disable_overlap_schedule,
         hand_off_terms=() if mode == "null" else _hand_off_terms(engine),
+        diffusion_block=block,
     )
 
 
