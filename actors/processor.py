@@ -29,7 +29,7 @@ from actors.text.call_grammars import CHARACTER_WORK, CallGrammars, refused_as_t
 from actors.text.candidates import Emit
 from actors.text.choices import Choices
 from actors.text.conformance import Conformance
-from actors.text.encoding import tokenize_conversation, tokenize_text
+from actors.text.encoding import tokenize_conversation
 from actors.text.engine_grammar import engine_grammar
 from actors.text.first_parts import TooManyTokens
 from actors.text.formats.tool_table import ToolTable
@@ -43,7 +43,8 @@ from actors.text.prompt_reuse import PromptReuse, SelfCheck
 from actors.text.prompts import encode_prompts
 from actors.text.stop_strings import StopStrings
 from actors.text.thought_grammar import grammar_behind_thought, has_marks, whole_format
-from protocol.errors import BadRequest, ContextTooLong, NotReady, Unsupported
+from actors.text.tokenizing import TOKENIZE_TOKENS_MAX, check_count, detokenize, tokenize_only, too_long
+from protocol.errors import BadRequest, NotReady, Unsupported
 from protocol.messages.generation import Finished, Generate, Grammar, GrammarKind, Started, Tokens
 from protocol.messages.text import (
     Accepted,
@@ -64,7 +65,6 @@ TextRequest: TypeAlias = Respond | Tokenize | Detokenize
 TextReply: TypeAlias = Accepted | Started | AnswerPiece | ChoiceEnded
 TextResult: TypeAlias = Answered | Tokenized | Detokenized
 
-TOKENIZE_TOKENS_MAX = 262_144
 # The work for one character of a stop string, in characters to tokenise.
 STOP_CHARACTER_WORK = 4
 # The characters of JSON that are read with the work of a character to tokenise.
@@ -123,7 +123,7 @@ async def processor(
         current = _present(limits(), request)
         run = Offload(run_in_thread, request.owner).run
         if isinstance(request, Detokenize):
-            return await _detokenize(request, model, tokenize_tokens_max, run)
+            return await detokenize(request, model, tokenize_tokens_max, run)
         served = model.serving(request.turns, request.rendering)
         reuse = PromptReuse.of(request, check, current.page_sizes)
         if isinstance(request, Respond):
@@ -321,25 +321,14 @@ async def _tokenize(
     run: RunWork,
     reuse: PromptReuse | None,
 ) -> Tokenized:
-    field = "messages" if request.turns else "prompt"
+    if not request.turns:
+        ids = await tokenize_only(request.text, model, tokens_max, run, special=request.special, param="prompt")
+        return Tokenized(ids, limits.total_max)
     try:
-        if request.turns:
-            ids = (await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering, reuse)).tokens
-        else:
-            ids = await tokenize_text(request.text, model, tokens_max, run, special=request.special)
-        if len(ids) > tokens_max:
-            raise TooManyTokens(str(len(ids)))  # noqa: TRY301  # reported as for a part of the text
+        encoded = await tokenize_conversation(request.turns, model, tokens_max, run, request.rendering, reuse)
     except TooManyTokens as error:
-        sentence = f"the text is {error} tokens long, and one that is only tokenised can have {tokens_max}"
-        raise ContextTooLong(sentence, param=field) from None
+        raise too_long(str(error), tokens_max, "messages") from None
     except BadRequest as error:
-        error.param = error.param or field
+        error.param = error.param or "messages"
         raise
-    return Tokenized(ids, limits.total_max)
-
-
-async def _detokenize(request: Detokenize, model: TextModel, tokens_max: int, run: RunWork) -> Detokenized:
-    if len(request.ids) > tokens_max:
-        sentence = f"there are {len(request.ids)} tokens, and a list that is only read can have {tokens_max}"
-        raise ContextTooLong(sentence, param="tokens")
-    return Detokenized(await run(len(request.ids), partial(model.decode, request.ids, "tokens")))
+    return Tokenized(check_count(encoded.tokens, tokens_max, "messages"), limits.total_max)

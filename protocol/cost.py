@@ -46,6 +46,16 @@ ESCAPES = 2
 grow by more."""
 
 
+VECTOR_BYTES = 64
+"""Memory of one vector in an answer, beside its elements."""
+
+FLOAT_BYTES = 4
+"""Memory of one element of a vector as it comes from an engine."""
+
+NUMBER_BYTES = 25
+"""The most memory of one element as JSON, with a comma."""
+
+
 @frozen
 class Cost:
     """The most that one request can use until its answer is whole."""
@@ -109,6 +119,13 @@ def multiplying_field(request: Respond) -> str:
     if request.best_of is not None and request.best_of > request.n:
         return "best_of"
     return "n" if request.n > 1 else request.params.get("turns", "prompt")
+
+
+def vectors_bytes(count: int, width: int, *, base64: bool) -> int:
+    """Return the most memory that an answer with so many vectors takes, as base64 or as JSON."""
+    elements = count * width
+    written = 4 * count * ((FLOAT_BYTES * width + 2) // 3) if base64 else NUMBER_BYTES * elements
+    return VECTOR_BYTES * count + FLOAT_BYTES * elements + written
 
 
 def generation_tokens(generate: Generate) -> int:

@@ -12,6 +12,9 @@ from typing import TypeAlias
 Digest: TypeAlias = tuple[tuple[str, str], ...]
 """Names of files with digests of their content; empty if the folder has not been read."""
 
+PROMPTS = "config_sentence_transformers.json"
+"""The file with the prompts that a model of vectors puts before texts."""
+
 FILES = (
     "tokenizer.json",
     "config.json",
@@ -22,6 +25,7 @@ FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
+    PROMPTS,
 )
 """The files of a model besides its weights; each may be missing."""
 
@@ -30,7 +34,7 @@ TEMPLATES = "additional_chat_templates"
 
 WEIGHTS = "weights"
 # Compared only where both ends have it: older versions read some of these not.
-NOT_EVERYWHERE = (WEIGHTS, "chat_template.json", TEMPLATES)
+NOT_EVERYWHERE = (WEIGHTS, "chat_template.json", TEMPLATES, PROMPTS)
 DIGEST_BYTES = 8
 ENTRIES_MAX = 16
 WORD_MAX = 64  # characters a name or a digest

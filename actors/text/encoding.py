@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from actors.kit.offload import RunWork
 from actors.text.first_parts import SEAM_TOKENS, TooManyTokens, first_parts
@@ -31,8 +32,19 @@ class UnknownToken(Exception):
     """One of several token ids is none of the model's; the message is the range of the model's ids."""
 
 
+class EncodesText(Protocol):
+    """A model that texts are encoded for."""
+
+    @property
+    def characters_per_token_max(self) -> int | None:
+        """The most characters of one token; None: no bound."""
+
+    def encode_text(self, text: str, *, special: bool = True) -> TokenIds:
+        """Return the token ids of a text; `special` adds the tokenizer's own tokens around it."""
+
+
 async def tokenize_text(
-    text: str, model: TextModel, tokens_max: int, run: RunWork, *, special: bool = True
+    text: str, model: EncodesText, tokens_max: int, run: RunWork, *, special: bool = True
 ) -> TokenIds:
     """Return the token ids of a text; raises `TooManyTokens` for one that certainly has more than `tokens_max`.
 
@@ -82,7 +94,7 @@ async def tokenize_conversation(
     return encoded
 
 
-def _check_characters(text: str, model: TextModel, tokens_max: int) -> None:
+def _check_characters(text: str, model: EncodesText, tokens_max: int) -> None:
     """Raise `TooManyTokens` for a text with more characters than `tokens_max` tokens can stand for."""
     longest = model.characters_per_token_max
     if longest is not None and len(text) > tokens_max * longest:
@@ -108,5 +120,5 @@ def _checked(ids: Sequence[int], last: int) -> TokenIds:
     return TokenIds.of(ids)
 
 
-def _count(model: TextModel, text: str, characters: int, *, special: bool) -> int:
+def _count(model: EncodesText, text: str, characters: int, *, special: bool) -> int:
     return len(model.encode_text(text[:characters], special=special))

@@ -127,11 +127,16 @@ class TextModel:
 
     def decode(self, ids: Sequence[int], param: str | None = None) -> str:
         """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""
-        if any(self.tokenizer.id_to_token(token) is None for token in set(ids)):
-            raise BadRequest("these are not all token ids of this model", param=param)
-        # A batch of one releases the GIL.
-        [text] = self.tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
-        return text
+        return decode(self.tokenizer, ids, param)
+
+
+def decode(tokenizer: Tokenizer, ids: Sequence[int], param: str | None = None) -> str:
+    """Return the text of token ids, with special tokens; raises `BadRequest`, about `param`, for unknown ids."""
+    if any(tokenizer.id_to_token(token) is None for token in set(ids)):
+        raise BadRequest("these are not all token ids of this model", param=param)
+    # A batch of one releases the GIL.
+    [text] = tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
+    return text
 
 
 def load(
@@ -256,7 +261,7 @@ def _marker_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[int, str]
 def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
     """Return the contents of the files, by name; raises `StartFailed` with the names of all that cannot be read."""
     parsers: dict[str, Callable[[str], object]] = {
-        "tokenizer.json": _tokenizer,
+        "tokenizer.json": read_tokenizer,
         "config.json": _object,
         "generation_config.json": _object,
         "tokenizer_config.json": _object,
@@ -275,7 +280,8 @@ def _read_each(files: Mapping[str, bytes]) -> dict[str, object]:
     return read
 
 
-def _tokenizer(text: str) -> Tokenizer:
+def read_tokenizer(text: str) -> Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`."""
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()  # settings for training batches must not shorten prompts silently
     tokenizer.no_padding()

@@ -8,6 +8,20 @@ import msgspec
 from attrs import frozen
 
 from protocol.errors import RequestError, Unauthorized
+from protocol.messages.embedding import Pooling
+
+
+@frozen
+class EmbeddingProperties:
+    """The properties of the vectors of a model, and the prompts that its authors put before texts."""
+
+    dimensions: int
+    pooling: Pooling
+    normalised: bool
+    is_matryoshka: bool  # whether vectors can have fewer dimensions
+    matryoshka_dimensions: tuple[int, ...]  # the numbers of dimensions that they can have; empty: any
+    prompts: tuple[str, ...]
+    default_prompt: str | None
 
 
 @frozen
@@ -21,6 +35,8 @@ class Model:
     honours_seed: bool
     owned_by: str = "espalier"
     parent: str | None = None  # of an adapter: the model that it changes
+    task: str = "generate"  # what it computes: answers, vectors (`embed`) or scores (`score`)
+    embedding: EmbeddingProperties | None = None  # of a model of vectors, once an engine has been ready
 
 
 def error_object(error: RequestError) -> dict[str, str | None]:

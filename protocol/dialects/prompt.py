@@ -67,7 +67,7 @@ class Prompts:
                 return cls(texts=tuple(value))
             case list():
                 _check_prompts(value, list, "a list of token ids like the first one")
-                return cls(token_lists=_token_lists(value))
+                return cls(token_lists=token_lists(value))
             case _:
                 return cls(token_lists=(TokenIdList.from_value(value).ids,))
 
@@ -80,13 +80,14 @@ def _check_prompts(value: list[object], kind: type, expected: str) -> None:
             raise wrong(f"expected {expected}, got {describe(prompt)}", f"[{index}]")
 
 
-def _token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
+def token_lists(value: list[list[object]]) -> tuple[tuple[int, ...], ...]:
+    """Return each of several lists of token ids; raises `Mistakes` for an empty one, and for anything else in them."""
     if (total := sum(map(len, value))) > IDS_MAX:
         raise wrong(f"must hold at most {IDS_MAX} token ids, holds {total}")
-    token_lists: list[tuple[int, ...]] = []
+    lists: list[tuple[int, ...]] = []
     for index, ids in enumerate(value):
         try:
-            token_lists.append(TokenIdList.from_value(ids).ids)
+            lists.append(TokenIdList.from_value(ids).ids)
         except Mistakes as error:
             raise wrong(error.mistakes[0].message, f"[{index}]{error.mistakes[0].path}") from None
-    return tuple(token_lists)
+    return tuple(lists)

@@ -2,7 +2,8 @@
 
 An embedder computes prompts and no answers, so one request to it is a *part* of a client's: a few texts that are
 computed, left and lost together. What a client sees of vectors (their dimensions, their order, their encoding) is
-decided in front of embedders; an embedder knows token ids alone.
+decided in front of embedders; an embedder knows token ids alone. A client's whole request is `EmbedTexts` or
+`ScoreTexts`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from protocol.errors import PeerViolation
 from protocol.messages.kind import Kind, Message
@@ -91,6 +92,13 @@ class Vectors(Message):
         """The vectors as one tensor."""
         return (self.data,)
 
+    @property
+    def rows(self) -> tuple[memoryview[float], ...]:
+        """Each of the vectors."""
+        count, width = self.data.shape
+        floats = self.data.data.cast("f")
+        return tuple([floats[index * width : (index + 1) * width] for index in range(count)])
+
     def with_tensors(self, tensors: Sequence[Tensor]) -> Vectors:
         """Return the message with other vectors."""
         (data,) = tensors
@@ -103,6 +111,90 @@ class Vectors(Message):
             raise PeerViolation(f"vectors are a {self.data.dtype} tensor of shape {shape}")
 
 
+@frozen
+class Cut:
+    """The cutting of texts that are too long: their ends are left out.
+
+    A text, with the tokens around it, has at most `tokens_max` tokens, and the second text of a pair by itself at most
+    `second_max`; None: as many as the model takes.
+    """
+
+    tokens_max: int | None = None
+    second_max: int | None = None
+
+
+@frozen
+class EmbedTexts(Message):
+    """Compute a vector of each of `texts`, or of each of `token_lists`; the result is `TextVectors`.
+
+    `prompt` names what stands before each text: a prompt of the model's own, or `query` or `document`, which are empty
+    for a model without such prompts. Without a `cut` a text that is too long is refused. `params` maps fields to their
+    names in the client's dialect, for the `param` of errors.
+    """
+
+    id: str
+    texts: tuple[str, ...] = ()
+    token_lists: tuple[tuple[int, ...], ...] = ()
+    prompt: str | None = None
+    dimensions: int | None = None
+    cut: Cut | None = None
+    priority: int | None = None  # None: the default of the client's key
+    params: dict[str, str] = Factory(dict)
+    trace: Trace | None = None
+    owner: str = ""  # the name of the client's key
+
+    @property
+    def count(self) -> int:
+        """The number of texts."""
+        return len(self.texts) or len(self.token_lists)
+
+
+@frozen
+class ScoreTexts(Message):
+    """Compute a score of each of `documents` with its query; the result is `TextScores`.
+
+    There is one query for all documents, or one for each. With `as_search` a model of vectors puts its prompts for
+    queries and for documents before them. The other fields are those of `EmbedTexts`.
+    """
+
+    id: str
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    as_search: bool = False
+    cut: Cut | None = None
+    priority: int | None = None
+    params: dict[str, str] = Factory(dict)
+    trace: Trace | None = None
+    owner: str = ""
+
+    @property
+    def count(self) -> int:
+        """The number of scores."""
+        return len(self.documents)
+
+
+@frozen
+class TextVectors(Message):
+    """The vectors of all texts in their order, in parts, and the tokens of all texts together."""
+
+    parts: tuple[Vectors, ...]
+    tokens: int
+
+    @property
+    def rows(self) -> tuple[memoryview[float], ...]:
+        """The vector of each text."""
+        return tuple(row for part in self.parts for row in part.rows)
+
+
+@frozen
+class TextScores(Message):
+    """The score of each document in their order, and the tokens of all texts together."""
+
+    scores: tuple[float, ...]
+    tokens: int
+
+
+# The requests about texts have no rows: they are asked only within their own node.
 KINDS = (
     Kind(107, Embed, result=Vectors),
     Kind(108, Vectors),

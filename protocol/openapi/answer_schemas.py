@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from protocol.errors import ERRORS_BY_CODE
+from protocol.messages.embedding import Pooling
 from protocol.messages.generation import FinishReason
 from protocol.openapi.request_schemas import NULL, Schema
 
@@ -56,6 +57,19 @@ _CALL_ITEM = _object(type={"const": "function_call"}, call_id=_TEXT, name=_TEXT,
 _CALL_ITEM["properties"] = {**_properties(_CALL_ITEM), "namespace": _TEXT}
 _OUTPUT_ITEM: Schema = {"anyOf": [_TEXT_ITEM, _REASONING_ITEM, _CALL_ITEM]}
 
+_NUMBER: Schema = {"type": "number"}
+_NUMBERS = _list(_NUMBER)
+_PROMPT_USAGE = _object(prompt_tokens=_COUNT, total_tokens=_COUNT)
+_EMBEDDING = _object(
+    dimensions=_COUNT,
+    pooling={"enum": [*map(str, Pooling)]},
+    normalised={"type": "boolean"},
+    is_matryoshka={"type": "boolean"},
+    matryoshka_dimensions=_IDS,
+    prompts=_list(_TEXT),
+    default_prompt=_nullable(_TEXT),
+)
+
 SCHEMAS: dict[str, Schema] = {
     "Error": _object(
         error=_object(
@@ -82,6 +96,27 @@ SCHEMAS: dict[str, Schema] = {
         output=_list(_OUTPUT_ITEM),
         usage=_object(input_tokens=_COUNT, output_tokens=_COUNT, total_tokens=_COUNT),
     ),
+    "Embeddings": _object(
+        object={"const": "list"},
+        data=_list(_object(object={"const": "embedding"}, index=_COUNT, embedding={"anyOf": [_NUMBERS, _TEXT]})),
+        model=_TEXT,
+        usage=_PROMPT_USAGE,
+    ),
+    "Reranked": _object(
+        id=_TEXT,
+        model=_TEXT,
+        results=_list(_object(index=_COUNT, relevance_score=_NUMBER)),
+        usage=_PROMPT_USAGE,
+        meta={"type": "object"},
+    ),
+    "Scores": _object(
+        id=_TEXT,
+        object={"const": "list"},
+        created=_COUNT,
+        model=_TEXT,
+        data=_list(_object(index=_COUNT, object={"const": "score"}, score=_NUMBER)),
+        usage=_PROMPT_USAGE,
+    ),
     "Tokenized": _object(tokens=_IDS, count=_COUNT, max_model_len=_COUNT),
     "Detokenized": _object(text=_TEXT, prompt=_TEXT),
     "Model": _object(
@@ -93,6 +128,8 @@ SCHEMAS: dict[str, Schema] = {
         root=_TEXT,
         max_model_len=_COUNT,
         honours_seed={"type": "boolean"},
+        task={"enum": ["generate", "embed", "score"]},
+        embedding=_nullable(_EMBEDDING),
     ),
     "Models": _object(object={"const": "list"}, data=_list({"$ref": "#/components/schemas/Model"})),
     "ModelInfo": _object(
@@ -100,6 +137,7 @@ SCHEMAS: dict[str, Schema] = {
         tokenizer_path=_TEXT,
         served_model_name=_TEXT,
         is_generation={"type": "boolean"},
+        task=_TEXT,
         max_model_len=_COUNT,
     ),
     "ServerInfo": {"type": "object"},

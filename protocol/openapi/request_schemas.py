@@ -13,6 +13,7 @@ from typing import Annotated, Literal, TypeAlias, Union, get_args, get_origin
 import attrs
 from attrs import Factory, define
 
+from protocol.dialects.embeddings import INPUTS_MAX, Inputs, Texts
 from protocol.dialects.formats import JSON_BYTES_MAX, JSON_LEVELS_MAX, JsonObject, JsonObjectOrText
 from protocol.dialects.media_urls import URL_CHARACTERS_MAX, EmbeddingsFile, LocatesMedia
 from protocol.dialects.options import CHOICES_MAX, INT32_MAX, SpellsTokenId, TopK
@@ -58,6 +59,11 @@ _CHOSEN_FUNCTION: Schema = {
     "else": _NAMED,
 }
 _SEVERAL: Schema = {"minItems": 1, "maxItems": CHOICES_MAX}
+_SEVERAL_INPUTS: Schema = {"minItems": 1, "maxItems": INPUTS_MAX}
+_TEXT_OPTIONS: list[Schema] = [
+    {"type": "string", "minLength": 1},
+    {"type": "array", "items": {"type": "string", "minLength": 1}, **_SEVERAL_INPUTS},
+]
 _OWN: dict[object, Schema] = {
     JsonObject: _OBJECT,
     JsonObjectOrText: {"anyOf": [_OBJECT, _TEXT]},
@@ -67,6 +73,14 @@ _OWN: dict[object, Schema] = {
     OtherTool: _NEVER,
     TokenIdList: {**_IDS, "maxItems": IDS_MAX},
     EmbeddingsFile: {"type": "string", "contentEncoding": "base64", "minLength": 1},
+    Texts: {"anyOf": _TEXT_OPTIONS},
+    Inputs: {
+        "anyOf": [
+            *_TEXT_OPTIONS,
+            {**_IDS, "maxItems": IDS_MAX},
+            {"type": "array", "items": {**_IDS, "maxItems": IDS_MAX}, **_SEVERAL_INPUTS},
+        ]
+    },
     Prompts: {
         "anyOf": [
             {"type": "string"},

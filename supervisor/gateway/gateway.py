@@ -11,7 +11,7 @@ all protocols have the same limits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import TypeVar
@@ -23,8 +23,9 @@ from actors.kit.shares import BudgetLimits
 from protocol.access import Access
 from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.targets import NO_TARGETS, Targets
-from protocol.errors import BadRequest, Draining, RequestError, StartFailed
+from protocol.errors import BadRequest, Draining, NotReady, RequestError, StartFailed, Unsupported
 from protocol.messages.cluster import GateState
+from protocol.messages.embedding import EmbeddingInfo, EmbedTexts, ScoreTexts, TextScores, TextVectors
 from protocol.messages.text import Answered, Respond, Text
 from protocol.tenants import tenant_salt, tenant_session
 from supervisor.files.reading import FileReader
@@ -51,6 +52,8 @@ T = TypeVar("T")
 # In which a client that does not know of the end yet may send one more request to a gateway that leaves its port.
 LAST_REQUEST_S = 1.0
 
+ANSWER_ROUTES = "POST /v1/chat/completions, /v1/completions or /v1/responses"
+
 
 @frozen
 class GatewayStatistics:
@@ -64,6 +67,16 @@ class GatewayStatistics:
     answers_bytes: int
     histories_bytes: int
     backlogs_bytes: int
+
+
+@frozen
+class VectorsSize:
+    """The most memory of an answer with vectors or scores, and the words for a request that asks for too much."""
+
+    bytes: int
+    what: str  # the answer has
+    instead: str  # may be asked for
+    param: str
 
 
 @define(eq=False)
@@ -237,6 +250,8 @@ class Gateway:
         `on_token` may be called in place of `on_reply`, as in `RequestRunner.answer`. Raises the `RequestError` that
         ended it; a bug in `on_reply` or `finish` ends it with `InternalError`.
         """
+        if served.embeddings is not None:
+            raise served.embeddings.refuse_answer(record.model)
         key = record.key or self.keys.anonymous
         priority = key.clamp_priority(request.priority)
         weight, param = generations_of(request), multiplying_field(request)
@@ -260,6 +275,42 @@ class Gateway:
                 answered = await self.runner.answer(request, served, record, on_reply, on_token)
             # Still recorded: a response that cannot be built must not count as complete.
             return finish(answered)
+
+    async def compute(
+        self,
+        request: EmbedTexts | ScoreTexts,
+        record: RequestRecord,
+        size: Callable[[EmbeddingInfo], VectorsSize],
+        finish: Callable[[TextVectors | TextScores], Awaitable[T]],
+    ) -> T:
+        """Admit one request for vectors or scores, and return what `finish` makes of them, within its deadline.
+
+        It takes one place, however many texts it has: its parts take turns with those of others at each embedder.
+        Raises the `RequestError` that ended it.
+        """
+        served = self.runner.find(record.model).embeddings
+        if served is None:
+            raise Unsupported(f"model {record.model} computes answers: ask {ANSWER_ROUTES}", param="model")
+        key = record.key or self.keys.anonymous
+        priority, record.items = key.clamp_priority(request.priority), request.count
+        owned = evolve(request, priority=priority, trace=record.trace, owner=key.name)
+        with self._shown_to(key), self.runner.recording(record), key.generating():
+            if (info := served.info()) is None:
+                raise NotReady("no engine has been ready for this model yet")
+            needed = size(info)
+            if needed.bytes > (bytes_max := self.answer_bytes_max(key)):
+                raise BadRequest(
+                    f"{needed.what} may take {needed.bytes} bytes of memory, and one request can have {bytes_max} of"
+                    f" the {self.limits.answers_bytes_max} for all (answers_bytes_max): {needed.instead}",
+                    param=needed.param,
+                )
+            async with self.gate.admitted(priority, owner=key.name, limits=self.places_of(key)):
+                record.admitted_at = trio.current_time()
+                # The memory stays reserved until the client has the response.
+                if record.memory is not None:
+                    record.memory.grow(needed.bytes)
+                computed = await self.runner.compute(owned, served, record)
+            return await finish(computed)
 
     @contextmanager
     def _shown_to(self, key: ClientKey) -> Iterator[None]:

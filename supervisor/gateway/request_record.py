@@ -42,6 +42,7 @@ class RequestRecord:
     cached_tokens: int = 0
     route_cached_tokens: int = 0  # of the prompt whose route is known; a request may have several
     completion_tokens: int = 0
+    items: int = 0  # texts whose vectors or scores are computed; 0: it is answered in text
     first_at: float | None = None
     last_at: float | None = None
     route: RouteTaken | None = None  # of the first choice
@@ -91,6 +92,7 @@ class RequestRecord:
             "reused_tokens": self.reused_tokens,
             "cached_tokens": self.cached_tokens,
             **_route_fields(self.route),
+            **({"items": self.items} if self.items else {}),
             "completion_tokens": self.completion_tokens,
         }
 

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import trio
 from attrs import Factory, define, evolve, field, frozen
 
+from actors.embedding import EmbeddingResult
 from actors.engines.adapter_table import not_loaded
 from actors.kit.calls import Askable
 from actors.kit.fast_path import FastPath
@@ -31,9 +32,11 @@ from protocol.errors import (
     Overloaded,
     RequestError,
     SlowClient,
+    Unsupported,
 )
 from protocol.messages.adapters import ADAPTER_MARK, Adapter
-from protocol.messages.generation import Started
+from protocol.messages.embedding import EmbeddingInfo, EmbedTexts, ScoreTexts, TextScores, TextVectors
+from protocol.messages.generation import FinishReason, Started
 from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, ChoiceEnded, Reasoning, Respond, Text
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
@@ -51,8 +54,21 @@ CUT = "cut"  # the outcome of a response that was complete here, and of which th
 
 
 @frozen
+class ServedEmbeddings:
+    """A model of vectors or of scores, as it is asked for these."""
+
+    ask: Askable[EmbedTexts | ScoreTexts, EmbeddingResult, EmbeddingResult]
+    info: Callable[[], EmbeddingInfo | None]  # None until the first engine is ready
+    routes: str  # by which clients ask it, for a sentence
+
+    def refuse_answer(self, model: str) -> Unsupported:
+        """Return the error of a request for an answer in text."""
+        return Unsupported(f"model {model} computes no answers: ask {self.routes}", param="model")
+
+
+@frozen
 class ServedModel:
-    """One model that can be asked for by name."""
+    """One model that can be asked for by name; one that computes `embeddings` computes no answers."""
 
     model: Callable[[], Model]  # as the API shows it at this moment
     ask: Askable[TextRequest, TextReply, TextResult]
@@ -61,6 +77,7 @@ class ServedModel:
     adapters: Callable[[], Mapping[str, Adapter]] = dict  # its loaded adapters at this moment, by name
     adapter: Adapter | None = None  # with which it is asked
     base: str = ""  # the name of the model without the adapter
+    embeddings: ServedEmbeddings | None = None
 
     def models(self) -> Iterator[Model]:
         """Yield the model, then each of its adapters."""
@@ -208,6 +225,18 @@ class RequestRunner:
         record.cached_tokens = answered.usage.cached_tokens
         return answered
 
+    async def compute(
+        self, request: EmbedTexts | ScoreTexts, served: ServedEmbeddings, record: RequestRecord
+    ) -> TextVectors | TextScores:
+        """Return the vectors, or the scores, that one request asks for; raises the `RequestError` that ended it."""
+        record.scope.deadline = record.received_at + self.total_s
+        async with served.ask.ask(request, 0) as answer:
+            computed = await answer.result()
+        # Nothing else answers such a request.
+        assert isinstance(computed, TextVectors | TextScores)
+        record.prompt_tokens, record.reason = computed.tokens, FinishReason.STOP
+        return computed
+
     def abort(self, record: RequestRecord | Conversion, why: RequestError) -> None:
         """End one request early; its `recording` or `converting` raises `why`."""
         if record.aborted_by is None:
@@ -227,7 +256,7 @@ class RequestRunner:
             return
         if record.aborted_by is not None:
             raise record.aborted_by
-        if record.first_at is None and self.first_token_s < self.total_s:
+        if record.first_at is None and record.scope.deadline < record.received_at + self.total_s:
             raise DeadlineExceeded(f"there was no token within {self.first_token_s} s")
         raise DeadlineExceeded(f"the answer took longer than {self.total_s} s")
 

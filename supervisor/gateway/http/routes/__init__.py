@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from protocol.access import Access
-from protocol.dialects import chat, targets
+from protocol.dialects import chat, reranking, targets
 from protocol.dialects import completions as completions_dialect
+from protocol.dialects import embeddings as embeddings_dialect
 from protocol.dialects import responses as responses_dialect
 from protocol.dialects import tokens as tokens_dialect
 from protocol.openapi.document import EVENT_STREAM, PLAIN_TEXT, Operation, json_body
 from supervisor.gateway.http.routes import (
     admin,
     completions,
+    embeddings,
     engine_files,
     health,
     models,
@@ -109,6 +111,46 @@ ROUTES = RouteTable(
                 parameters=targets.PARAMETERS,
             ),
             responses.answer,
+        ),
+        HttpRoute(
+            Operation(
+                "POST",
+                "/v1/embeddings",
+                "A vector of each text.",
+                json_body("Embeddings"),
+                embeddings_dialect.EmbeddingsRequest,
+                {"model": "tiny", "input": ["The oak", "The elm"]},
+                errors=(404,),
+            ),
+            embeddings.embed,
+        ),
+        HttpRoute(
+            Operation(
+                "POST",
+                "/v1/rerank",
+                "The documents of a list in the order of their relevance to a query.",
+                json_body("Reranked"),
+                reranking.RerankRequest,
+                {"model": "tiny", "query": "Which tree is old?", "documents": ["The oak", "The elm"]},
+                errors=(404,),
+            ),
+            embeddings.rerank,
+            # Names in other servers.
+            aliases=("/rerank", "/v2/rerank"),
+        ),
+        HttpRoute(
+            Operation(
+                "POST",
+                "/v1/score",
+                "The score of each pair of texts.",
+                json_body("Scores"),
+                reranking.ScoreRequest,
+                {"model": "tiny", "text_1": "Which tree is old?", "text_2": ["The oak", "The elm"]},
+                errors=(404,),
+            ),
+            embeddings.score,
+            # A name in vLLM.
+            aliases=("/score",),
         ),
         HttpRoute(
             Operation(

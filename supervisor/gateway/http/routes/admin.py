@@ -31,7 +31,8 @@ async def model_info(exchange: Exchange, _: Body) -> None:
     info = {
         "model_path": model.root,
         "tokenizer_path": model.root,
-        "is_generation": True,
+        "is_generation": model.task == "generate",
+        "task": model.task,
         "served_model_name": model.id,
         "max_model_len": model.max_model_len,
         "honours_seed": model.honours_seed,
