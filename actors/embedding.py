@@ -18,7 +18,7 @@ from typing import TypeAlias
 import trio
 from attrs import frozen
 
-from actors.engines.embedding.embed_check import dimensions_mistake
+from actors.engines.embedding.embed_check import ITEMS_MAX, dimensions_mistake
 from actors.kit.calls import BugCounter, Call, Inbox
 from actors.kit.direct import Answerer, DirectCalls
 from actors.kit.offload import Offload, RunInThread, RunWork
@@ -152,7 +152,7 @@ class _Texts:
     async def _computed(
         self, request: EmbedTexts | ScoreTexts, items: Sequence[TextItem], dimensions: int | None = None
     ) -> TextVectors:
-        parts, priority = parts_of(items), request.priority or 0
+        parts, priority = parts_of(items, ITEMS_MAX), request.priority or 0
         work = EmbedWork(request.id, parts, dimensions, priority, request.owner, request.trace)
         return TextVectors(await self.compute(work), sum(len(item.tokens) for item in items))
 

@@ -1,8 +1,7 @@
 """Texts and pairs of texts to the items that embedders get, within the limits of their model, and cut into parts.
 
-A text that is too long is refused, with its number of tokens and its place in the request, or cut if its client asks
-for that. Short texts are tokenised many at a time, so that a list of two thousand words is a few pieces of work and not
-two thousand.
+A text beyond the limit is refused, with its number of tokens and its place in the request, or cut if its client asks
+for a cut. Short texts are tokenised many at a time: a list of two thousand words is a few pieces of work.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import TypeVar
 
 from attrs import frozen
 
-from actors.engines.embedding.embed_check import ITEMS_MAX
 from actors.kit.offload import RunWork
 from actors.text.embedding_model import EmbeddingModel
 from actors.text.encoding import UnknownToken, check_ids
@@ -35,7 +33,7 @@ PAIR_TOKENS_MAX = 2**20
 
 @frozen
 class ItemLimits:
-    """The limits of the items of one request; without a `cut` a text that is too long is refused."""
+    """The limits of the items of one request; without a `cut` a text beyond them is refused."""
 
     tokens_max: int  # of one item
     vocabulary_size: int
@@ -54,10 +52,10 @@ def param_of(name: str, index: int, count: int) -> str:
     return f"{name}[{index}]" if count > 1 else name
 
 
-def parts_of(items: Sequence[TextItem]) -> tuple[tuple[TextItem, ...], ...]:
-    """Return the items in their order, cut into parts of at most `ITEMS_MAX` items and about `PART_TOKENS` tokens."""
+def parts_of(items: Sequence[TextItem], items_max: int) -> tuple[tuple[TextItem, ...], ...]:
+    """Return the items in their order, cut into parts of at most `items_max` items and about `PART_TOKENS` tokens."""
     sizes = [len(item.tokens) for item in items]
-    return tuple(map(tuple, _groups(items, sizes, PART_TOKENS, ITEMS_MAX)))
+    return tuple(map(tuple, _groups(items, sizes, PART_TOKENS, items_max)))
 
 
 async def text_items(
@@ -133,10 +131,10 @@ async def _check_queries(
 
 
 async def _beginning(text: str, model: EmbeddingModel, limits: ItemLimits, run: RunWork, param: str) -> str:
-    """Return a text, or of one that is cut a beginning that is long enough; raises `ContextTooLong`.
+    """Return a text, or if it will be cut a beginning with enough tokens; raises `ContextTooLong`.
 
-    A text that is certainly too long is found by a first part of it, so that its refusal costs about as much as a text
-    that fits.
+    A first part shows whether a text is certainly too long, so its refusal costs about as much as a text within the
+    limit.
     """
     longest, most = model.characters_per_token_max, limits.tokens_max
     if limits.cut is None and longest is not None and len(text) > most * longest:

@@ -23,7 +23,7 @@ from protocol.token_ids import TokenIds
 
 QUERY, DOCUMENT = "query", "document"
 ROLES: Mapping[str, tuple[str, ...]] = {QUERY: ("query",), DOCUMENT: ("document", "passage", "corpus")}
-"""The names that prompts for queries and for documents have in models; the first that a model has counts."""
+"""The names that prompts for queries and for documents have in models; the first one present counts."""
 
 
 @frozen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from math import hypot
 from operator import mul
 
@@ -13,12 +12,12 @@ FLOATS_A_CHARACTER = 8
 
 def cosines(queries: Sequence[memoryview[float]], documents: Sequence[memoryview[float]]) -> list[float]:
     """Return the cosine of each document with its query: with its own, or with the only one."""
-    known = [(query.tolist(), length(query)) for query in islice(queries, 1 if len(queries) == 1 else None)]
+    lengths = [(query.tolist(), length(query)) for query in queries]
     result = list[float]()
     for index, document in enumerate(documents):
-        query, query_length = known[index if len(known) > 1 else 0]
-        lengths = query_length * length(document)
-        result.append(sum(map(mul, query, document)) / lengths if lengths else 0.0)
+        query, query_length = lengths[index if len(lengths) > 1 else 0]
+        product = query_length * length(document)
+        result.append(sum(map(mul, query, document)) / product if product else 0.0)
     return result
 
 

@@ -1,4 +1,4 @@
-"""Texts that are only tokenised, and token ids that are only read: the work behind `/tokenize` and `/detokenize`."""
+"""Texts to token ids and back, without an engine: the work behind `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 

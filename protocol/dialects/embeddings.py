@@ -108,7 +108,7 @@ def _check_each(value: list[object], kind: type, expected: str) -> None:
 
 @frozen(kw_only=True)
 class CutOptions:
-    """The fields by which texts that are too long are cut, and the priority, for several dialects."""
+    """The fields of several dialects: the cutting of long texts, and the priority."""
 
     truncate_prompt_tokens: Annotated[int, TopK()] | None = None  # -1: to the most tokens that the model takes
     truncate: bool | None = None  # the same as -1

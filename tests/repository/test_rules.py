@@ -44,6 +44,7 @@ TRADE_OF = {
     "canary": ("engines",),
     "text": ("media",),
     "encoder": ("engines", "media"),
+    "embedding": ("engines", "routing", "text"),
 }
 """The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""
 FUNCTION_LINES_MAX = 60
@@ -65,6 +66,7 @@ MACHINE = {"os", "socket", "subprocess", "signal", "select", "fcntl", "shutil", 
 TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs: the libraries of its own trade
     Path("actors/text/encoders.py"): {"tokenizers"},
     Path("actors/text/model.py"): {"tokenizers"},
+    Path("actors/text/embedding_model.py"): {"msgspec", "tokenizers"},
     Path("actors/text/conversations.py"): {"jinja2"},
     Path("actors/text/template_names.py"): {"jinja2"},
     Path("actors/text/template_variables.py"): {"jinja2"},

@@ -190,6 +190,6 @@ def test_models() -> None:
     (model,) = body["data"]
     assert model == {
         "object": "model", "id": "m", "created": 1686935002, "owned_by": "espalier", "root": "org/m",
-        "max_model_len": 32768, "honours_seed": False, "parent": None,
+        "max_model_len": 32768, "honours_seed": False, "parent": None, "task": "generate", "embedding": None,
     }  # fmt: skip
     OpenAIModel.model_validate(model, strict=True)

@@ -17,7 +17,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
-from protocol.dialects import chat, completions, operations, responses, tokens
+from protocol.dialects import chat, completions, embeddings, operations, reranking, responses, tokens
 from protocol.dialects.http import error_body
 from protocol.dialects.media_urls import LocatesMedia
 from protocol.errors import ERRORS_BY_CODE, ModelNotFound, RequestError
@@ -27,6 +27,7 @@ from protocol.openapi.document import document
 from supervisor.gateway.http.routes import ROUTES
 from supervisor.version import version
 from tests.protocol.test_pins import instance
+from tests.rig.embedded_texts import Computing, bert_model, served_embeddings
 from tests.rig.gateway import chat as chat_body
 from tests.rig.gateway import gateway_rig, head, post
 from tests.system.fuzz import bodies
@@ -49,6 +50,9 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "/v1/responses": responses.parse_http,
     "/tokenize": tokens.parse_tokenize,
     "/detokenize": tokens.parse_detokenize,
+    "/v1/embeddings": embeddings.parse,
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), reranking.parse_rerank),
+    **dict.fromkeys(("/v1/score", "/score"), reranking.parse_score),
     **{
         row.path: partial(operations.parse, row)
         for row in OPERATIONS
@@ -62,6 +66,7 @@ BEYOND = re.compile(
     "|must not contain|user name|no host|its whole path|behind its path|no URL that can be read|a safetensors file"
     "|must have at most 8192 characters|images and videos; a request can have|needs the last message|more than 64 bits"
     "|the id of (?:no|an) earlier call|the name of two tools|none of the tools|needs tools|JSON text of an object"
+    "|must hold one text, or"
     "|no name of a function|the result of a call|messages of (?:a tool|the assistant) can have"
 )
 
@@ -197,13 +202,21 @@ async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -
         "/tokenize": {"prompt": "oak"},
         "/detokenize": {"tokens": [5, 6]},
     }
-    async with gateway_rig() as rig:
+    embedding, run = served_embeddings("tiny", Computing(), bert_model())
+    async with gateway_rig() as rig, trio.open_nursery() as nursery:
+        await nursery.start(run)
         rig.gateway.administration = evolve(rig.gateway.administration, server_info=dict, operate=operate)
-        client = await rig.client()
+        client, answering = await rig.client(), rig.gateway.runner.served
         # A file is of one engine, and its bytes are asked for piece by piece: `test_engine_files.py` has that route.
         for operation in (each for each in ROUTES.operations if each.answer and each.path != "/engine_files/{name}"):
             path = operation.path.replace("{model}", "tiny")
             body = worth_more_than_the_example.get(path, operation.example)
+            computes = operation.request in {
+                embeddings.EmbeddingsRequest,
+                reranking.RerankRequest,
+                reranking.ScoreRequest,
+            }
+            rig.gateway.runner.served = {"tiny": embedding} if computes else answering
             asked = head(operation.method, path) if operation.request is None else post(body, path)
             reply = await client.ask(asked)
             assert reply.status == 200, f"{operation.method} {path} answers {reply.body!r}"
@@ -214,6 +227,7 @@ async def test_every_route_answers_as_it_is_documented(rather_slow: MockClock) -
             assert right, (
                 f"{operation.method} {path} answers {reply.body!r}, which the schema of its row refuses: {schema}"
             )
+        nursery.cancel_scope.cancel()
 
 
 # Requests --------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def replace_urls(rng: Random, parts: list[Body]) -> None:
 
 
 def _some(rng: Random, fields: Body) -> Body:
-    names = rng.sample(list(fields), rng.choice((0, 0, 1, 1, 2, 3, 6)))
+    names = rng.sample(list(fields), min(len(fields), rng.choice((0, 0, 1, 1, 2, 3, 6))))
     return {name: deepcopy(fields[name]) for name in names}
 
 
@@ -150,6 +150,26 @@ def detokenize(rng: Random) -> Body:
     return {"tokens": [rng.randrange(520) for _ in range(rng.randrange(1, 9))], "skip_special_tokens": False}
 
 
+CUTS: Body = {"truncate": True, "truncate_prompt_tokens": -1, "priority": 2, "user": "u", "add_special_tokens": True}
+EMBEDDINGS: Body = {"encoding_format": "base64", "dimensions": 4, "input_type": "query", "prompt_name": "query", **CUTS}
+
+
+def embeddings(rng: Random) -> Body:
+    return {"model": "tiny", "input": deepcopy(rng.choice(PROMPTS)), **_some(rng, EMBEDDINGS)}
+
+
+def rerank(rng: Random) -> Body:
+    documents = ["The oak", {"text": "The elm"}]
+    fields: Body = {"top_n": 1, "return_documents": True, "max_tokens_per_doc": 9, **CUTS}
+    return {"model": "tiny", "query": "a", "documents": deepcopy(documents), **_some(rng, fields)}
+
+
+def score(rng: Random) -> Body:
+    texts: tuple[str | list[str], ...] = ("a", ["a"], ["a", "b"])
+    pair = {"text_1": deepcopy(rng.choice(texts)), "text_2": deepcopy(rng.choice(texts))}
+    return {"model": "tiny", **pair, **_some(rng, CUTS)}
+
+
 def event(rng: Random) -> Body:
     """Return an event of a WebSocket; the lane `exact` is for what is looked at closely."""
     if rng.random() < 0.15:
@@ -167,6 +187,9 @@ MAKERS: dict[str, Callable[[Random], Body]] = {
     "/v1/responses": response,
     "/tokenize": tokenize,
     "/detokenize": detokenize,
+    "/v1/embeddings": embeddings,
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), rerank),
+    **dict.fromkeys(("/v1/score", "/score"), score),
 }
 
 
