@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
+import trio
 from attrs import frozen
 
 from actors.kit.offload import RunWork
@@ -72,6 +73,7 @@ async def text_items(
 
 async def id_items(lists: Sequence[tuple[int, ...]], limits: ItemLimits, run: RunWork, name: str) -> list[TextItem]:
     """Return each list of token ids as an item, as it is; raises `BadRequest` about `name` for one that has none."""
+    await trio.lowlevel.checkpoint()
     items: list[TextItem] = []
     for index, ids in enumerate(lists):
         param = param_of(name, index, len(lists))
@@ -104,6 +106,7 @@ async def pair_items(request: ScoreTexts, model: EmbeddingModel, limits: ItemLim
 
 
 async def _texts(texts: Sequence[str], model: EmbeddingModel, limits: ItemLimits, run: RunWork, name: str) -> list[str]:
+    await trio.lowlevel.checkpoint()
     count = len(texts)
     return [
         await _beginning(text, model, limits, run, param_of(name, index, count)) for index, text in enumerate(texts)
@@ -114,6 +117,7 @@ async def _check_queries(
     queries: Sequence[str], count: int, model: EmbeddingModel, limits: ItemLimits, run: RunWork, name: str
 ) -> None:
     """Raise `BadRequest` for a query that leaves no room for a document, and for too many tokens of all together."""
+    await trio.lowlevel.checkpoint()
     room = limits.tokens_max - model.tokens_around_pair - 1
     total = 0
     for index, query in enumerate(queries):
