@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from attrs import define, frozen
+import trio
+from attrs import define, field, frozen
 
 from actors.canary import ANSWERED, CanaryObserver
 from actors.engines.encoding.limits import EncoderObserver
 from actors.engines.outcomes import ENDED
 from actors.engines.slots.slots import SlotObserver
+from actors.kit.spans import Attribute, Span, SpanKind, Spans
 from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.ports import RoutingObserver
+from protocol.errors import AskerLeft
+from protocol.messages.generation import Generate
 from protocol.messages.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
 
@@ -30,11 +34,30 @@ class SlotMetrics(SlotObserver):
 
     metrics: Metrics
     engine: str
+    spans: Spans = field(factory=Spans)
     on_begun: Callable[[str], None] = _ignore  # called with the id of a request when its prompt has been computed
 
     def begun(self, request_id: str) -> None:
         """Report that the prompt of a request has been computed."""
         self.on_begun(request_id)
+
+    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> None:
+        """Record the span of a request from when it had its slot."""
+        trace = request.trace
+        if trace is None or not trace.sampled:
+            return
+        now = trio.current_time()
+        attributes: dict[str, Attribute] = {
+            "espalier.worker": self.engine,
+            "espalier.outcome": outcome,
+            "espalier.request.id": request.id,
+            "espalier.priority": request.priority,
+            "gen_ai.usage.input_tokens": len(request.tokens),
+            "gen_ai.request.max_tokens": request.sampling.tokens_max,
+            "gen_ai.response.time_to_first_chunk": None if first_at is None else round(first_at - began_at, 6),
+        }
+        code = "" if outcome in {ENDED, AskerLeft.code} else outcome
+        self.spans.record(Span(trace, "compute", began_at, now, attributes, SpanKind.SERVER, code))
 
     def aborted(self, seconds: float) -> None:
         """Count the time from a request's cancellation to the release of its slot."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from actors.kit.offload import RunInThread
+from actors.kit.spans import Spans
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
 from supervisor.sockets.descriptor_reserve import DescriptorReserve
@@ -36,3 +37,4 @@ class Runtime:
     new_nonce: Callable[[], bytes]
     new_number: Callable[[], int]  # draws 63 bits, unique in the cluster
     reserve: DescriptorReserve = field(factory=DescriptorReserve)
+    spans: Spans = field(factory=Spans)

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 ENDED = "ended"
 """The outcome of a call that has its result; all others are the codes of errors."""
 
-EngineCall: TypeAlias = Call[Generate, Started | Tokens, Finished] | Call[Encode, Encoded, Encoded]
+GenerateCall: TypeAlias = Call[Generate, Started | Tokens, Finished]
+EngineCall: TypeAlias = GenerateCall | Call[Encode, Encoded, Encoded]
 
 
 @contextmanager

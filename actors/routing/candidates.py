@@ -22,6 +22,10 @@ LEADING_MAX = 64
 """The most least loaded workers that are compared if none has memory for a request."""
 
 
+COMPARED_MAX = 16
+"""The most compared workers whose costs are kept with a choice."""
+
+
 def hands_over(worker: Worker) -> bool:
     """Whether the hand-off of a prefill is known, so that it can be asked together with a decode."""
     return worker.info is not None and worker.info.hand_off_address is not None
@@ -46,8 +50,9 @@ class Choice:
 
     `overlap` is the number of prompt tokens expected in its prefix cache when its turn comes, and `cached` the number
     there already: an earlier request may fail before it computes the difference. `score` is the compared number, None
-    for a policy without one. It is `blind` if an available worker has not reported its blocks yet. A choice may come to
-    nothing, so a policy records a taken one in `on_taken`, which may return a follower of the request.
+    for a policy without one; `compared` has the costs of compared workers, `COMPARED_MAX` at most, for traces. It is
+    `blind` if an available worker has not reported its blocks yet. A choice may come to nothing, so a policy records a
+    taken one in `on_taken`, which may return a follower of the request.
     """
 
     load: Load
@@ -55,6 +60,7 @@ class Choice:
     cached: int = 0
     score: float | None = None
     blind: bool = False
+    compared: tuple[tuple[str, float], ...] = field(default=(), eq=False, repr=False)
     on_taken: Callable[[], TakenChoice | None] | None = field(default=None, eq=False, repr=False)
 
 

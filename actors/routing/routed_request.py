@@ -23,11 +23,11 @@ from actors.routing.hand_off import PairHandOff
 from actors.routing.ports import Replies, Worker
 from actors.routing.rebalancing import UnstartedRequests
 from actors.routing.route import Route
+from actors.routing.route_spans import RouteSpans
 from actors.routing.routing import Routing
 from protocol.errors import AskerLeft, HandOffFailed, RequestError
 from protocol.messages.generation import Finished, FinishReason, Generate, Started, Tokens, Usage
 from protocol.token_ids import TokenIds
-from protocol.trace import child_span
 
 MOVED = "moved"
 """The outcome reported for a request moved before it had begun."""
@@ -52,14 +52,18 @@ class RoutedRequest:
     _first_route: Route | None = None  # the route of the first attempt that began to answer
     _cached: int | None = None  # prompt tokens found in the cache; a pair's, by its prefill
     _failover: Failover = field(init=False)
+    _spans: RouteSpans = field(init=False)
     _remaining: Generate = field(init=False)  # kept: it may be a copy of a long prompt, and is looked at often
 
     def __attrs_post_init__(self) -> None:
         self._failover, self._remaining = Failover(self.routing), self.request
+        self._spans = RouteSpans(self.routing.spans, self.request.trace, self.routing.new_id)
 
     async def run(self, route: Route | None) -> Finished:
         """Return the result; raises the `RequestError` of the last attempt if no other worker can go on."""
+        self._spans.choosing()
         self.route = route or await self.routing.wait_for(self.remaining)
+        self._spans.chosen(self.route)
         try:
             while (finished := await self._attempt()) is None:
                 self._asked_before = True
@@ -122,25 +126,31 @@ class RoutedRequest:
         finally:
             self.unstarted.discard(self)
         await trio.lowlevel.checkpoint()
+        self._spans.choosing()
         if self._moving:
             self._moving = False
             self.route = self._moved_to or await self.routing.wait_for_other(
                 self.remaining, (), self._failover.crashed_names, 0.0
             )
             self._moved_to = None
-            self.routing.observer.call_resumed(MOVED, len(self._sent))
+            self._went_on(MOVED)
             return None
         assert lost is not None  # else it was moved or answered
         if not self._sent and (other := self._failover.second_opinion(route, lost, self.request)) is not None:
             self.route = other
+            self._spans.chosen(other, lost=lost.code)
             return None
         if not isinstance(lost, FAILOVER):
             raise lost
         if (ended := self._complete()) is not None:
             return ended
         self.route = await self._failover.next_route(lost, self.remaining, len(self._sent))
-        self.routing.observer.call_resumed(lost.code, len(self._sent))
+        self._went_on(lost.code)
         return None
+
+    def _went_on(self, code: str) -> None:
+        self.routing.observer.call_resumed(code, len(self._sent))
+        self._spans.chosen(self.route, lost=code, sent=len(self._sent))
 
     # One worker, or two ------------------------------------------------------------------
 
@@ -215,6 +225,7 @@ class RoutedRequest:
         self._failover.handed_over(route)
         if hand_off is not None:
             hand_off.taken()
+            self._spans.handed_over(route)
         route.begun()
         if self._first_route is not None:
             self._announce(started.version)
@@ -237,6 +248,7 @@ class RoutedRequest:
                 if not hand_off.is_sequential:
                     route.begun()
                 prefill.begun(request.id)
+                self._spans.handed_over(route)
                 if self._first_route is None or self._first_route is route:
                     self._cached = self._cached_tokens(reply)
                 hand_off.begun(reply)
@@ -249,19 +261,13 @@ class RoutedRequest:
     @asynccontextmanager
     async def _leg(self, route: Route, worker: Worker, request: Generate) -> AsyncIterator[Replies]:
         name = worker.full_name
-        with self._watched(route, worker):
-            async with route.ask(worker, self._with_span(request)) as replies:
+        with self._watched(route, worker), self._spans.leg(worker, request) as traced:
+            async with route.ask(worker, traced) as replies:
                 try:
                     yield replies
                 finally:
                     if not replies.over.is_set():
                         self._failover.left_legs.append((name, replies))
-
-    def _with_span(self, request: Generate) -> Generate:
-        """Return the request of one leg; if its trace is sampled, with a span of its own."""
-        if request.trace is None or not request.trace.followed:
-            return request
-        return evolve(request, trace=child_span(request.trace, self.routing.new_id()))
 
     def _hand_off(self, prefill: Worker) -> PairHandOff:
         try:

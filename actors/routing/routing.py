@@ -30,6 +30,7 @@ import trio
 from attrs import define, field
 
 from actors.kit.hand_off import KindHandOff
+from actors.kit.spans import Spans
 from actors.routing.candidates import Choice, EligibleCandidates, Policy, hands_over
 from actors.routing.load import BeginsNow, HasRoom, Load, begins, has_room
 from actors.routing.outliers import OutlierDetector, Suspect
@@ -69,6 +70,7 @@ class Routing:
     clock: Callable[[], float] = float  # the clock that times choices; the default measures none
     hand_offs: Mapping[str, KindHandOff] = field(factory=dict)  # one for each kind of engines
     kept_slots: Callable[[], int] = keep_none  # slots that one owner leaves to others
+    spans: Spans = field(factory=Spans)
     outliers: OutlierDetector = field(init=False, factory=OutlierDetector)
     reservations: Reservations = field(init=False, factory=Reservations)
     shares: SlotShares = field(init=False)

@@ -135,6 +135,7 @@ def _in_folder(tables: Tables, folder: Path) -> Cluster:
         gateway=tables.gateway,
         cluster=tables.cluster,
         pool=tables.pool,
+        tracing=tables.tracing,
         folder=folder,
     )
 

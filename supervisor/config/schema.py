@@ -23,7 +23,15 @@ from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.certificate import Certificate
 from supervisor.config.limits import Count, Seconds
 from supervisor.config.pools import POOLS_MAX, PoolName, PoolSection
-from supervisor.config.sections import ClusterSection, GatewaySection, ModelSection, NodeName, NodeSection, machine_of
+from supervisor.config.sections import (
+    ClusterSection,
+    GatewaySection,
+    ModelSection,
+    NodeName,
+    NodeSection,
+    TracingSection,
+    machine_of,
+)
 from supervisor.links.endpoint import Endpoint
 
 DATA_PARALLEL_MAX = 128
@@ -227,6 +235,7 @@ class Tables:
     node: Annotated[dict[NodeName, NodeSection], Holds(1)] = Factory(lambda: {"main": NodeSection()})
     gateway: GatewaySection = GatewaySection()
     cluster: ClusterSection = ClusterSection()
+    tracing: TracingSection = TracingSection()
     pool: Annotated[dict[PoolName, PoolSection], Holds(0, POOLS_MAX)] = Factory(dict)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 from attrs import Factory, evolve, frozen
 
@@ -17,6 +18,7 @@ from actors.text.formats.detection import AUTO, NONE
 from actors.text.formats.table import REASONING, TOOLS
 from protocol.dialects.responses.tools import OtherToolName
 from protocol.dialects.targets import TargetMs
+from protocol.messages.cluster import PORT
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment
 from supervisor.config.keyfile import GrammarName
@@ -26,6 +28,7 @@ from supervisor.config.pools import GridSections
 from supervisor.links.endpoint import Endpoint
 
 NodeName = Annotated[str, Matches(r"[a-z0-9][a-z0-9-]{0,31}", "lower-case letters, digits and dashes")]
+COLLECTOR = rf"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:{PORT})?(/[^\s?#]*)?"
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
@@ -131,6 +134,27 @@ class GatewaySection:
     prompt_tokens_max: Count = 262_144
     limits: ClientLimits = ClientLimits()
     media: MediaSection = MediaSection()
+
+
+@frozen(kw_only=True)
+class TracingSection:
+    """`[tracing]`: the export of traces to a collector of OpenTelemetry."""
+
+    # URL of the collector, for OTLP over HTTP with protobuf, such as `http://127.0.0.1:4318/v1/traces`, which is also
+    # the path where the URL has none; without it nothing is exported. Needs the extra `tracing` of the package
+    endpoint: Annotated[str, Matches(COLLECTOR, "a URL like http://127.0.0.1:4318/v1/traces")] | None = None
+    # share of the traces that begin at a gateway; of a trace that a client has begun, its `traceparent` decides
+    ratio: Annotated[float, Within(at_least=0, at_most=1)] = 1.0
+    # spans of a node that wait for the collector; further ones are dropped
+    spans_max: Annotated[int, Within(at_least=1, at_most=1_000_000)] = 4096
+    engines: bool = False  # whether SGLang exports its own spans of the same traces there, too
+
+    @property
+    def url(self) -> str | None:
+        """The URL of the collector with its path."""
+        if self.endpoint is None:
+            return None
+        return self.endpoint if urlsplit(self.endpoint).path.strip("/") else f"{self.endpoint.rstrip('/')}/v1/traces"
 
 
 @frozen(kw_only=True)

@@ -242,7 +242,7 @@ def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tre
     section, names = local.section, [offer.name for offer in offers_of(local.name, local.section)]
     pending_max = section.pending_prefill_max
     observers = [
-        SlotMetrics(context.runtime.metrics, f"{section.node}/{name}", on_begun)
+        SlotMetrics(context.runtime.metrics, f"{section.node}/{name}", context.runtime.spans, on_begun)
         for name, on_begun in zip(names, local.on_begun, strict=True)
     ]
     life = evolve(engine.child, run=local.role.run_life, args=(partial(engine.child.run, *engine.child.args),))

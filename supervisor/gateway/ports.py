@@ -14,9 +14,11 @@ import trio
 from attrs import field, frozen
 
 from actors.kit.offload import RunInThread, run_inline
+from actors.kit.spans import Spans
 from protocol.errors import NotFound, RequestError
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_OF
+from protocol.trace import Trace, child_span
 from supervisor.sockets.descriptor_reserve import DescriptorReserve
 
 OperateEngines: TypeAlias = Callable[[Message, str | None], Awaitable[Mapping[str, Message | RequestError]]]
@@ -38,6 +40,12 @@ class GatewayRuntime:
     run_in_thread: RunInThread = run_inline
     # File descriptors that no connection may take.
     reserve: DescriptorReserve = field(factory=DescriptorReserve)
+    spans: Spans = field(factory=Spans)
+
+    def next_span(self, caller: Trace | None) -> Trace:
+        """Return the span of a request: the next one of its client's trace, or the first of a new trace."""
+        drawn = self.new_id()
+        return self.spans.root(drawn) if caller is None else child_span(caller, drawn)
 
 
 @frozen(kw_only=True)

@@ -37,6 +37,7 @@ class RequestRecord:
     trace: Trace | None = None
     targets: Targets = NO_TARGETS  # that its headers name, or those of its connection
     admitted_at: float | None = None
+    prepared_at: float | None = None
     prompt_tokens: int = 0
     reused_tokens: int = 0  # of the prompt, that were not tokenised again
     cached_tokens: int = 0

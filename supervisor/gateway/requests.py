@@ -21,6 +21,7 @@ from actors.embedding import EmbeddingResult
 from actors.engines.adapter_table import not_loaded
 from actors.kit.calls import Askable
 from actors.kit.fast_path import FastPath
+from actors.kit.spans import Spans
 from actors.processor import TextReply, TextRequest, TextResult
 from protocol.dialects.http import Model
 from protocol.errors import (
@@ -41,6 +42,7 @@ from protocol.messages.text import Accepted, Answered, AnswerPiece, CallPart, Ch
 from protocol.trace import Trace, log_fields
 from supervisor.gateway.access_log import AccessLog
 from supervisor.gateway.request_record import RequestRecord, ResponseEnd, count_text
+from supervisor.gateway.request_spans import record_spans
 from supervisor.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -115,6 +117,7 @@ class RequestRunner:
     first_token_s: float  # from the arrival of a request, all waits included
     total_s: float  # from the arrival, too
     access: AccessLog = field(default=Factory(lambda self: AccessLog(self.metrics), takes_self=True))
+    spans: Spans = field(factory=Spans)
     _running: set[RequestRecord] = field(factory=set)
     _conversions: set[Conversion] = field(factory=set)
 
@@ -272,6 +275,7 @@ class RequestRunner:
             case ChoiceEnded():
                 record.reason = reply.reason
             case Accepted():
+                record.prepared_at = now
                 record.prompt_tokens, record.reused_tokens = reply.prompt_tokens, reply.reused_tokens
 
     def _ended(self, record: RequestRecord, outcome: str, error: RequestError | None) -> None:
@@ -298,6 +302,7 @@ class RequestRunner:
         self.metrics.request_ended(record.counted_model, record.api, outcome, ended.duration_s, record.usage)
         line = record.line(outcome, error, duration_s=ended.duration_s, cut=cut if outcome == CUT else None)
         self.access.log_ended(line, error, admitted=record.admitted_at is not None)
+        record_spans(record, self.spans, outcome, error, ended.duration_s)
 
 
 def internal_error(bug: Exception, request_id: str, trace: Trace | None) -> RequestError:

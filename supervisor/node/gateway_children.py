@@ -41,7 +41,7 @@ def make_gateway(
     section, names = cluster.gateway, tuple(cluster.model)
     never_ready = partial(readiness.never_ready, directory, names)
     return Gateway(
-        runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s),
+        runner=RequestRunner(served, runtime.metrics, section.first_token_s, section.total_s, spans=runtime.spans),
         gate=AdmissionGate(section.requests_max, section.admit_s, section.waiting_max, never_ready),
         limits=complete(GatewayLimits, section.limits),
         keys=credentials.keys,
@@ -55,7 +55,11 @@ def make_gateway(
             tls=credentials.client_tls,
         ),
         runtime=GatewayRuntime(
-            new_id=runtime.new_id, now=runtime.now, run_in_thread=runtime.run_in_thread, reserve=runtime.reserve
+            new_id=runtime.new_id,
+            now=runtime.now,
+            run_in_thread=runtime.run_in_thread,
+            reserve=runtime.reserve,
+            spans=runtime.spans,
         ),
         probes=Probes(
             unready=partial(readiness.unready, directory, names),

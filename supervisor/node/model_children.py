@@ -175,4 +175,5 @@ def _routing(
         clock=trio.current_time,
         hand_offs=hand_offs(),
         kept_slots=kept_slots,
+        spans=runtime.spans,
     )

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 BYE_S = 0.05  # for the goodbye to be sent
 FAREWELL_S = 2.0  # for cut responses to reach their clients
 HARD_EXIT_S = 1.2  # after a second signal
+LAST_SPANS_S = 1.0  # for the last spans to be exported
 LAST_LINES_S = 0.2  # for the log to be written after that
 HEARTBEAT_S = 1.0  # between two heartbeats to a launcher, if its watchdog allows so long
 HEARTBEATS_PER_WATCHDOG = 5
@@ -159,6 +160,7 @@ class Node:
         reaper.kill_all()
         for writer in self.runtime.metrics.logs.values():  # before the folder is removed with the files of some
             writer.flush(LAST_LINES_S)
+        self.runtime.spans.flush(LAST_SPANS_S)
         if self._failure is not None:
             raise self._failure
         log.info("stopped", extra={"exit_code": self.exit_code})

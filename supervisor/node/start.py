@@ -31,6 +31,7 @@ from supervisor.node.media_child import NAME as MEDIA
 from supervisor.node.node import Node
 from supervisor.node.reload import file_checks
 from supervisor.node.reload.reload import Reloader
+from supervisor.node.tracing import spans_of
 from supervisor.processes import run_folder
 from supervisor.processes.process import GracePeriods
 from supervisor.processes.run_folder import RunFolder
@@ -87,7 +88,7 @@ async def run(
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StartFailed(f"the folder for logs cannot be made: {error}") from error
-        runtime = _runtime(folder, logs, environment)
+        runtime = _runtime(cluster, name, folder, logs, environment)
         runtime.metrics.logs[name] = terminal.log
         assembly = assemble(cluster, name, runtime, credentials, launched.earlier)
         if MEDIA in assembly.published:
@@ -112,20 +113,22 @@ async def run(
         return await node.run(launched.up, partial(_announce, cluster, assembly, terminal))
 
 
-def _runtime(folder: RunFolder, logs: Path, environment: Mapping[str, str]) -> Runtime:
+def _runtime(cluster: Cluster, name: str, folder: RunFolder, logs: Path, environment: Mapping[str, str]) -> Runtime:
+    new_id, metrics = partial(secrets.token_hex, 16), Metrics()
     return Runtime(
         folder=folder,
         logs=logs,
         environment={key: value for key, value in environment.items() if key not in SECRETS},
-        new_id=partial(secrets.token_hex, 16),
+        new_id=new_id,
         now=time.time,
         strftime=time.strftime,
         run_in_thread=TextThreads(),
         grace=GracePeriods(),
-        metrics=Metrics(),
+        metrics=metrics,
         chance=Random,
         new_nonce=new_nonce,
         new_number=partial(next, _numbers(secrets.randbits(NUMBER_BITS))),
+        spans=spans_of(cluster, name, environment, new_id, time.time, metrics.registry),
     )
 
 

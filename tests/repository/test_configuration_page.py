@@ -30,7 +30,7 @@ from supervisor.engines.kinds import KINDS  # noqa: E402
 from supervisor.links.endpoint import Endpoint  # noqa: E402
 
 Table: TypeAlias = tuple[str, type, list[str]]  # its heading, its class, and its keys
-ORDER = ("node", "cluster", "gateway", "model", "pool", "engine")
+ORDER = ("node", "cluster", "gateway", "tracing", "model", "pool", "engine")
 UNITS = (("_s", "seconds"), ("_s_max", "seconds"), ("_ms", "milliseconds"))
 SIMPLE = {bool: "`true` or `false`", str: "text", Endpoint: "`HOST:PORT`"}
 SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))

@@ -19,6 +19,7 @@ from supervisor.engines.kinds import read_cluster
 from supervisor.observers import RoutingMetrics
 from supervisor.telemetry.loop_monitor import LoopMonitor
 from supervisor.telemetry.metrics import Metrics
+from supervisor.telemetry.spans import SpanExport
 from supervisor.threads.queued_writer import QueuedWriter
 from tests.rig.assembly import built_assembly
 from tests.rig.links import idle_link
@@ -85,6 +86,7 @@ def happened(metrics: Metrics) -> None:
     turns = LoopMonitor()
     turns.count("links.Links.run", 1.0)
     turns.add_metrics(metrics.registry)
+    SpanExport(QueuedWriter(lambda _: None), str, float).add_metrics(metrics.registry)
     RoutingMetrics(metrics, "tiny").worker_ejected("back/tiny-0", "internal")
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"
 LOCKING = runpy.run_path(str(FOLDER / "lock.py"))
 HOST = Path("actors/engines/sglang/host")
-PACKAGES = {"PIL": "pillow", "zmq": "pyzmq"}  # of modules with other names
+PACKAGES = {"PIL": "pillow", "zmq": "pyzmq", "opentelemetry": "opentelemetry-proto"}  # of modules with other names
 LOCKED = re.compile(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}")
 
 
@@ -53,7 +53,7 @@ def test_no_older_minor_release_is_allowed_than_the_tested_one() -> None:
     pins = LOCKING["pins"]((FOLDER / "cpu.txt").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for requirement in (*project["dependencies"], *extras["media"], *extras["fastokens"]):
+    for requirement in (*project["dependencies"], *extras["media"], *extras["fastokens"], *extras["tracing"]):
         name, _, floor = requirement.partition(">=")
         tested = [int(part) for part in pins[LOCKING["canonical"](name)].partition("==")[2].split(".")]
         stated_floor = [int(part) for part in floor.split(".")]

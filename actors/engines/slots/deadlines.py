@@ -44,6 +44,7 @@ class Pace:
     deadlines: Deadlines
     computable_from: Callable[[], float]  # the first moment at which the engine could compute the prompt
     started_at: float = field(factory=trio.current_time)
+    first_at: float | None = None  # of the first reply
     last_at: float | None = None
     handed_over: bool = False  # a state was returned: no token follows, and its asker leaves once a decode has it
     rests: bool = False  # the engine holds its requests, so no deadline passes

@@ -28,12 +28,12 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from actors.engines.outcomes import log_outcome, report_outcome
+from actors.engines.outcomes import GenerateCall, log_outcome, report_outcome
 from actors.engines.port import Engine, Generation
 from actors.engines.slots.deadlines import Deadlines, Pace
 from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
-from actors.kit.calls import BugCounter, Call
+from actors.kit.calls import BugCounter
 from protocol.errors import (
     DeadlineExceeded,
     EngineDied,
@@ -43,7 +43,7 @@ from protocol.errors import (
     Preempted,
     RequestError,
 )
-from protocol.messages.generation import Finished, Generate, Started, Tokens
+from protocol.messages.generation import Generate, Started, Tokens
 
 TURN_S = 0.05  # the longest time between replies that are handled in one turn
 
@@ -59,6 +59,9 @@ class SlotObserver:
 
     def begun(self, request_id: str) -> None:
         """The first token of a request has come."""
+
+    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> None:
+        """The answer to a request has ended, which had its slot at `began_at`, and its first token at `first_at`."""
 
     def aborted(self, seconds: float) -> None:
         """The slot of a request whose asker has left is free again, `seconds` after the asker left."""
@@ -87,7 +90,7 @@ def from_the_start() -> float:
 
 
 async def generate(
-    call: Call[Generate, Started | Tokens, Finished],
+    call: GenerateCall,
     slots: Slots,
     bugs: BugCounter,
     on_begun: Callable[[], None] = _ignore,
@@ -116,6 +119,7 @@ async def generate(
             call.answer.extend_fast_path(generation, record)
         else:
             pace.started_at, pace.last_at, pace.handed_over = pace.began_at, now, bool(reply.hand_off)
+            pace.first_at = now
             end_prefill(has_begun=True)
             slots.observer.begun(call.request.id)
             call.answer.put(reply, 0)
@@ -125,7 +129,7 @@ async def generate(
         slots.last_reply_at = max(slots.last_reply_at, last_at)
 
     try:
-        with call.answering(bugs) as answer, report_outcome(call, partial(log_outcome, call, "generation ended")):
+        with call.answering(bugs) as answer, report_outcome(call, partial(slots.report, call, pace)):
             if slots.probe is not None:
                 await slots.replace_probe(slots.probe, pace)
             await slots.wait_for_others(call.request)
@@ -195,7 +199,7 @@ class Slots:
             await reaching
 
     @asynccontextmanager
-    async def hold(self, call: Call[Generate, Started | Tokens, Finished], pace: Pace) -> AsyncIterator[Generation]:
+    async def hold(self, call: GenerateCall, pace: Pace) -> AsyncIterator[Generation]:
         """Submit the request; leaving, for any reason, aborts it and waits up to `release_s` for its slot.
 
         If the slot is not free by then, the request fails, though not yet the engine: raises `EngineLost` (a crash for
@@ -232,6 +236,11 @@ class Slots:
                     raise EngineLost(f"{request.id} kept its slot for {self.deadlines.release_s} s after its end")
             elif left_at is not None:
                 self.observer.aborted(trio.current_time() - left_at)
+
+    def report(self, call: GenerateCall, pace: Pace, outcome: str, seconds: float) -> None:
+        """Report the outcome of a call `seconds` after it had its slot."""
+        log_outcome(call, "generation ended", outcome, seconds)
+        self.observer.ended(call.request, outcome, trio.current_time() - seconds, pace.first_at)
 
     def is_preempted(self, pace: Pace) -> bool:
         """Whether a begun request stands still while the engine continues others with its memory."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
-from actors.routing.candidates import Candidates, Choice
+from actors.routing.candidates import COMPARED_MAX, Candidates, Choice
 from actors.routing.load import Load
 from protocol.messages.generation import Generate
 
@@ -20,7 +21,13 @@ def least_loaded(request: Generate, candidates: Candidates) -> Choice | None:
     loads = candidates.leading(request)
     if not loads:
         return None
-    return Choice(min(loads, key=lambda load: (not load.fits(request), rank(load))))
+    return of_least_load(request, loads)
+
+
+def of_least_load(request: Generate, loads: Sequence[Load]) -> Choice:
+    """Return the choice of the best of some workers; their costs are their shares of busy slots."""
+    best = min(loads, key=lambda load: (not load.fits(request), rank(load)))
+    return Choice(best, compared=tuple([(load.name, load.busy / load.slots) for load in loads[:COMPARED_MAX]]))
 
 
 def rank(load: Load) -> Rank:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from actors.routing.candidates import Candidates, Chance, Choice
-from actors.routing.policies.least_loaded import rank
+from actors.routing.policies.least_loaded import of_least_load
 from protocol.messages.generation import Generate
 
 
@@ -28,4 +28,4 @@ class RandomTwo:
         second = int(self.chance() * (len(loads) - 1))
         second += second >= first  # another one, if there is one
         drawn = [loads[first], loads[min(second, len(loads) - 1)]]
-        return Choice(min(drawn, key=lambda load: (not load.fits(request), rank(load))))
+        return of_least_load(request, drawn)

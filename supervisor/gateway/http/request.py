@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from protocol.errors import RequestError
-from protocol.trace import Trace, child_span, from_headers
+from protocol.trace import Trace, from_headers
 from supervisor.gateway.access_log import REQUEST_LINE_CHARACTERS_MAX
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.http.plain_head import Header, RequestHead
@@ -62,7 +62,7 @@ class HttpRequest:
             values = self.head.values
             self.has_two_lengths = bool(values.get(b"transfer-encoding") and values.get(b"content-length"))
             self.caller = from_headers(self.head.headers)
-            self.trace = child_span(self.caller, self.gateway.runtime.new_id())
+            self.trace = self.gateway.runtime.next_span(self.caller)
 
     @property
     def headers(self) -> tuple[Header, ...]:

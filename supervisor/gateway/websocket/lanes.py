@@ -33,7 +33,7 @@ from protocol.errors import (
     StreamLimitReached,
 )
 from protocol.messages.generation import Usage
-from protocol.trace import Trace, child_span
+from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import Conversation
 from supervisor.gateway.memory_budgets import MemoryReservation
@@ -147,7 +147,9 @@ class Lanes:
         events = self.answers.events_of(waiting.request, response_id)
         self.answers.send(*events.begin(), *events.cancelled(Usage(0, 0)))
         left = AskerLeft("the client sent response.cancel")
-        self.answers.log_refused(left, f"{self.answers.request_id}/{response_id}", self._trace())
+        self.answers.log_refused(
+            left, f"{self.answers.request_id}/{response_id}", self.gateway.runtime.next_span(self.caller)
+        )
         self._start_waiting()
         self._check_idle()
 
@@ -175,7 +177,7 @@ class Lanes:
             trio.current_time(),
             key=self.answers.key,
             request_line=CREATE,
-            trace=self._trace(),
+            trace=self.gateway.runtime.next_span(self.caller),
             targets=self.targets,
             settles=False,
         )
@@ -183,9 +185,6 @@ class Lanes:
         running = LaneResponse(request, response_id, events, record, waiting.previous, waiting.memory)
         self._running[request.stream_id] = running
         self.tasks.start_soon(self._run, running, name=f"response {response_id}")
-
-    def _trace(self) -> Trace:
-        return child_span(self.caller, self.gateway.runtime.new_id())
 
     async def _run(self, running: LaneResponse) -> None:
         """Answer one request, and start the requests that waited for it, unless the client is gone."""

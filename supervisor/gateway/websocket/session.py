@@ -20,7 +20,7 @@ from actors.kit.groups import consists_of
 from protocol.dialects import responses
 from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, ConnectionExpired, Draining, InvalidStreamId, RequestError, SlowClient
-from protocol.trace import Trace, child_span
+from protocol.trace import Trace
 from supervisor.gateway.gateway import Gateway
 from supervisor.gateway.histories import ResponseHistory
 from supervisor.gateway.http.upgrade import UpgradeHandshake
@@ -308,7 +308,7 @@ class Session:
             self._refuse(error, lane)
 
     def _refuse(self, error: RequestError, lane: str | None) -> None:
-        trace = child_span(self.caller, self.gateway.runtime.new_id())
+        trace = self.gateway.runtime.next_span(self.caller)
         self.gateway.access_log.log_refused(
             error, request_id=self.request_id, request_line=CREATE, key=self.key, trace=trace
         )

@@ -29,7 +29,7 @@ from supervisor.engines import kinds
 from supervisor.files import model_folder, permissions, reading
 from supervisor.gateway.keys import client_keys
 from supervisor.gateway.keys.key_sources import KeySources
-from supervisor.node import text_models
+from supervisor.node import text_models, tracing
 
 DAY_S = 86_400
 EXPIRES_SOON_S = 14 * DAY_S
@@ -46,6 +46,7 @@ def mistakes(cluster: Cluster, environment: Mapping[str, str], node: str | None 
     checks: list[tuple[str, Callable[[], object]]] = [
         ("cluster.secret", partial(link_credentials.cluster_secret, cluster, environment)),
         ("cluster.tls_certificate", partial(link_credentials.link_tls, cluster)),
+        ("tracing.endpoint", partial(tracing.check_packages, cluster)),
     ]
     try:
         keys = client_keys.read_keys(cluster, environment)  # once for all nodes: there may be thousands of both

@@ -58,7 +58,13 @@ def test_the_limits_of_the_file_reach_the_gateway(written: Callable[[str], Path]
     text += f"\n[model.tiny]\npath = '{FOLDER}'\n[engine.a]\nmodel = 'tiny'\nkind = 'simulated'\nkv_tokens_max = 1024\n"
     cluster = read_cluster(written(text))
     runtime: Any = SimpleNamespace(
-        metrics=Metrics(), new_id=lambda: "0" * 32, now=lambda: 0.0, strftime=str, run_in_thread=None, reserve=None
+        metrics=Metrics(),
+        new_id=lambda: "0" * 32,
+        now=lambda: 0.0,
+        strftime=str,
+        run_in_thread=None,
+        reserve=None,
+        spans=None,
     )
     context = NodeContext(cluster, "main", runtime, Directory("main"))
     gateway = make_gateway(context, {}, PoolView(cluster, context.directory, {}, {}), tuple, everybody())

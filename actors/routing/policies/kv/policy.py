@@ -25,7 +25,7 @@ from typing import Annotated, NamedTuple
 
 from attrs import define, field, frozen
 
-from actors.routing.candidates import LEADING_MAX, Candidates, Chance, Choice
+from actors.routing.candidates import COMPARED_MAX, LEADING_MAX, Candidates, Chance, Choice
 from actors.routing.load import Load
 from actors.routing.policies.kv.expected import ExpectedPrefix, ExpectedPrefixes
 from actors.routing.policies.kv.index import BLOCKS_MAX, Holder, Match, PrefixIndex
@@ -92,7 +92,10 @@ class KvPolicy:
             self._prefer_home(costs, loads, homes)
         chosen = weighed[self._drawn(loads, costs, prompt.page_size)]
         take = partial(self._take, request, chosen.load, prompt, session)
-        return Choice(chosen.load, chosen.overlap, chosen.cached, chosen.cost, prompt.blind, on_taken=take)
+        compared = tuple(zip((load.name for load in loads[:COMPARED_MAX]), costs, strict=False))
+        return Choice(
+            chosen.load, chosen.overlap, chosen.cached, chosen.cost, prompt.blind, compared=compared, on_taken=take
+        )
 
     def _homes(self, session: str) -> dict[Leg, str]:
         """Return the workers that served a session last, by their legs."""
