@@ -34,15 +34,7 @@ from actors.engines.slots.deadlines import Deadlines, Pace
 from actors.engines.slots.kv_admission import KvAdmission
 from actors.engines.slots.shared_prefixes import SharedPrefixes
 from actors.kit.calls import BugCounter
-from protocol.errors import (
-    DeadlineExceeded,
-    EngineDied,
-    EngineLost,
-    EngineStuck,
-    NotReady,
-    Preempted,
-    RequestError,
-)
+from protocol.errors import DeadlineExceeded, EngineDied, EngineLost, EngineStuck, NotReady, Preempted, RequestError
 from protocol.messages.generation import Generate, Started, Tokens
 
 TURN_S = 0.05  # the longest time between replies that are handled in one turn
