@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 
 import trio
-from attrs import define
+from attrs import define, field
 
 # The start of Linux' tcp_info: unanswered probes of a closed window, segments not acknowledged, ms since the last ACK.
 TCP_INFO = struct.Struct("=3xB20xI28xI")
@@ -29,6 +29,7 @@ class LimitedStream(trio.abc.Stream):
     end_reason: str = ""  # how receiving ended, in words
     limit_exceeded: bool = False
     _remaining: int | None = HANDSHAKE_BYTES_MAX
+    _sending: trio.StrictFIFOLock = field(factory=trio.StrictFIFOLock, init=False)
 
     def lift_limit(self) -> None:
         """Remove the limit of received bytes."""
@@ -76,8 +77,15 @@ class LimitedStream(trio.abc.Stream):
         return since_ms / 1000 if probes or unacknowledged else 0.0
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`."""
-        await self.stream.send_all(data)
+        """Write all of `data`, behind what other tasks write: pongs come from the WebSocket's reader."""
+        try:
+            self._sending.acquire_nowait()  # a free lock takes no turn of the event loop
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
+            await self.stream.send_all(data)
+        finally:
+            self._sending.release()
 
     async def wait_send_all_might_not_block(self) -> None:
         """Wait until there is room to write."""
