@@ -140,7 +140,9 @@ class QueuedWriter:
         taken, noticed = _NONE, _NONE
         while self._queue and (not pieces or taken[1] + len(self._queue[0][0]) <= self.chunk_bytes):
             data, gap = self._queue.popleft()
-            pieces += [self._notice(gap)] * (gap != _NONE) + [data]
+            if gap != _NONE:
+                pieces.append(self._notice(gap))
+            pieces.append(data)
             taken, noticed = _sum(taken, (1, len(data))), _sum(noticed, gap)
         if not self._queue and self._gap != _NONE:
             pieces.append(self._notice(self._gap))
