@@ -13,6 +13,9 @@ from attrs import evolve, frozen
 STATE_CHARACTERS_MAX = 512
 MEMBER_CHARACTERS_MAX = 128  # longer members of `tracestate` are dropped first if it is too long
 SAMPLED = 0b1
+UNSAMPLED = {"traceparent": f"00-{1:032x}-{1:016x}-00"}
+"""The headers for a system that would begin a sampled trace without any."""
+
 _PARENT = re.compile(
     rb"(?!ff)(?P<version>[0-9a-f]{2})-(?P<id>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )

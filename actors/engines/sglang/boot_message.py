@@ -83,6 +83,10 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
+TRACES_ENVIRONMENT = {
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "SGLANG_TRACE_LEVEL": "2",  # from 3 on there is a span for each token
+}
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_HOST_IP": "127.0.0.1",
@@ -138,7 +142,7 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         "context_length": spec.context_max,
         "chunked_prefill_size": spec.prefill_chunk,
         "mem_fraction_static": spec.memory_fraction,
-        "enable_metrics": spec.metrics or None,
+        **_reports(spec),
         "dllm_algorithm": spec.diffusion,
         "dllm_algorithm_config": f"{folder}/{DIFFUSION_FILE}" if spec.diffusion_settings else None,
         **spec.experts,
@@ -166,7 +170,7 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         folder=folder,
         arguments={**DEFAULT_ARGUMENTS, **(CPU_ARGUMENTS if on_cpu else {}), **given, **spec.settings},
         environment={
-            **environment(spec.device),
+            **environment(spec.device, traced=spec.traces is not None),
             **_peer_environment(spec),
             **limits,
             **({} if loads_tower else {VISION_PART: EMBEDDINGS_ONLY}),
@@ -187,6 +191,14 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
 def lora_paths(folders: Mapping[str, str]) -> Setting:
     """Return SGLang's argument for the adapters in some folders, by name."""
     return [f"{name}={folder}" for name, folder in folders.items()] or None
+
+
+def _reports(spec: SglangSpec) -> dict[str, Setting]:
+    """Return SGLang's arguments for its own metrics and spans."""
+    metrics: dict[str, Setting] = {"enable_metrics": spec.metrics or None}
+    if spec.traces is None or spec.checks_grammars:
+        return metrics
+    return {**metrics, "enable_trace": True, "otlp_traces_endpoint": spec.traces, "otlp_service_name": "sglang"}
 
 
 def _adapters(limits: AdapterLimits, *, on_cpu: bool) -> dict[str, Setting]:
@@ -277,9 +289,10 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def environment(device: str) -> dict[str, str]:
+def environment(device: str, *, traced: bool = False) -> dict[str, str]:
     """Return the variables of every host on `device`, and of its zygote."""
-    return {**ENVIRONMENT, **(CPU_ENVIRONMENT if device == "cpu" else {})}
+    of_traces = TRACES_ENVIRONMENT if traced else {}
+    return {**ENVIRONMENT, **of_traces, **(CPU_ENVIRONMENT if device == "cpu" else {})}
 
 
 encode = msgspec.json.Encoder().encode

@@ -33,6 +33,7 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
     "diffusion": "dllm_algorithm",
     "[engine.NAME.diffusion_settings]": "dllm_algorithm_config",
     "metrics": "enable_metrics",
+    "tracing.engines": "enable_trace otlp_traces_endpoint otlp_service_name",
     "[engine.NAME.experts]": (
         "ep_size enable_eplb eplb_rebalance_num_iterations ep_num_redundant_experts ep_dispatch_algorithm"
         " init_expert_location expert_distribution_recorder_mode expert_distribution_recorder_buffer_size"

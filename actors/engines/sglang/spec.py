@@ -73,6 +73,7 @@ class SglangSpec:
     events_address: str | None = None  # host:port, where others than its node may listen for the events
     events_replay_address: str | None = None  # host:port, where they ask for missed events
     metrics: bool = False  # whether it reports SGLang's own metrics
+    traces: str | None = None  # the URL to which it exports SGLang's own spans
     adapters: AdapterLimits | None = None  # None: it takes no adapters
     data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory
     files_bytes_max: int = 2**30  # of all files that its operations have left

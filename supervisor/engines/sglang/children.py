@@ -288,6 +288,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         events_address=None if section.events.listen is None else str(section.events.listen),
         events_replay_address=None if section.events.replay is None else str(section.events.replay),
         metrics=section.metrics,
+        traces=cluster.tracing.url if cluster.tracing.engines else None,
         experts=section.experts.arguments(cluster.folder),
         diffusion=section.diffusion,
         diffusion_settings=section.diffusion_settings.arguments,

@@ -9,7 +9,10 @@ import pytest
 
 from actors.kit.spans import Spans
 from protocol.errors import StartFailed
+from protocol.strict.mistakes import Mistakes
+from protocol.strict.structure import structure
 from supervisor.config.schema import Cluster
+from supervisor.config.sections import TracingSection
 from supervisor.engines.kinds import read_cluster
 from supervisor.node import tracing
 from supervisor.node.reload import file_checks
@@ -31,8 +34,8 @@ def traced(written: Written, *lines: str) -> Cluster:
         ("http://[fe80::1]:4318/spans", "http://[fe80::1]:4318/spans"),
     ],
 )
-def test_a_collector_without_a_path_has_the_usual_one(written: Written, endpoint: str, url: str) -> None:
-    assert traced(written, f'endpoint = "{endpoint}"').tracing.url == url
+def test_a_collector_without_a_path_has_the_usual_one(endpoint: str, url: str) -> None:
+    assert TracingSection(endpoint=endpoint).url == url
 
 
 @pytest.mark.parametrize(
@@ -48,15 +51,22 @@ def test_a_collector_without_a_path_has_the_usual_one(written: Written, endpoint
         "http://::1/",
     ],
 )
-def test_any_other_url_is_a_mistake(written: Written, endpoint: str) -> None:
-    with pytest.raises(StartFailed, match=r"tracing.endpoint: must be a URL like http://127.0.0.1:4318/v1/traces, got"):
-        traced(written, f'endpoint = "{endpoint}"')
+def test_any_other_url_is_a_mistake(endpoint: str) -> None:
+    with pytest.raises(Mistakes, match=r"endpoint: must be a URL like http://127.0.0.1:4318/v1/traces, got"):
+        structure({"endpoint": endpoint}, TracingSection)
 
 
-@pytest.mark.parametrize("line", ["ratio = 1.5", "ratio = -0.1", "spans_max = 0", 'engines = "no"', "rate = 1"])
-def test_values_out_of_bounds_are_mistakes(written: Written, line: str) -> None:
-    with pytest.raises(StartFailed, match=f"tracing.{line.split(maxsplit=1)[0]}"):
-        traced(written, 'endpoint = "http://a"', line)
+@pytest.mark.parametrize(
+    ("key", "value"), [("ratio", 1.5), ("ratio", -0.1), ("spans_max", 0), ("engines", "no"), ("rate", 1)]
+)
+def test_values_out_of_bounds_are_mistakes(key: str, value: object) -> None:
+    with pytest.raises(Mistakes, match=f"{key}: "):
+        structure({"endpoint": "http://[::1]:4318", key: value}, TracingSection)
+
+
+def test_a_mistake_is_one_of_its_line(written: Written) -> None:
+    with pytest.raises(StartFailed, match=r"line 1[0-9]: tracing\.endpoint: must be a URL"):
+        traced(written, 'endpoint = "localhost:4318"')
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from protocol.messages.generation import Generate, GrammarKind, Logprob, PromptS
 from protocol.messages.media import MediaInfo
 from protocol.tensors import BYTES, Dtype, Tensor
 from protocol.token_ids import TokenIds
-from protocol.trace import as_headers
+from protocol.trace import UNSAMPLED, as_headers
 
 NOT_A_NUMBER = "NaN happened"  # SGLang's reason for an end by a token outside the vocabulary
 HAND_OFF_ERRORS = ("KVTransferError", "transfer failed", "bootstrap")  # marks in SGLang's errors of failed hand-offs
@@ -42,7 +42,7 @@ def sglang_request(
     A prefill gets the rank of a request twice. From the room alone SGLang 0.5.23 takes every rank but the first for the
     wrong one.
     """
-    trace = request.trace if traced else None
+    trace = request.trace
     is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
     return GenerateReqInput(
         input_ids=_input_ids(request.tokens, info),
@@ -59,7 +59,7 @@ def sglang_request(
         priority=request.priority,
         routed_dp_rank=request.rank,
         disagg_prefill_dp_rank=request.rank if is_rank_of_prefill else None,
-        external_trace_header=None if trace is None else as_headers(trace),
+        external_trace_header=(UNSAMPLED if trace is None else as_headers(trace)) if traced else None,
         **_bootstrap(request.hand_off),
     )
 

@@ -14,6 +14,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host.kv import prefix_cache
 from protocol.messages.engine import EngineInfo
+from protocol.trace import UNSAMPLED
 
 PROMPT_TOKENS = 32
 ANSWER_TOKENS = 4
@@ -50,6 +51,7 @@ async def warm_up(
             rid=f"{number:032x}",
             routed_dp_rank=rank,
             stream=True,
+            external_trace_header=UNSAMPLED,
             **bootstrap,
         )
         reason, drawn = None, 0

@@ -103,11 +103,30 @@ def test_settings_that_change_how_sglang_computes_are_taken(read: Callable[..., 
         'attention_backend = "fa3"',
         'dtype = "float32"',
         "schedule_conservativeness = 1",
-        "enable_trace = true",
+        'trace_modules = "request"',
     )
     lines += ("cuda_graph_bs_decode = [1, 2]", 'deepep_mode = "auto"', "load_snapshot_publish_interval = 1")
     lines += ('kv_cache_dtype = "fp8_e5m2"',)
     assert len(read(*lines).engines_of(SglangSection)["tiny-0"].settings) == len(lines)
+
+
+def test_only_engines_that_export_spans_have_the_arguments_for_it() -> None:
+    silent = SglangSpec("e", "/m", "cpu", 4, 4096)
+    traced = evolve(silent, traces="http://[::1]:4318/v1/traces")
+    names = {"enable_trace", "otlp_traces_endpoint", "otlp_service_name"}
+    assert not names & build(silent, "folder").arguments.keys()
+    assert names <= build(traced, "folder").arguments.keys()
+    assert not names & build(evolve(traced, checks_grammars=True), "folder").arguments.keys()
+    of_level = [build(spec, "folder").environment.get("SGLANG_TRACE_LEVEL") for spec in (silent, traced)]
+    assert of_level == [None, "2"]
+    own = evolve(traced, environment={"SGLANG_TRACE_LEVEL": "3"})
+    assert build(own, "folder").environment["SGLANG_TRACE_LEVEL"] == "3"
+
+
+@pytest.mark.parametrize("line", ["enable_trace = true", 'otlp_traces_endpoint = "http://a"'])
+def test_sglangs_own_arguments_for_spans_name_the_key_in_their_place(line: str, read: Callable[..., Cluster]) -> None:
+    with pytest.raises(StartFailed, match=r"is given by tracing\.engines"):
+        read(line)
 
 
 def test_every_rule_is_about_an_argument_that_there_is() -> None:
