@@ -57,7 +57,16 @@ DECODER = Path("actors/media/decoder")  # processes that decode what clients sen
 # Beside the folder of the host: files that a node imports too, to remove what hosts left, to compare models, and to
 # share memory with hosts of any kind.
 ENGINES = Path("actors/engines")
-SHARED = {ENGINES / name for name in ("adapter_files.py", "leftover_memory.py", "model_files.py", "shared_tensors.py")}
+SHARED = {
+    ENGINES / name
+    for name in (
+        "adapter_files.py",
+        "leftover_memory.py",
+        "model_files.py",
+        "sglang/embedding_model.py",
+        "shared_tensors.py",
+    )
+}
 
 # Time, chance, threads, other loops and the machine: they come in through a parameter, or through the supervisor.
 UNTAMED = {"asyncio", "anyio", "threading", "concurrent", "multiprocessing", "uuid", "ctypes", "sglang", "torch"}

@@ -65,6 +65,9 @@ DEFAULT_ARGUMENTS: dict[str, Setting] = {
     "log_level": "warning",
 }
 CPU_PREFILL_CHUNK = 256  # an abort waits for the piece that is being computed: some 20 ms
+CPU_EMBED_CHUNK = 1024  # tokens of an embedder's step, of which nobody waits for the first
+PARTS_WAITING_MAX = 4  # requests to an embedder beyond those that run at once
+ITEMS_RUNNING_MAX = 256  # items of an embedder in one step, as long as they fit into it
 CPU_ARGUMENTS: dict[str, Setting] = {
     "device": "cpu",
     "attention_backend": "torch_native",
@@ -114,6 +117,8 @@ class BootMessage:
     environment: dict[str, str]
     checks: GrammarLimits | None = None  # None: it runs an engine, or an encoder
     batch_max: int | None = None  # items of an encoder's batch; None: it is no encoder
+    task: str | None = None  # of an embedder: "embed" or "score"
+    requests_max: int = 0  # of an embedder, at once
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
     files: str = ""  # the folder for what its operations leave; empty: it has no operations that leave files
     files_bytes_max: int = 0
@@ -131,17 +136,13 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
     """Return the boot message of a host whose folder is `folder`; what its operations leave lies in `files`."""
     if spec.leg is Leg.ENCODE:
         return _encoder(spec, folder)
+    if spec.leg is Leg.EMBED:
+        return _embedder(spec, folder)
     on_cpu = spec.device == "cpu"
     arguments: dict[str, Setting] = {
-        "model_path": spec.model_path,
+        **_computing(spec),
         "max_running_requests": spec.slots,
-        "max_total_tokens": spec.kv_tokens_max,
-        "page_size": spec.page_size,
-        "tp_size": spec.tensor_parallel,
         "dp_size": spec.data_parallel if spec.data_parallel > 1 else None,
-        "context_length": spec.context_max,
-        "chunked_prefill_size": spec.prefill_chunk,
-        "mem_fraction_static": spec.memory_fraction,
         **_reports(spec),
         "dllm_algorithm": spec.diffusion,
         "dllm_algorithm_config": f"{folder}/{DIFFUSION_FILE}" if spec.diffusion_settings else None,
@@ -186,6 +187,19 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
         adapters=None if spec.checks_grammars else spec.adapters,
         events=events,
     )
+
+
+def _computing(spec: SglangSpec) -> dict[str, Setting]:
+    """Return the arguments of every engine with KV memory."""
+    return {
+        "model_path": spec.model_path,
+        "max_total_tokens": spec.kv_tokens_max,
+        "page_size": spec.page_size,
+        "tp_size": spec.tensor_parallel,
+        "context_length": spec.context_max,
+        "chunked_prefill_size": spec.prefill_chunk,
+        "mem_fraction_static": spec.memory_fraction,
+    }
 
 
 def lora_paths(folders: Mapping[str, str]) -> Setting:
@@ -268,6 +282,34 @@ def _encoder(spec: SglangSpec, folder: str) -> BootMessage:
         arguments={**own, **device, **arguments, **spec.settings},
         environment={**environment(spec.device), **spec.environment},
         batch_max=spec.batch_max,
+    )
+
+
+def _embedder(spec: SglangSpec, folder: str) -> BootMessage:
+    """Return the boot message of an embedder; its host adds what the model's files ask for."""
+    on_cpu = spec.device == "cpu"
+    arguments: dict[str, Setting] = {
+        **_computing(spec),
+        "is_embedding": True,
+        "enable_metrics": spec.metrics or None,
+        "grammar_backend": "none",
+        "max_running_requests": ITEMS_RUNNING_MAX,
+        "chunked_prefill_size": spec.prefill_chunk or (CPU_EMBED_CHUNK if on_cpu else None),
+    }
+    given: dict[str, Setting] = {name: value for name, value in arguments.items() if value is not None}
+    limits = {GRAMMAR_STEP_MS: str(spec.grammars.step_ms), BYTES_MAX: str(spec.grammars.bytes_max)}
+    return BootMessage(
+        name=spec.name,
+        folder=folder,
+        arguments={**DEFAULT_ARGUMENTS, **(CPU_ARGUMENTS if on_cpu else {}), **given, **spec.settings},
+        environment={
+            **environment(spec.device),
+            **limits,
+            **spec.environment,
+            **({METRICS_FOLDER: folder} if spec.metrics else {}),
+        },
+        task=spec.task,
+        requests_max=spec.slots,
     )
 
 

@@ -38,6 +38,7 @@ _GIVEN_BY = {  # the key of `cluster.toml` that decides, and the arguments that 
         "ep_size enable_eplb eplb_rebalance_num_iterations ep_num_redundant_experts ep_dispatch_algorithm"
         " init_expert_location expert_distribution_recorder_mode expert_distribution_recorder_buffer_size"
     ),
+    "task": "is_embedding",
     "[engine.NAME.adapters]": (
         "enable_lora max_lora_rank lora_target_modules lora_paths max_loaded_loras max_loras_per_batch"
     ),
@@ -48,7 +49,7 @@ _REASONS = {  # why the host cannot do with any other value than its own
         " enable_mm_global_cache mm_global_cache_backend enable_prefix_mm_cache"
     ),
     "an engine here generates text": (
-        "is_embedding encoder_only language_only language_model_only enable_adaptive_dispatch_to_encoder encoder_urls"
+        "encoder_only language_only language_model_only enable_adaptive_dispatch_to_encoder encoder_urls"
         " encoder_register_urls encoder_transfer_backend encoder_bootstrap_port"
     ),
     "a block is sent once it is ready": "dllm_fdfo",

@@ -57,6 +57,7 @@ class SglangSpec:
     memory_fraction: float | None = None  # share of the device's memory for weights and KV together
     prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
     leg: Leg = Leg.BOTH
+    task: str | None = None  # of an engine whose leg is EMBED: "embed" or "score"
     host: str = "127.0.0.1"  # where other engines reach this one
     bootstrap_port: int | None = None  # a prefill's
     transfer: str | None = None  # how KV caches move from a prefill to a decode

@@ -18,7 +18,6 @@ from attrs import define, evolve, field
 
 from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
-from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.operations import RankStarted, RunRank
@@ -27,9 +26,16 @@ from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_addresses import BootstrapAddresses
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
-from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_encoder, run_engine, run_follower_host
+from supervisor.engines.sglang.engine import (
+    LADDER,
+    HostRuntime,
+    run_embedder,
+    run_encoder,
+    run_engine,
+    run_follower_host,
+)
 from supervisor.engines.sglang.section import SHARED_ZYGOTE, SglangSection
-from supervisor.engines.work import LocalEncoder, LocalEngine
+from supervisor.engines.work import LocalEmbedder, LocalEncoder, LocalEngine
 from supervisor.links.serving import Services
 from supervisor.processes.process import Ladder
 from supervisor.supervision.registration import Registration
@@ -47,6 +53,7 @@ def sglang_children(context: NodeContext) -> KindChildren:
     return KindChildren(
         engine=node.engine,
         encoder=node.encoder,
+        embedder=node.embedder,
         before=(*zygotes, *followers),
         after=checkers,
         served={**served, **checks},
@@ -141,6 +148,26 @@ class SglangNode:
             stop_within_s=LADDER.total_s + 1.0,
             about="SGLang's vision tower, in a process of its own",
             limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silence_s)),
+        )
+        zygote = spawn.zygote_name(local.name, section)
+        return EngineChild(child, f"on {section.device}", () if zygote is None else (zygote,))
+
+    def embedder(self, local: LocalEmbedder) -> EngineChild:
+        """Return the child that runs an embedder."""
+        section = local.section
+        assert isinstance(section, SglangSection)
+        child = Child(
+            name="engine",
+            run=run_embedder,
+            args=(self.spec(local.name), self.starters[local.name], local.registration, self.host_runtime(section)),
+            start_within_s=section.start_within_s,
+            stop_within_s=LADDER.total_s + 1.0,
+            about="SGLang, in a process of its own",
+            limits=(
+                ("KV tokens", section.kv_tokens_max),
+                ("slots", section.slots),
+                ("silent s", section.silence_s),
+            ),
         )
         zygote = spawn.zygote_name(local.name, section)
         return EngineChild(child, f"on {section.device}", () if zygote is None else (zygote,))
@@ -273,7 +300,8 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         data_parallel=section.data_parallel,
         memory_fraction=section.memory_fraction,
         prefill_chunk=section.prefill_chunk,
-        leg=Leg(section.leg),
+        leg=section.worker_leg,
+        task=None if section.task == "generate" else section.task,
         host=ranks.host_address(cluster.node[section.nodes[rank]].host),
         bootstrap_port=section.bootstrap_port if section.leg == "prefill" else None,
         transfer=section.transfer,

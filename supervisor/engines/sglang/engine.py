@@ -21,10 +21,12 @@ import trio
 from attrs import evolve, field, frozen
 
 from actors.engines import leftover_memory
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.sglang.embedder import SglangEmbedder
 from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from actors.engines.shared_tensors import sharing_works
@@ -138,7 +140,30 @@ async def run_encoder(
     await _host(spec, start_host, runtime, offer)
 
 
-async def _watched(offered: SglangEngine | SglangEncoder, process: Process, silent_s: float) -> str | None:
+async def run_embedder(
+    spec: SglangSpec,
+    start_host: HostStarter,
+    registration: Registration[Embedder],
+    runtime: HostRuntime,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run one embedder; `started()` means that it can be asked. Raises as `run_engine` does."""
+
+    async def offer(link: Link, process: Process) -> str | None:
+        with suppress(EngineLost):
+            offered = SglangEmbedder(link, await _info(link))
+            with registration.publish(offered):
+                task_status.started()
+                return await _watched(offered, process, runtime.silent_s)
+        return None
+
+    await _host(spec, start_host, runtime, offer)
+
+
+async def _watched(
+    offered: SglangEngine | SglangEncoder | SglangEmbedder, process: Process, silent_s: float
+) -> str | None:
     """Wait until an engine's process ends, or return why it is to be ended before."""
     reason = None
 

@@ -49,7 +49,7 @@ def checkers(
     trees: list[Tree] = []
     shared: dict[str, Askable[Message, Message, Message]] = {}
     for name, section in context.cluster.engines_of(SglangSection).items():
-        if section.node != context.node or section.leg == "encode":
+        if section.node != context.node or section.leg == "encode" or section.task != "generate":
             continue
         if section.settings.get("grammar_backend") not in BACKENDS:
             continue

@@ -18,6 +18,7 @@ from actors.engines.adapter_files import AdapterBounds, AdapterMistake, check_ad
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.sglang.diffusion import model_mistake
+from supervisor.engines.sglang.embedding import model_mistakes
 from supervisor.engines.sglang.experts import SglangExperts, layout_mistake
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.files import reading
@@ -58,7 +59,9 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
     architecture = None
     with suppress(OSError, RuntimeError):  # other checks report a path that leads nowhere
         architecture = architecture_of(cluster.model_path(section.model), str(section.settings.get(OVERRIDES, "{}")))
-    if architecture is not None and section.leg != "encode":
+    if section.leg != "encode":
+        yield from model_mistakes(cluster, section, str(section.settings.get(OVERRIDES, "{}")), path)
+    if architecture is not None and section.leg != "encode" and section.task == "generate":
         wrong = model_mistake(section.diffusion, architecture, path)
         yield from () if wrong is None else (wrong,)
     yield from _expert_mistakes(cluster, section, f"{path}.experts")

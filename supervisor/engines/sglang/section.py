@@ -18,7 +18,7 @@ from supervisor.config import other_words
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection, EventsSection
 from supervisor.config.sections import LOOPBACK_HOSTS, WILDCARD_HOSTS, NodeName
-from supervisor.engines.sglang import adapters_section, diffusion
+from supervisor.engines.sglang import adapters_section, diffusion, embedding
 from supervisor.engines.sglang.adapters_section import SglangAdapters
 from supervisor.engines.sglang.diffusion import Algorithm, DiffusionSettings
 from supervisor.engines.sglang.experts import SglangExperts
@@ -84,6 +84,7 @@ class SglangSection(EngineSection):
     """`[engine.NAME]` with `kind = "sglang"`: one engine, whose ranks run in processes of their own."""
 
     encodes: ClassVar[bool] = True
+    embeds: ClassVar[bool] = True
 
     ranks_on: tuple[NodeName, ...] = ()  # other nodes with ranks of an engine that spans several; rank 0 is on `node`
     dist_port: Port | None = None  # port of rank 0's host at which the ranks of such an engine meet
@@ -219,6 +220,7 @@ class SglangSection(EngineSection):
         yield from self._rank_mistakes(cluster, path)
         yield from self._vision_mistakes(cluster, path)
         yield from self._event_mistakes(path)
+        yield from embedding.mistakes(self, path)
         yield from self.experts.mistakes(f"{path}.experts", self.device, self.tensor_parallel, self.settings)
         yield from adapters_section.mistakes(self.adapters, self.settings, self.device, path)
         own = self.diffusion, self.diffusion_settings

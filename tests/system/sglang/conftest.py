@@ -18,13 +18,14 @@ from attrs import evolve, frozen
 from openai import OpenAI
 
 from actors.engines import leftover_memory
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, SGLANG, Node, node, short_folder
 from protocol.messages.cluster import Leg
 from supervisor.engines.sglang import spawn
-from supervisor.engines.sglang.engine import HostRuntime, run_encoder, run_engine
+from supervisor.engines.sglang.engine import HostRuntime, run_embedder, run_encoder, run_engine
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
@@ -43,6 +44,7 @@ EACH_FAMILY = pytest.mark.parametrize(
 
 MakeEngine = Callable[..., AbstractAsyncContextManager[Engine]]  # with changes to its spec
 MakeEncoder = Callable[..., AbstractAsyncContextManager[Encoder]]  # with changes to its spec
+MakeEmbedder = Callable[..., AbstractAsyncContextManager[Embedder]]  # with changes to its spec
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +83,11 @@ def make_engine(zygote: ZygoteProcess) -> MakeEngine:
 @pytest.fixture
 def make_encoder(zygote: ZygoteProcess) -> MakeEncoder:
     return partial(real_encoder, zygote)
+
+
+@pytest.fixture
+def make_embedder(zygote: ZygoteProcess) -> MakeEmbedder:
+    return partial(real_embedder, zygote)
 
 
 @frozen
@@ -175,4 +182,17 @@ async def real_encoder(zygote: ZygoteProcess, silent_s: float = 10.0, **changes:
             await nursery.start(run_encoder, spec, start_host, encoders, runtime)
         assert encoders.current is not None
         yield encoders.current
+        nursery.cancel_scope.cancel(reason="the test has ended")
+
+
+@asynccontextmanager
+async def real_embedder(zygote: ZygoteProcess, silent_s: float = 10.0, **changes: Any) -> AsyncIterator[Embedder]:
+    """Run an embedder forked from a zygote, without a node around it."""
+    embedders: Registration[Embedder] = Registration()
+    spec = SglangSpec("vectors", "", "cpu", slots=16, kv_tokens_max=16384, leg=Leg.EMBED, task="embed")
+    async with forked_hosts(zygote, silent_s) as (start_host, runtime), trio.open_nursery() as nursery:
+        with trio.fail_after(STARTED_WITHIN_S):
+            await nursery.start(run_embedder, evolve(spec, **changes), start_host, embedders, runtime)
+        assert embedders.current is not None
+        yield embedders.current
         nursery.cancel_scope.cancel(reason="the test has ended")

@@ -20,6 +20,10 @@ def main() -> None:
         from actors.engines.sglang.host.grammars import grammar_checker
 
         grammar_checker.run(boot, socket.socket(fileno=link), watchdog)
+    if boot.task is not None:
+        from actors.engines.sglang.host.embedding import server as embedding_server
+
+        embedding_server.run(boot, socket.socket(fileno=link), watchdog)
     if boot.batch_max is not None:
         from actors.engines.sglang.host.vision import encoder
 

@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Required, TypedDict
+from typing import Generic, NamedTuple, Required, TypedDict, TypeVar
 
 from sglang.srt.managers.io_struct import BatchTokenIDOutput
 from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
@@ -33,6 +33,7 @@ from protocol.weight_versions import VERSION_CHARACTERS_MAX
 SOCKET_NAME = "steps"
 READ_BYTES = 256 * 1024
 _HEAD = struct.Struct("<I")  # the length of a step's pickle, before it
+StepT = TypeVar("StepT")
 
 
 class Likeliest(NamedTuple):
@@ -112,9 +113,14 @@ class StepSender:
             self._socket.connect(_path(Path(tempfile.gettempdir())))
 
     def push_generation(self, output: BatchTokenIDOutput, _decode_latencies: dict[int, float]) -> None:
-        """Send the tokens of one step, and wait while the host is far behind."""
+        """Send the tokens of one step."""
         if self._socket is not None:
-            data = pickle.dumps(step_output(output, self._version()), pickle.HIGHEST_PROTOCOL)
+            self.send(step_output(output, self._version()))
+
+    def send(self, step: object) -> None:
+        """Send what a step has computed, and wait while the host is far behind."""
+        if self._socket is not None:
+            data = pickle.dumps(step, pickle.HIGHEST_PROTOCOL)
             self._socket.sendall(_HEAD.pack(len(data)) + data)
 
 
@@ -165,12 +171,10 @@ def _path(folder: Path) -> str:
     return str(folder / SOCKET_NAME)
 
 
-class StepReceiver:
+class StepReceiver(Generic[StepT]):
     """Receives the steps of all schedulers; `end` gets the reason when one cannot be handled."""
 
-    def __init__(
-        self, listener: socket.socket, on_step: Callable[[StepOutput], None], end: Callable[[str], object]
-    ) -> None:
+    def __init__(self, listener: socket.socket, on_step: Callable[[StepT], None], end: Callable[[str], object]) -> None:
         self._listener = listener
         self._on_step = on_step
         self._end = end

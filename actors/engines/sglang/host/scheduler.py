@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.events import KvEventLoraNames
 from sglang.srt.model_executor.model_runner_components import weight_updater
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import hand_off_terms, outputs, penalties
+from actors.engines.sglang.host import hand_off_terms, outputs, penalties, poolers, vectors
 from actors.engines.sglang.host.vision import towers
 from protocol.messages.weights import JOIN_WITHIN_S
 
@@ -58,6 +58,9 @@ def prepare() -> None:
     penalties.count_exactly()
     outputs.send_steps()
     hand_off_terms.report()
+    if (pooling := os.environ.get(poolers.OF_FILES)) is not None:
+        poolers.pool_by_files(pooling)
+        vectors.send_vectors()
     if os.environ.get(VISION_PART) == EMBEDDINGS_ONLY:
         towers.leave_out_towers()
     elif not torch.cuda.is_available():

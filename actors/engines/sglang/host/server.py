@@ -12,32 +12,26 @@ touches SGLang's private names.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
-import tempfile
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 from uuid import uuid4
 
 from attrs import evolve
-from setproctitle import getproctitle
-from sglang.srt.entrypoints.engine import Engine
-from sglang.srt.managers.load_snapshot import LoadSnapshot, shm_path_for
+from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
-from sglang.srt.server_args import PortArgs
 
 from actors.engines import leftover_memory, model_files
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host import outputs, scheduler, translation
+from actors.engines.sglang.host import engine_process, outputs, translation
 from actors.engines.sglang.host.adapters import Adapters, first_adapters
+from actors.engines.sglang.host.engine_process import OwnEngine, take_over
 from actors.engines.sglang.host.expert_records import ExpertRecords
-from actors.engines.sglang.host.follower_rank import pin_to_cores, serve_follower_rank
+from actors.engines.sglang.host.follower_rank import serve_follower_rank
 from actors.engines.sglang.host.kept_files import KeptFiles, kept_files_of
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
@@ -52,10 +46,10 @@ from actors.engines.sglang.host.vision.media_input import MediaInput, media_info
 from actors.engines.sglang.host.vision.pixels import folder_layout
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
-from actors.engines.sglang.host.watchdog import Watchdog, print_reason
+from actors.engines.sglang.host.watchdog import Watchdog
 from actors.engines.sglang.host.weights import WeightUpdates
 from protocol.errors import AskerLeft, EngineRefused, InternalError, NotReady, RequestError, Unsupported
-from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
@@ -68,35 +62,12 @@ CONTROL_STREAMS = 16  # beside one stream a slot
 EVENTS_CLOSED_WITHIN_S = 1.0
 
 
-class _Engine(Engine):
-    """SGLang's engine without its detokenizer process, and with a scheduler that aborts at once."""
-
-    run_scheduler_process_func = staticmethod(scheduler.run)
-
-    @classmethod
-    def _launch_detokenizer_subprocesses(cls, **_: object) -> tuple[list[object], list[str]]:
-        return [], []
-
-
-def _hook_ports(folder: Path) -> None:
-    """Send the scheduler's output to the tokenizer manager, and record the engine's names in /dev/shm."""
-    init_new = PortArgs.init_new
-
-    def hooked(*args: object, **kwargs: object) -> PortArgs:
-        ports = init_new(*args, **kwargs)
-        ports.detokenizer_ipc_name = ports.tokenizer_ipc_name
-        leftover_memory.record(folder, {Path(shm_path_for(ports.instance_id)).name})
-        return ports
-
-    PortArgs.init_new = staticmethod(hooked)
-
-
 class Host:
     """Serves one link from one engine."""
 
     def __init__(
         self,
-        engine: _Engine,
+        engine: OwnEngine,
         info: EngineInfo,
         peer: Peer,
         link: socket.socket,
@@ -143,14 +114,7 @@ class Host:
 
     async def start(self, listener: socket.socket) -> None:
         """Receive steps at `listener` from now on, and warm the engine; raises `RuntimeError` if it cannot answer."""
-        loop = asyncio.get_running_loop()
-        StepReceiver(listener, self._stepped, self.watchdog.end).start(loop)
-        self.manager.auto_create_handle_loop()
-        # SGLang has just installed signal handlers that drain for seconds, and a watchdog: `Watchdog` replaces both.
-        for handled in (signal.SIGTERM, signal.SIGQUIT):
-            loop.add_signal_handler(handled, self.watchdog.end, handled.name)
-        if self.manager._subprocess_watchdog is not None:  # noqa: SLF001
-            self.manager._subprocess_watchdog.stop()  # noqa: SLF001
+        take_over(self.engine, StepReceiver(listener, self._stepped, self.watchdog.end), self.watchdog)
         self.events.start()
         await self._warm_up()
         await self.manager.freeze_gc()  # the scheduler's too: else a full collection visits all of SGLang and torch
@@ -317,26 +281,14 @@ class Host:
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
-    folder = Path(boot.folder)
-    # The library finds the space for titles by the environment's first variable, which may be changed below.
-    getproctitle()
-    tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
-    os.environ.update(boot.environment)
-    rank, ranks = boot.arguments.get("node_rank"), boot.arguments.get("dp_size", 1)
-    if boot.arguments.get("device") == "cpu" and (isinstance(rank, int) or ranks != 1):
-        pin_to_cores(rank if isinstance(rank, int) else 0, ranks if isinstance(ranks, int) else 1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
-    _hook_ports(folder)
+    folder, rank = Path(boot.folder), boot.arguments.get("node_rank")
+    engine_process.prepare(boot)
     try:
         listener = outputs.listen(folder)
         table = first_adapters(boot.adapters, str(boot.arguments["model_path"]))
         if boot.adapters is not None:
             boot.arguments["lora_paths"] = boot_message.lora_paths(table.folders)
-        engine = _Engine(**boot.arguments)
-        _require_plugin()
-        for pid in engine.get_all_child_pids():
-            watchdog.watch_child(pid)
-        leftover_memory.record(folder, leftover_memory.mapped())
+        engine = engine_process.start_engine(boot, watchdog)
         requests_max = engine.server_args.max_running_requests * engine.server_args.dp_size
         peer = Peer(boot.name, serves_max=requests_max + CONTROL_STREAMS)
         host = None if rank else _host(boot, engine, peer, link, watchdog, table)
@@ -344,27 +296,14 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
             host.take_weights()
             engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
-        peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-        link.sendall(peer.data_to_send())
-        watchdog.end(f"the engine could not start: {error!r}")
+        engine_process.fail_start(boot, link, watchdog, error)
     reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
-    print_reason(reason)
-    watchdog.unwatch_children()
-    engine.shutdown()
-    leftover_memory.remove(folder)
-    os._exit(0)
-
-
-def _require_plugin() -> None:
-    """Raise `RuntimeError` if SGLang serves without the limits of grammars: it only logs why it loads no plugin."""
-    if not import_module("espalier_sglang").active:
-        raise RuntimeError("SGLang has not loaded the limits of grammars")
+    engine_process.end(engine, folder, watchdog, reason)
 
 
 def _host(
     boot: boot_message.BootMessage,
-    engine: _Engine,
+    engine: OwnEngine,
     peer: Peer,
     link: socket.socket,
     watchdog: Watchdog,

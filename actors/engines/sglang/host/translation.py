@@ -45,7 +45,7 @@ def sglang_request(
     trace = request.trace
     is_rank_of_prefill = info.hand_off_address is not None and info.data_parallel > 1
     return GenerateReqInput(
-        input_ids=_input_ids(request.tokens, info),
+        input_ids=input_ids(request.tokens, info),
         sampling_params=_sampling(request.sampling, request.resumed_tokens, honours_seed=info.honours_seed),
         image_data=None if media is None else [media],
         rid=request.id,
@@ -64,7 +64,7 @@ def sglang_request(
     )
 
 
-def _input_ids(tokens: TokenIds, info: EngineInfo) -> array[int]:
+def input_ids(tokens: TokenIds, info: EngineInfo) -> array[int]:
     """Return token ids as SGLang keeps them; raises `BadRequest` for one outside the vocabulary."""
     ids = np.frombuffer(tokens.packed, "<u4")
     check_largest_token(int(ids.max()), info)

@@ -89,6 +89,7 @@ def _import_everything() -> None:
     import sglang.srt.models.qwen2
     import sglang.srt.models.registry  # noqa: F401
 
+    import actors.engines.sglang.host.embedding.server
     import actors.engines.sglang.host.grammars.grammar_checker
     import actors.engines.sglang.host.server
     import actors.engines.sglang.host.vision.encoder  # noqa: F401
@@ -101,6 +102,7 @@ def _import_everything() -> None:
 
 def _become_host(message: bytes, fds: list[int]) -> None:
     from actors.engines.sglang.host import server
+    from actors.engines.sglang.host.embedding import server as embedding_server
     from actors.engines.sglang.host.grammars import grammar_checker
     from actors.engines.sglang.host.vision import encoder
 
@@ -111,7 +113,10 @@ def _become_host(message: bytes, fds: list[int]) -> None:
         watchdog = start_watchdog(Path(boot.folder), link, node)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        host = encoder if boot.batch_max is not None else server if boot.checks is None else grammar_checker
+        if boot.task is not None:
+            host = embedding_server
+        else:
+            host = encoder if boot.batch_max is not None else server if boot.checks is None else grammar_checker
         host.run(boot, socket.socket(fileno=link), watchdog)
     except BaseException:  # noqa: BLE001  # a fork must never return into its zygote's loop
         traceback.print_exc()

@@ -51,7 +51,7 @@ def read(tmp_path: Path) -> Callable[..., Cluster]:
 @pytest.mark.parametrize(
     ("line", "mistake"),
     [
-        ("is_embedding = true", "settings.is_embedding: cannot be set: an engine here generates text"),
+        ("is_embedding = true", "settings.is_embedding: is given by task"),
         ("dp_size = 2", "settings.dp_size: is given by data_parallel"),
         ("enable_dp_attention = true", "settings.enable_dp_attention: cannot be set: the router chooses the rank"),
         ('disaggregation_mode = "prefill"', "settings.disaggregation_mode: is given by leg"),
