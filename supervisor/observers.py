@@ -12,6 +12,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.canary import ANSWERED, CanaryObserver
+from actors.engines.embedding.limits import EmbedderObserver
 from actors.engines.encoding.limits import EncoderObserver
 from actors.engines.outcomes import ENDED
 from actors.engines.slots.slots import SlotObserver
@@ -19,6 +20,7 @@ from actors.kit.spans import Attribute, Span, SpanKind, Spans
 from actors.routing.pools.service_levels import ServiceLevels
 from actors.routing.ports import RoutingObserver
 from protocol.errors import AskerLeft
+from protocol.messages.embedding import Embed
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaItem
 from supervisor.telemetry.metrics import Metrics
@@ -109,6 +111,23 @@ class EncoderMetrics(EncoderObserver):
 
     def aborted(self, seconds: float) -> None:
         """Count the time from a batch's cancellation to its release by the engine."""
+        self.metrics.aborted(self.engine, seconds)
+
+
+@frozen
+class EmbedderMetrics(EmbedderObserver):
+    """The metrics of one embedder."""
+
+    metrics: Metrics
+    engine: str
+
+    def request_ended(self, request: Embed, outcome: str, seconds: float) -> None:
+        """Count a request, and the items of one that was computed."""
+        ended = outcome == ENDED
+        self.metrics.embedding_ended(self.engine, outcome, seconds, len(request.items) * ended, request.tokens * ended)
+
+    def aborted(self, seconds: float) -> None:
+        """Count the time from a request's cancellation to its release by the engine."""
         self.metrics.aborted(self.engine, seconds)
 
 

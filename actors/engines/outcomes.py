@@ -11,6 +11,7 @@ import trio
 
 from actors.kit.calls import Call
 from protocol.errors import ActorLost, AskerLeft, InternalError, RequestError
+from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.media import Encode, Encoded
 from protocol.trace import log_fields
@@ -21,7 +22,7 @@ ENDED = "ended"
 """The outcome of a call that has its result; all others are the codes of errors."""
 
 GenerateCall: TypeAlias = Call[Generate, Started | Tokens, Finished]
-EngineCall: TypeAlias = GenerateCall | Call[Encode, Encoded, Encoded]
+EngineCall: TypeAlias = GenerateCall | Call[Encode, Encoded, Encoded] | Call[Embed, Vectors, Vectors]
 
 
 @contextmanager

@@ -44,10 +44,15 @@ class Leg(StrEnum):
         """The legs of workers that can do the work of this leg: itself, and `BOTH`."""
         return (self,) if self in {Leg.BOTH, Leg.ENCODE, Leg.EMBED} else (self, Leg.BOTH)
 
+    @property
+    def generates(self) -> bool:
+        """Whether engines of this leg take part in computing answers: not encoders, and not embedders."""
+        return self not in {Leg.ENCODE, Leg.EMBED}
+
 
 def serve_text(legs: Collection[Leg]) -> bool:
-    """Whether workers of these legs can answer a request without images and videos."""
-    return Leg.BOTH in legs or (Leg.PREFILL in legs and Leg.DECODE in legs)
+    """Whether workers of these legs can answer a request of their model without images and videos."""
+    return not {Leg.BOTH, Leg.EMBED}.isdisjoint(legs) or (Leg.PREFILL in legs and Leg.DECODE in legs)
 
 
 def rank_name(engine: str, rank: int, ranks: int) -> str:

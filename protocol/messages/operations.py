@@ -16,6 +16,7 @@ from collections.abc import Collection
 from attrs import frozen
 
 from protocol.messages import adapters, engine_files, experts, memory, profile, role, weights
+from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done
 from protocol.messages.generation import Grammar
 from protocol.messages.kind import Kind, Message
@@ -82,6 +83,11 @@ OPERATION_OF = {operation.request: operation for operation in OPERATIONS}
 
 OPERATION_NAMED = {operation.name: operation for operation in OPERATIONS}
 """The rows by the words of the command line."""
+
+
+def is_for(operation: EngineOperation, leg: Leg) -> bool:
+    """Whether an operation is for engines of a leg; embedders carry out none."""
+    return leg.generates or (leg is Leg.ENCODE and operation.scope is OperationScope.ALL)
 
 
 def operation_names(requests: Collection[type[Message]]) -> tuple[str, ...]:

@@ -30,11 +30,11 @@ from protocol.errors import (
     RequestError,
     Unsupported,
 )
-from protocol.messages.cluster import Leg, Offer, Operate, Operated, Status, engine_and_rank
+from protocol.messages.cluster import Offer, Operate, Operated, Status, engine_and_rank
 from protocol.messages.engine_files import ReadFile
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
-from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS
+from protocol.messages.operations import OPERATION_NAMED, OPERATION_OF, OPERATIONS, is_for
 from protocol.messages.role import SetRole, left_unserved
 from protocol.messages.weights import WeightsUpdated, numbered
 from supervisor.cli.client import ClusterClient
@@ -110,8 +110,7 @@ def _engines(statuses: Mapping[str, StatusOrError], operation: EngineOperation, 
         for node, status in statuses.items()
         if isinstance(status, Status)
         for offer in status.state.offers
-        if (operation.scope is OperationScope.ALL or offer.leg is not Leg.ENCODE)
-        and (operation.scope is not OperationScope.MODEL or model in {"", offer.model})
+        if is_for(operation, offer.leg) and (operation.scope is not OperationScope.MODEL or model in {"", offer.model})
     ]
     return {each.name: each for each in asked}
 

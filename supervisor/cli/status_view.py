@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from protocol.messages.cluster import ChildState, Leg, Offer, Reloaded, Status
+from protocol.messages.cluster import ChildState, Offer, Reloaded, Status
 from supervisor.cluster.model_weights import NewestWeights
 from supervisor.printable import printable
 from supervisor.supervision.registration import OUT_OF_SERVICE
@@ -217,7 +217,7 @@ def _without_behind(statuses: Mapping[str, StatusOrError]) -> dict[str, StatusOr
     newest = newest_weights(statuses)
 
     def shown(offer: Offer) -> Offer:
-        why = "" if offer.leg is Leg.ENCODE or not offer.up else newest[offer.model].behind(offer.weights)
+        why = "" if not (offer.leg.generates and offer.up) else newest[offer.model].behind(offer.weights)
         return evolve(offer, up=False, why=f"{OUT_OF_SERVICE}: {why}") if why else offer
 
     return {
@@ -241,7 +241,7 @@ def _engines(answered: Sequence[Status]) -> _Columns:
             words = (offer.name, status.node, offer.model, offer.leg, *(offer.weights.version for _ in versions))
             names = (Text(printable(word)) for word in words)
             counts = map(str, (offer.running, offer.waiting, offer.slots))
-            kv_used = "" if offer.leg is Leg.ENCODE else f"{offer.kv_used:.0%}"  # an encoder has no KV memory
+            kv_used = f"{offer.kv_used:.0%}" if offer.leg.generates else ""  # others keep no KV memory
             table.rows.append((*names, _state(state), *counts, f"{offer.tokens:,}", kv_used))
     return table
 

@@ -111,12 +111,13 @@ class Announcer:
 
 
 def _offered(directory: Directory, node: str) -> list[LocalWorker]:
-    """Return the workers to announce to a router: encoders and ranks only if it takes them."""
+    """Return the workers to announce to a router: encoders, embedders and ranks only if it takes them."""
     state = directory.node(node).state
+    takes = {Leg.ENCODE: state.takes_encoders, Leg.EMBED: state.takes_embedders}
     return [
         worker
         for worker in directory.local.values()
-        if (state.takes_encoders or worker.leg is not Leg.ENCODE) and (state.takes_ranks or worker.ranks == 1)
+        if takes.get(worker.leg, True) and (state.takes_ranks or worker.ranks == 1)
     ]
 
 
@@ -147,6 +148,7 @@ def _own_state(directory: Directory, neighbours: tuple[Neighbour, ...]) -> NodeS
         takes_encoders=True,
         watched=True,
         takes_ranks=True,
+        takes_embedders=True,
     )
 
 

@@ -5,9 +5,9 @@ the ledger of the requests in flight (`in_flight.py`), from which the load follo
 ranks is as many workers, which share its inbox and its life. Each has a load of its own, and `Generate.rank` names the
 rank that a request is for.
 
-`ask` is for what occupies the worker: an `Encode` if that is an encoder, else a `Generate`. `call` reaches everything
-else that the worker's node serves under its name (its load, its prefix cache, a grammar check): any message with a row
-in the message table.
+`ask` is for what occupies the worker: an `Encode` if that is an encoder, an `Embed` if it is an embedder, else a
+`Generate`. `call` reaches everything else that the worker's node serves under its name (its load, its prefix cache, a
+grammar check): any message with a row in the message table.
 
 A worker does not import the directory. It reports to a `SiblingDirectory`, and asks it whether others could serve, too.
 """
@@ -25,6 +25,7 @@ from actors.kit.calls import Answer
 from actors.routing.load import Load
 from protocol.cost import encoding_tokens, kv_tokens
 from protocol.messages.cluster import Leg, Offer, engine_and_rank
+from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
@@ -32,14 +33,17 @@ from protocol.messages.media import Encode, Encoded
 from supervisor.cluster.in_flight import InFlight
 from supervisor.cluster.model_weights import NewestWeights
 
-Work: TypeAlias = Generate | Encode
-"""A request that occupies a worker; an encoder gets the second, all others the first."""
+Work: TypeAlias = Generate | Encode | Embed
+"""A request that occupies a worker; an encoder gets the second, an embedder the third, all others the first."""
 
 Replies: TypeAlias = Answer[Started | Tokens, Finished]
 EncodedReplies: TypeAlias = Answer[Encoded, Encoded]
 """The answer to an `Encode`: no replies, then its result."""
 
-AnyReplies: TypeAlias = Replies | EncodedReplies
+VectorsReplies: TypeAlias = Answer[Vectors, Vectors]
+"""The answer to an `Embed`: no replies, then its result."""
+
+AnyReplies: TypeAlias = Replies | EncodedReplies | VectorsReplies
 Ask: TypeAlias = Callable[[Message, int], AbstractAsyncContextManager[Answer[Message, Message]]]
 """A function that passes a request on, with so much credit."""
 
@@ -68,14 +72,14 @@ def _tokens(request: Work, leg: Leg) -> tuple[int, int]:
     """
     if isinstance(request, Encode):
         return encoding_tokens(request), encoding_tokens(request)
+    if isinstance(request, Embed):
+        return request.tokens, request.tokens
     return request.uncached_tokens, kv_tokens(request, leg, 0)
 
 
 def _of_rank(request: Work, rank: int) -> Work:
     """Return a request as one for a rank."""
-    if isinstance(request, Encode) or request.rank == rank:
-        return request
-    return evolve(request, rank=rank)
+    return evolve(request, rank=rank) if isinstance(request, Generate) and request.rank != rank else request
 
 
 @define(eq=False, kw_only=True)
@@ -146,6 +150,9 @@ class ClusterWorker(ABC):
 
     @overload
     def ask(self, request: Encode, credit: int) -> AbstractAsyncContextManager[EncodedReplies]: ...
+
+    @overload
+    def ask(self, request: Embed, credit: int) -> AbstractAsyncContextManager[VectorsReplies]: ...
 
     def ask(self, request: Work, credit: int) -> AbstractAsyncContextManager[AnyReplies]:
         """Ask for this node, waiting while the worker accepts nothing; leaving cancels the request.

@@ -227,8 +227,8 @@ class Directory:
         return evolve(state, offers=tuple(offers))
 
     def _behind(self, offer: Offer) -> str:
-        """Return why an engine is not asked whose weights are behind, empty if it is; an encoder has none of them."""
-        newest = None if offer.leg is Leg.ENCODE else self._newest_weights.get(offer.model)
+        """Return why an engine of tokens is not asked whose weights are behind; empty if it is."""
+        newest = self._newest_weights.get(offer.model) if offer.leg.generates else None
         return "" if newest is None else newest.behind(offer.weights)
 
     def _rerank(self, worker: ClusterWorker) -> None:
@@ -371,6 +371,7 @@ class Directory:
             takes_encoders=True,
             watched=True,
             takes_ranks=True,
+            takes_embedders=True,
         )
 
     def neighbours(self) -> tuple[Neighbour, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from protocol.errors import PeerViolation
 from protocol.messages.adapters import ADAPTERS_MAX, Adapter, name_mistake
 from protocol.messages.cluster import COUNT_MAX, RANKS_MAX, Leg, Offer, engine_and_rank
+from protocol.messages.embedding import EmbeddingInfo, EmbeddingOutput
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import GrammarKind
 from protocol.messages.media import MediaForm, MediaInfo
@@ -15,6 +16,8 @@ ENGINE_NAME_LENGTH_MAX = 128  # of the kind, the version and the operations of a
 OPERATIONS_MAX = 128  # of one engine, of which a later version may have more than this one
 ADDRESS_BYTES_MAX = 1024  # for hand-offs
 WEIGHTS_TEXT_LENGTH_MAX = 4096  # of a version, a checksum and a folder
+WIDTH_MAX = 65_536  # numbers in a vector
+WIDTHS_MAX = 64  # lengths of vectors that a model was trained for
 TERMS_MAX = 32  # of one engine, which a later version may add to
 
 
@@ -43,11 +46,16 @@ def check_engine(offer: Offer) -> None:
 
 
 def _is_possible(leg: Leg, engine: EngineInfo) -> bool:
-    """Whether the limits of an engine can be; an encoder has no limits of tokens."""
+    """Whether the limits of an engine can be; an encoder has no limits of tokens, and an embedder no KV memory."""
     tokens = (engine.vocabulary_size, engine.context_max, engine.kv_tokens_max, engine.request_tokens_max)
     own = (*tokens, engine.page_size)
     shared = (engine.running_max, engine.ranks, engine.data_parallel)
-    counts = shared if leg is Leg.ENCODE else (*own, *shared)
+    if not _is_possible_embedding(engine.embedding, required=leg is Leg.EMBED):
+        return False
+    needed = {Leg.ENCODE: (), Leg.EMBED: (engine.vocabulary_size, engine.request_tokens_max)}.get(leg, own)
+    counts = (*needed, *shared)
+    if min(own) < 0 or max(own) > COUNT_MAX:
+        return False
     if min(counts) < 1 or max(counts) > COUNT_MAX or engine.data_parallel > RANKS_MAX:
         return False
     return leg is not Leg.ENCODE or not any(own)
@@ -60,6 +68,17 @@ def _is_possible_record(weights: WeightsRecord) -> bool:
 
 def _is_possible_adapter(adapter: Adapter) -> bool:
     return name_mistake(adapter.name) is None and 0 < len(adapter.digest) <= WORD_MAX
+
+
+def _is_possible_embedding(embedding: EmbeddingInfo | None, *, required: bool) -> bool:
+    """Whether the vectors of an engine can be; only an embedder has any."""
+    if embedding is None or not required:
+        return embedding is None and not required
+    shorter = embedding.matryoshka_dimensions
+    is_score = embedding.output is EmbeddingOutput.SCORES
+    if not 1 <= embedding.width <= (1 if is_score else WIDTH_MAX) or len(shorter) > WIDTHS_MAX:
+        return False
+    return all(1 <= number <= embedding.width for number in shorter)
 
 
 def _is_possible_media(media: MediaInfo | None, *, required: bool) -> bool:

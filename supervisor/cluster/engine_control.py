@@ -1,4 +1,4 @@
-"""Engine control: the load of every engine and encoder, of this node or of the cluster.
+"""Engine control: the load of every engine, encoder and embedder, of this node or of the cluster.
 
 All are asked concurrently, each with its own timeout, so one that hangs does not delay the others. An answer of
 another node may be wrong: impossible loads are left out.
@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import trio
 
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from protocol.errors import RequestError
@@ -28,7 +29,7 @@ async def local_loads(engines: Engines) -> dict[str, EngineLoad]:
     """Return the load of each worker of this node by its name; one that does not answer in time is left out."""
     loads: dict[str, EngineLoad] = {}
 
-    async def ask(name: str, engine: Engine | Encoder) -> None:
+    async def ask(name: str, engine: Engine | Encoder | Embedder) -> None:
         with trio.move_on_after(LOADS_WITHIN_S), suppress(RequestError):
             loads.update(_by_worker(name, await engine.load()))
 

@@ -13,8 +13,7 @@ from attrs import define, evolve, field
 
 from actors.engines.request_check import check_rank
 from protocol.errors import BadRequest
-from protocol.messages.generation import REQUEST_ID_LENGTH
-from protocol.messages.media import Encode
+from protocol.messages.generation import REQUEST_ID_LENGTH, Generate
 from supervisor.cluster.cluster_worker import AnyReplies, Work
 from supervisor.cluster.workers import LocalWorker
 
@@ -45,7 +44,7 @@ class EngineService:
         if request.id in self._ids:
             raise BadRequest(f"the request {request.id} is being answered already")
         worker = self.worker
-        if not isinstance(request, Encode):
+        if isinstance(request, Generate):
             if credit < request.sampling.tokens_max:
                 raise BadRequest(f"credit for {credit} tokens, where {request.sampling.tokens_max} are asked for")
             check_rank(request, 1 + len(self.others))

@@ -38,13 +38,17 @@ class ModelPool:
         return [
             worker
             for worker in self.workers()
-            if worker.leg not in {Leg.DECODE, Leg.ENCODE}
+            if worker.leg in {Leg.BOTH, Leg.PREFILL}
             and (isinstance(worker, LocalWorker) or node(worker.node).state.watched)
         ]
 
     def encoders(self) -> list[ClusterWorker]:
         """Return the encoders that can be asked now."""
         return list(self.directory.ranked(self.model, Leg.ENCODE))
+
+    def embedders(self) -> list[ClusterWorker]:
+        """Return the embedders that can be asked now."""
+        return list(self.directory.ranked(self.model, Leg.EMBED))
 
     def expected(self) -> Mapping[str, Leg]:
         """Return the legs of all workers by their names in the cluster, whether they can be asked or not."""

@@ -51,7 +51,7 @@ def request_limits(
 
 def _page_sizes(directory: Directory, model: str) -> tuple[int, ...]:
     """Return the page sizes of a model's engines; an engine of another node may say anything of its own."""
-    engines = [offer.engine for offer in directory.offers(model) if offer.leg is not Leg.ENCODE]
+    engines = [offer.engine for offer in directory.offers(model) if offer.leg.generates]
     sizes = {engine.page_size for engine in engines if engine is not None and engine.page_size > 0}
     return tuple(sorted(sizes)[:PAGE_SIZES_MAX])
 

@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 
 import trio
 
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
@@ -32,11 +33,10 @@ from protocol.errors import (
     RequestError,
     Unsupported,
 )
-from protocol.messages.cluster import Leg
 from protocol.messages.engine import Done, GetLoad
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation, OperationScope
-from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache
+from protocol.messages.operations import OPERATION_OF, OPERATIONS, FlushCache, is_for
 from protocol.messages.role import SetRole, left_unserved
 from protocol.messages.weights import numbered
 from supervisor.cluster.cluster_worker import ClusterWorker
@@ -49,9 +49,9 @@ from supervisor.supervision.registration import Registration
 
 ENGINES_A_TURN = 50  # that are asked before other tasks may run
 
-E = TypeVar("E", Engine, Encoder)
+E = TypeVar("E", Engine, Encoder, Embedder)
 T = TypeVar("T")
-Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder]]
+Engines: TypeAlias = Mapping[str, Registration[Engine] | Registration[Encoder] | Registration[Embedder]]
 
 Take: TypeAlias = Callable[[str, Message | RequestError | None], None]
 """A function that takes the answer or the error of an engine, by its name in the cluster."""
@@ -69,7 +69,7 @@ async def operate(directory: Directory, request: Message, engine: str | None = N
     operation = OPERATION_OF[type(request)]
     engines = _chosen(directory, request, engine)
     models = {name: worker.model for name, worker in engines.items()}
-    served = Counter(worker.model for worker in directory.engines().values() if worker.leg is not Leg.ENCODE)
+    served = Counter(worker.model for worker in directory.engines().values() if worker.leg.generates)
 
     def of_engine(model: str) -> Message:
         newest = directory.newest_weights(model).record
@@ -108,11 +108,7 @@ async def _ask_each(
 def _chosen(directory: Directory, request: Message, engine: str | None) -> dict[str, ClusterWorker]:
     """Return the engines that are asked, by their names in the cluster."""
     operation = OPERATION_OF[type(request)]
-    engines = {
-        name: worker
-        for name, worker in directory.engines().items()
-        if operation.scope is OperationScope.ALL or worker.leg is not Leg.ENCODE
-    }
+    engines = {name: worker for name, worker in directory.engines().items() if is_for(operation, worker.leg)}
     if operation.scope is OperationScope.MODEL:
         engines = _of_model(engines, request)
     if engine is None:
@@ -221,6 +217,11 @@ def encoder_services(name: str, encoder: Registration[Encoder], embeddings: Embe
         (name, GetLoad): Function(partial(_load, encoder)),
         (name, FlushCache): Function(partial(_drop, embeddings)),
     }
+
+
+def embedder_services(name: str, embedder: Registration[Embedder]) -> Services:
+    """Return the services of an embedder of this node for other nodes: its load."""
+    return {(name, GetLoad): Function(partial(_load, embedder))}
 
 
 async def _load(engine: Registration[E], _: Message) -> Message:

@@ -94,7 +94,7 @@ def _missing(directory: Directory, models: Sequence[str], is_up: IsUp, reason: D
         up = {name: offer for name, offer in offers.items() if is_up(name, offer)}
         if not serve_text({offer.leg for offer in up.values()}):
             return _first_missing(offers, is_up, reason) or f"model {model} has no engine"
-        alone = _unpaired(up)
+        alone = _unpaired({name: offer for name, offer in up.items() if offer.leg.generates})
         if alone and not serve_text({offer.leg for name, offer in up.items() if name not in alone}):
             name, why = next(iter(alone.items()))
             return f"engine {name} {why}"
@@ -106,7 +106,7 @@ def unpaired(directory: Directory) -> dict[str, str]:
     is_up, _ = _now(directory)
     reasons = dict[str, str]()
     for model in dict.fromkeys(worker.model for worker in directory.all_workers()):
-        offers = _by_name(directory, model, lambda leg: leg is not Leg.ENCODE)
+        offers = _by_name(directory, model, lambda leg: leg.generates)
         reasons |= _unpaired({name: offer for name, offer in offers.items() if is_up(name, offer)})
     return reasons
 

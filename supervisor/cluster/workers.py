@@ -9,12 +9,14 @@ from typing import TypeAlias, cast
 
 from attrs import define, evolve, field
 
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.kit.calls import Address, Answer, Askable
 from actors.kit.priority_inbox import PriorityInbox
 from protocol.errors import ActorLost, LinkLost, NotReady
-from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Leg, Offer
+from protocol.messages.cluster import COUNT_MAX, InFlightCounts, Offer
+from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Finished, Generate, Started, Tokens
 from protocol.messages.kind import Message
@@ -25,8 +27,14 @@ from supervisor.links.link import Link
 from supervisor.links.serving import Service
 from supervisor.supervision.registration import Registration
 
-WorkAddress: TypeAlias = Address[Generate, Started | Tokens, Finished] | Address[Encode, Encoded, Encoded]
-WorkInbox: TypeAlias = PriorityInbox[Generate, Started | Tokens, Finished] | PriorityInbox[Encode, Encoded, Encoded]
+WorkAddress: TypeAlias = (
+    Address[Generate, Started | Tokens, Finished] | Address[Encode, Encoded, Encoded] | Address[Embed, Vectors, Vectors]
+)
+WorkInbox: TypeAlias = (
+    PriorityInbox[Generate, Started | Tokens, Finished]
+    | PriorityInbox[Encode, Encoded, Encoded]
+    | PriorityInbox[Embed, Vectors, Vectors]
+)
 
 
 @define(eq=False, kw_only=True)
@@ -35,7 +43,7 @@ class LocalWorker(ClusterWorker):
 
     idle_offer: Offer  # its offer while it has no request
     address: WorkAddress
-    engine: Registration[Engine] | Registration[Encoder]
+    engine: Registration[Engine] | Registration[Encoder] | Registration[Embedder]
     inbox: WorkInbox
     services: Mapping[type[Message], Service] = field(factory=dict)  # under the name of its engine, for `call`
     ranks: int = 1  # of its engine, of which it is one
@@ -56,7 +64,7 @@ class LocalWorker(ClusterWorker):
         """Whether its engine is up and in service, with the weights of its model."""
         if self.engine.current is None:
             return False
-        return self.leg is Leg.ENCODE or not self.directory.newest_weights(self.model).behind(self.weights())
+        return not self.leg.generates or not self.directory.newest_weights(self.model).behind(self.weights())
 
     @property
     def offer(self) -> Offer:

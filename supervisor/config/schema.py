@@ -145,8 +145,8 @@ class EngineSection:
 
     @property
     def pending_prefill_max(self) -> int:
-        """The limit on tokens of its prompts without a first token; 0 for decodes and encoders, which compute none."""
-        if self.leg in {"decode", "encode"}:
+        """The limit on tokens of its prompts without a first token; 0 for an engine without prompts to answer."""
+        if self.worker_leg not in {Leg.BOTH, Leg.PREFILL}:
             return 0
         return self.pending_prefill_tokens_max or 2 * (self.prefill_chunk or self.prefill_chunk_default)
 
@@ -156,7 +156,7 @@ class EngineSection:
 
         A prefill's memory is free only once a decode has taken the cache, so two requests could deadlock.
         """
-        if self.leg == "prefill":
+        if self.worker_leg not in {Leg.BOTH, Leg.DECODE}:
             return False
         return self.data_parallel > 1 if self.admission is None else self.admission == "memory"
 
@@ -201,9 +201,9 @@ class EngineSection:
         return True
 
     def publishes(self, cluster: Cluster) -> bool:
-        """Whether it publishes the blocks in its prefix cache; a decode or an encoder has none."""
-        if self.events.endpoints or self.leg in {"decode", "encode"}:
-            return self.leg not in {"decode", "encode"}
+        """Whether it publishes the blocks in its prefix cache; only engines that compute prompts to answer have any."""
+        if self.events.endpoints or self.worker_leg not in {Leg.BOTH, Leg.PREFILL}:
+            return self.worker_leg in {Leg.BOTH, Leg.PREFILL}
         if self.events.publish is not None:
             return self.events.publish
         if self.publishes_always:

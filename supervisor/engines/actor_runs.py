@@ -14,7 +14,10 @@ import trio
 
 from actors.canary import CanaryObserver, canary
 from actors.decode import decode
+from actors.embedder import embedder
 from actors.encoder import encoder
+from actors.engines.embedding.limits import EmbedderLimits, EmbedderObserver
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits, EncoderObserver
 from actors.engines.encoding.port import Encoder
@@ -27,13 +30,17 @@ from actors.kit.hand_off import KindHandOff
 from actors.prefill import prefill
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
+from protocol.messages.embedding import EmbeddingOutput
 from protocol.model_folder import mismatch
 from supervisor.cluster.engine_life import EngineLife
 from supervisor.config.limits import complete
-from supervisor.engines.work import LocalEncoder, LocalEngine
+from supervisor.engines.work import LocalEmbedder, LocalEncoder, LocalEngine
 from supervisor.supervision.registration import Registration
 
-E = TypeVar("E", Engine, Encoder)
+TASK_OUTPUTS = {"embed": EmbeddingOutput.VECTORS, "score": EmbeddingOutput.SCORES}
+"""What the engine of each task returns."""
+
+E = TypeVar("E", Engine, Encoder, Embedder)
 
 
 async def run_requests(  # noqa: ASYNC128  # prefill and decode call started()
@@ -119,8 +126,21 @@ async def run_encoder(  # noqa: ASYNC128  # encoder calls started()
         )
 
 
+async def run_embedder(  # noqa: ASYNC128  # embedder calls started()
+    local: LocalEmbedder, observer: EmbedderObserver, *, task_status: trio.TaskStatus[None]
+) -> None:
+    """Run `embedder` with an engine, from when that is up."""
+    section = local.section
+    async with _up(local, local.registration) as engine:
+        output = None if (embedding := engine.info.embedding) is None else embedding.output
+        if output is not TASK_OUTPUTS.get(section.task):
+            raise StartFailed(f"engine {local.name} computes {output or 'answers'}, and its task is {section.task}")
+        limits = EmbedderLimits(computing_s=section.deadlines.total_s)
+        await embedder(local.inbox, engine, section.slots, limits, observer, task_status=task_status)
+
+
 @asynccontextmanager
-async def _up(local: LocalEngine | LocalEncoder, registration: Registration[E]) -> AsyncIterator[E]:
+async def _up(local: LocalEngine | LocalEncoder | LocalEmbedder, registration: Registration[E]) -> AsyncIterator[E]:
     """Wait until an engine is up; at its end, send waiting requests elsewhere if that is possible."""
     engine = await registration.wait()
     if (why := mismatch(local.digest, engine.info.digest)) is not None:  # the folder has changed since the node began

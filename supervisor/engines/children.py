@@ -13,6 +13,7 @@ from functools import partial
 
 from attrs import asdict, evolve, frozen
 
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.cache import EmbeddingCache
 from actors.engines.encoding.limits import EncoderLimits
 from actors.engines.encoding.port import Encoder
@@ -31,16 +32,24 @@ from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_life import EngineLife
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.schema import EngineSection
-from supervisor.engines.actor_runs import run_canary, run_encoder, run_requests
+from supervisor.engines.actor_runs import run_canary, run_embedder, run_encoder, run_requests
 from supervisor.engines.engine_role import EngineRole
 from supervisor.engines.grammar_checks import accept_grammar
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext, RetriedChild
 from supervisor.engines.kinds import KINDS
 from supervisor.engines.publishers import engine_publisher, publishers_tree
 from supervisor.engines.set_role import set_role
-from supervisor.engines.work import LocalEncoder, LocalEngine, RequestInbox, encode_inbox, request_inbox
+from supervisor.engines.work import (
+    LocalEmbedder,
+    LocalEncoder,
+    LocalEngine,
+    RequestInbox,
+    embed_inbox,
+    encode_inbox,
+    request_inbox,
+)
 from supervisor.links.serving import Services, under_name
-from supervisor.observers import CanaryMetrics, EncoderMetrics, SlotMetrics
+from supervisor.observers import CanaryMetrics, EmbedderMetrics, EncoderMetrics, SlotMetrics
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 
@@ -52,16 +61,22 @@ class NodeEngines:
     children: tuple[Child | Tree, ...]
     engines: Mapping[str, Registration[Engine]]
     encoders: Mapping[str, Registration[Encoder]]
+    embedders: Mapping[str, Registration[Embedder]]
     embeddings: Mapping[str, EmbeddingCache]  # each encoder's cache
     served: Services  # the services of each beside requests, by its name
     published: Mapping[str, RetriedChild]  # by the name of the child that comes and goes
 
+    @property
+    def every(self) -> operations.Engines:
+        """The engines of every sort."""
+        return {**self.engines, **self.encoders, **self.embedders}
+
 
 @frozen(kw_only=True)
 class _EngineParts:
-    """One engine or encoder of a node: how it is given requests, the services under its name, and its children."""
+    """One engine of any sort: how it is given requests, the services under its name, and its children."""
 
-    local: LocalEngine | LocalEncoder
+    local: LocalEngine | LocalEncoder | LocalEmbedder
     tree: Tree
     services: Services
     publisher: Child | None = None
@@ -75,7 +90,7 @@ def offers_of(name: str, section: EngineSection) -> list[Offer]:
         Offer(
             name=rank_name(name, rank, ranks),
             model=section.model,
-            leg=Leg(section.leg),
+            leg=section.worker_leg,
             slots=section.slots,
             up=False,
             pending_prefill_tokens_max=section.pending_prefill_max,
@@ -90,10 +105,11 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
     parts: list[_EngineParts] = []
     for name, section in context.cluster.engines_on(context.node).items():
         kind, text = kinds[section.kind], texts.get(section.model)
-        make = _encoder if section.leg == "encode" else _engine
+        make = {Leg.ENCODE: _encoder, Leg.EMBED: _embedder}.get(section.worker_leg, _engine)
         parts.append(make(context, name, text, kind))
     engines = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEngine)}
     encoders = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEncoder)}
+    embedders = {part.local.name: part.local.registration for part in parts if isinstance(part.local, LocalEmbedder)}
     return NodeEngines(
         children=(
             *(child for kind in kinds.values() for child in kind.before),
@@ -103,6 +119,7 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
         ),
         engines=engines,
         encoders=encoders,
+        embedders=embedders,
         embeddings={part.local.name: part.embeddings for part in parts if part.embeddings is not None},
         # A kind also serves ranks here of engines whose rank 0 is on another node.
         served={
@@ -113,6 +130,7 @@ def node_engines(context: NodeContext, texts: Mapping[str, TextModel]) -> NodeEn
             **{name: registration for kind in kinds.values() for name, registration in kind.published.items()},
             **engines,
             **encoders,
+            **embedders,
         },
     )
 
@@ -237,6 +255,36 @@ def _encoder(context: NodeContext, name: str, text: TextModel | None, kind: Kind
     return _EngineParts(local=local, tree=tree, services=services, embeddings=cache)
 
 
+def _embedder(context: NodeContext, name: str, text: TextModel | None, kind: KindChildren) -> _EngineParts:
+    assert kind.embedder is not None  # the configuration has been checked
+    directory, section = context.directory, context.cluster.engine[name]
+    registration: Registration[Embedder] = Registration(directory.notify)
+    address, inbox = embed_inbox(context.cluster.model[section.model].queue_max)
+    services = {**operations.embedder_services(name, registration), **of_kind(name, kind)}
+    (offer,) = offers_of(name, section)
+    local_worker = LocalWorker(
+        node=context.node,
+        directory=directory,
+        idle_offer=offer,
+        address=address,
+        engine=registration,
+        inbox=inbox,
+        services=under_name(name, services),
+    )
+    directory.local[name] = local_worker
+    local = LocalEmbedder(
+        name=name,
+        configured=section,
+        registration=registration,
+        inbox=inbox,
+        on_up=directory.reroute_queued,
+        on_down=local_worker.reroute_queued,
+        text=text,
+        digest=directory.models.digests.get(section.model, ()),
+    )
+    return _EngineParts(local=local, tree=_embedder_worker(context, local, kind.embedder(local)), services=services)
+
+
 def worker(context: NodeContext, local: LocalEngine, engine: EngineChild) -> Tree:
     """Return an engine, the actor that gives it requests, and a canary for each of its ranks."""
     section, names = local.section, [offer.name for offer in offers_of(local.name, local.section)]
@@ -302,7 +350,24 @@ def _encoder_worker(context: NodeContext, local: LocalEncoder, cache: EmbeddingC
     )
 
 
-def _tree(local: LocalEngine | LocalEncoder, engine: EngineChild, *actors: Child) -> Tree:
+def _embedder_worker(context: NodeContext, local: LocalEmbedder, engine: EngineChild) -> Tree:
+    """Return an embedder and the actor that gives it requests."""
+    section = local.section
+    return _tree(
+        local,
+        engine,
+        Child(
+            name="embedder",
+            run=run_embedder,
+            args=(local, EmbedderMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            stop_within_s=RELEASE_S + 1.0,
+            about="one slot a part of a request",
+            limits=(("computing s", section.deadlines.total_s),),
+        ),
+    )
+
+
+def _tree(local: LocalEngine | LocalEncoder | LocalEmbedder, engine: EngineChild, *actors: Child) -> Tree:
     return Tree(
         name=local.name,
         strategy=Strategy.ONE_FOR_ALL,

@@ -19,9 +19,8 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
-from supervisor.cluster import engine_control, operations, readiness
+from supervisor.cluster import engine_control, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.model_identity import ModelIdentities
@@ -63,12 +62,16 @@ class Assembly:
     controls: NodeControl
     status: TreeStatus
     models: Mapping[str, RoutedModel]  # by name, on a node with a gateway
-    engines: Mapping[str, Registration[Engine]]  # of this node
-    encoders: Mapping[str, Registration[Encoder]]
+    node_engines: NodeEngines
     published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
     gateway: Gateway | None
     links: Mesh | None
     monitoring: Gateway | None  # the endpoint for probes and scrapers
+
+    @property
+    def engines(self) -> Mapping[str, Registration[Engine]]:
+        """The engines of this node that compute tokens."""
+        return self.node_engines.engines
 
     def on_event(self, event: ChildEvent) -> None:
         """Apply an event to the status of the tree, and to the registration of the child that is restarted."""
@@ -87,7 +90,7 @@ class Assembly:
     def start_failure(self) -> str | None:
         """The reason why no engine of this node could start, once each has tried; None if the node has other uses."""
         serves_others = self.gateway is not None and self.links is not None
-        every: operations.Engines = {**self.engines, **self.encoders}
+        every = self.node_engines.every
         never_up = (registration for registration in every.values() if registration.last is None)
         failures = [registration.failure for registration in never_up if registration.failure is not None]
         if serves_others or not failures or len(failures) < len(every):
@@ -118,7 +121,7 @@ def assemble(
         directory=directory,
         run=runtime.new_id(),
         version=version(),
-        loads=partial(engine_control.local_loads, {**engines.engines, **engines.encoders}),
+        loads=partial(engine_control.local_loads, engines.every),
         ejections=ejections,
         pools=pools.states,
     )
@@ -147,8 +150,7 @@ def assemble(
         controls=controls,
         status=TreeStatus(tree, earlier),
         models=models,
-        engines=engines.engines,
-        encoders=engines.encoders,
+        node_engines=engines,
         published={**engines.published, **media.published},
         gateway=gateway,
         links=links,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from protocol.link.greeting import Incarnation
 from protocol.messages.cluster import Leg
+from protocol.messages.embedding import Embed
 from protocol.messages.generation import Generate
+from protocol.messages.kind import Message
 from protocol.messages.media import Encode
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.engine_service import EngineService
@@ -20,6 +23,9 @@ from supervisor.links.serving import Service, Services
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
+
+WORK: Mapping[Leg, type[Message]] = {Leg.ENCODE: Encode, Leg.EMBED: Embed}
+"""The requests to workers of a leg, where these are no generations."""
 
 
 def make_mesh(
@@ -62,9 +68,7 @@ def _workers(directory: Directory) -> Services:
     for worker in directory.local.values():
         by_engine.setdefault(worker.engine_name, []).append(worker)
     return {
-        (name, Encode if first.leg is Leg.ENCODE else Generate): cast(
-            "Service", EngineService(first, others=tuple(others))
-        )
+        (name, WORK.get(first.leg, Generate)): cast("Service", EngineService(first, others=tuple(others)))
         for name, (first, *others) in by_engine.items()
     }
 

@@ -11,6 +11,7 @@ from itertools import groupby
 
 from actors.kit.offload import run_inline
 from actors.kit.shares import BudgetLimits
+from protocol.messages.cluster import Leg
 from supervisor.cluster import link_credentials
 from supervisor.config import placement
 from supervisor.config.pools import AxisKeys, GridSection
@@ -114,14 +115,17 @@ def _tenant_lines(keys: Keys) -> Iterator[str]:
 
 def _slot_lines(cluster: Cluster) -> Iterator[str]:
     """Yield a line about the slots of each model for one of several keys, and one about KV memory without shares."""
+    answering = {Leg.BOTH, Leg.DECODE}
     kept = cluster.gateway.limits.kept_slots * len(cluster.gateway_nodes)
     for name in cluster.model:
         engines = [engine for engine in cluster.engine.values() if engine.model == name]
-        slots = sum(engine.slots * engine.data_parallel for engine in engines if engine.leg in {"both", "decode"})
+        slots = sum(engine.slots * engine.data_parallel for engine in engines if engine.worker_leg in answering)
+        if not slots:  # its engines compute vectors
+            continue
         own = BudgetLimits.of_slots(slots, kept).call_max if kept else slots
         yield f"slots of {name}: {slots:,}, and one key has {own:,} at most; each choice of a request takes one"
     full = [
-        name for name, engine in cluster.engine.items() if engine.leg in {"both", "decode"} and not engine.shares_memory
+        name for name, engine in cluster.engine.items() if engine.worker_leg in answering and not engine.shares_memory
     ]
     if full:
         yield f'KV memory: one key may fill that of {", ".join(full)}; admission = "memory" leaves some to others'

@@ -16,6 +16,7 @@ from actors.text.model import TextModel, load
 from actors.text.template_files import BadTemplate, TemplateSource, is_read, own_templates, templates_of
 from actors.text.template_variables import TemplateVariables, Variables
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
@@ -49,7 +50,8 @@ def names(cluster: Cluster, nodes: Collection[str]) -> tuple[str, ...]:
     if not {*nodes}.isdisjoint(cluster.gateway_nodes):
         return tuple(cluster.model)
     engines = [engine for node in nodes for engine in cluster.engines_on(node).values()]
-    read = {engine.model for engine in engines if engine.reads_text or engine.leg == "encode"}
+    of_text = (engine for engine in engines if engine.worker_leg is not Leg.EMBED)
+    read = {engine.model for engine in of_text if engine.reads_text or engine.leg == "encode"}
     return tuple(name for name in cluster.model if name in read)
 
 

@@ -89,6 +89,9 @@ class Metrics:
     _encoder_queue: Counter = field(init=False)
     _encoding_waits: Histogram = field(init=False)
     _batches: Histogram = field(init=False)
+    _embedding_times: Histogram = field(init=False)
+    _embedded_items: Counter = field(init=False)
+    _embedded_tokens: Counter = field(init=False)
     _encoded_items: Counter = field(init=False)
     _encoded_tokens: Counter = field(init=False)
 
@@ -114,6 +117,7 @@ class Metrics:
             "espalier_resumes", "Requests whose worker was lost, by what followed", "model code kind"
         )
         self._define_routing()
+        self._define_encoding()
         self._abort_duration = histogram(
             "espalier_engine_abort_duration", "Time from a cancellation to the release of its slot", "engine"
         )
@@ -122,20 +126,6 @@ class Metrics:
         )
         self._canaries = counter("espalier_canaries", "Canaries of idle engines, by outcome", "engine rank outcome")
         self._canary_times = histogram("espalier_canary", "Time for the whole answer to a canary", "engine rank")
-        self._encodings = counter(
-            "espalier_encoder_requests", "Requests for embeddings ended, by outcome", "engine modality outcome"
-        )
-        self._encoding_waits = histogram(
-            "espalier_encoder_wait_duration", "Time of an item until its batch begins", "engine"
-        )
-        self._batches = histogram("espalier_encoder_batch_duration", "Time for a batch of items", "engine outcome")
-        self._encoded_items = counter("espalier_encoder_items", "Items encoded", "engine modality")
-        self._encoded_tokens = counter("espalier_encoder_tokens", "Tokens of the items encoded", "engine modality")
-        self._encoder_queue = defaultdict(float)
-        self.registry.add_gauge(
-            *("espalier_encoder_queue_items", "Items that wait for a batch, or are in one", "engine state"),
-            self._encoder_queue.items,
-        )
         self._media_preparations = histogram(
             "espalier_media_preparation_duration",
             "Time to fetch and decode the images and videos of a request, by outcome",
@@ -157,6 +147,28 @@ class Metrics:
         self._predictions = counter(
             "espalier_routing_predictions", "Requests by whether that was found, or were routed blind", "model outcome"
         )
+
+    def _define_encoding(self) -> None:
+        counter, histogram = self.registry.counter, self.registry.histogram
+        self._encodings = counter(
+            "espalier_encoder_requests", "Requests for embeddings ended, by outcome", "engine modality outcome"
+        )
+        self._encoding_waits = histogram(
+            "espalier_encoder_wait_duration", "Time of an item until its batch begins", "engine"
+        )
+        self._batches = histogram("espalier_encoder_batch_duration", "Time for a batch of items", "engine outcome")
+        self._encoded_items = counter("espalier_encoder_items", "Items encoded", "engine modality")
+        self._encoded_tokens = counter("espalier_encoder_tokens", "Tokens of the items encoded", "engine modality")
+        self._encoder_queue = defaultdict(float)
+        self.registry.add_gauge(
+            *("espalier_encoder_queue_items", "Items that wait for a batch, or are in one", "engine state"),
+            self._encoder_queue.items,
+        )
+        self._embedding_times = histogram(
+            "espalier_embedder_request_duration", "Time of an embedder for a request, by outcome", "engine outcome"
+        )
+        self._embedded_items = counter("espalier_embedder_items", "Texts and pairs computed by embedders", "engine")
+        self._embedded_tokens = counter("espalier_embedder_tokens", "Tokens of these texts and pairs", "engine")
 
     # Requests ----------------------------------------------------------------------------
 
@@ -241,6 +253,12 @@ class Metrics:
         """Count an item of a successful batch."""
         self._encoded_items[engine, modality] += 1
         self._encoded_tokens[engine, modality] += tokens
+
+    def embedding_ended(self, engine: str, outcome: str, seconds: float, items: int, tokens: int) -> None:
+        """Count the end of a request to an embedder, and the items that it has computed for it."""
+        self._embedding_times[engine, outcome].observe(seconds)
+        self._embedded_items[engine,] += items
+        self._embedded_tokens[engine,] += tokens
 
     def worker_called(self, model: str, worker: str, outcome: str) -> None:
         """Count the end of a call to a worker: `ended`, `left`, or an error's code."""

@@ -71,6 +71,7 @@ def happened(metrics: Metrics) -> None:
     metrics.canary_answered("back/tiny-0", "0", 0.01)
     metrics.grammar_checked("tiny", "refused", 0.2)
     metrics.encoding_ended("back/eyes", "image", "cached")
+    metrics.embedding_ended("back/nearby", "ended", 1.0, 1, 1)
     metrics.encoding_waited("back/eyes", 0.01)
     metrics.batch_encoded("back/eyes", "ended", 0.1)
     metrics.item_encoded("back/eyes", "image", 64)

@@ -44,6 +44,7 @@ TRADE_OF = {
     "canary": ("engines",),
     "text": ("media",),
     "encoder": ("engines", "media"),
+    "embedder": ("engines",),
     "embedding": ("engines", "routing", "text"),
 }
 """The folders that an actor may import beside the kit; an actor without a row, and a folder, imports the kit alone."""

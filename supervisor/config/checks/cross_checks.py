@@ -19,10 +19,10 @@ from attrs import asdict
 
 from actors.engines.encoding.limits import BatchLimits
 from actors.routing.policies.table import POLICIES
-from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX
+from protocol.messages.cluster import OFFERS_MAX, OPERATOR_PREFIX, Leg
 from protocol.strict.mistakes import Mistake, describe, join, segment
 from supervisor.config import gateway_nodes, media
-from supervisor.config.checks import listener_checks, pairing_checks, pool_checks, time_checks
+from supervisor.config.checks import listener_checks, pairing_checks, pool_checks, task_checks, time_checks
 from supervisor.config.limits import WILDCARD
 from supervisor.config.schema import Cluster, EngineSection, Kinds
 from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
@@ -79,7 +79,8 @@ def cross_check(cluster: Cluster, kinds: Kinds) -> Iterator[Mistake]:
     yield from media.mistakes(cluster.gateway.media, cluster.folder)
     yield from pool_checks.mistakes(cluster)
     yield from pairing_checks.mistakes(cluster)
-    legs = {(engine.model, engine.leg) for engine in cluster.engine.values()}
+    yield from task_checks.mistakes(cluster)
+    legs = {(engine.model, engine.worker_leg.value) for engine in cluster.engine.values()}
     for name, engine in cluster.engine.items():
         path = join("engine", segment(name))
         if _is_reserved(name, kinds):
@@ -165,20 +166,31 @@ def engine_mistakes(cluster: Cluster, engine: EngineSection, path: str) -> Itera
         yield Mistake(f"{path}.model", f"there is no model {engine.model}; there is {', '.join(cluster.model)}")
     if engine.node not in cluster.node:
         yield Mistake(f"{path}.node", f"there is no node {engine.node}; there is {', '.join(cluster.node)}")
-    yield from _encoder_mistakes(engine, path) if engine.leg == "encode" else _token_mistakes(engine, path)
+    if engine.worker_leg is Leg.ENCODE:
+        yield from _encoder_mistakes(engine, path)
+    elif engine.worker_leg is Leg.EMBED:
+        yield from _memory_mistakes(engine, path)
+        yield from task_checks.embedder_mistakes(engine, path)
+    else:
+        yield from _memory_mistakes(engine, path)
+        yield from _leg_key_mistakes(engine, path)
     for key, value in asdict(engine.deadlines).items():
         if not 0 < value < inf:
             yield Mistake(f"{path}.deadlines.{key}", f"must be above 0 and finite, got {value}")
     yield from engine.mistakes(cluster, path)
 
 
-def _token_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
-    """Yield the mistakes in the sizes of an engine for tokens."""
+def _memory_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield the mistakes in the KV memory of an engine for tokens."""
     if not engine.kv_tokens_max:
         yield Mistake(f"{path}.kv_tokens_max", "is missing")
     elif engine.kv_tokens_max < engine.pages_min * engine.page_size:
         words = {2: "two", 3: "three"}.get(engine.pages_min, engine.pages_min)
         yield Mistake(f"{path}.kv_tokens_max", f"is less than {words} pages of {engine.page_size} tokens")
+
+
+def _leg_key_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
+    """Yield the keys of an engine that answers that its leg does not have, and a context without room."""
     if engine.context_max == 1:
         yield Mistake(f"{path}.context_max", "leaves no room for a prompt and an answer")
     if engine.encoder != BatchLimits():
@@ -264,7 +276,8 @@ def _stream_mistakes(cluster: Cluster) -> Iterator[Mistake]:
     for engine in cluster.engine.values():
         slots[engine.node] += engine.slots * engine.data_parallel
         by_prefix = engine.model in cluster.model and cluster.model[engine.model].follows_blocks
-        watched[engine.node] += by_prefix and engine.leg not in {"decode", "encode"}  # whether or not it publishes
+        # Whether or not it publishes.
+        watched[engine.node] += by_prefix and engine.worker_leg in {Leg.BOTH, Leg.PREFILL}
     for name in cluster.node:
         needed = slots[name] + watched[name]
         if (len(gateways) > 1 or name not in gateways) and needed > cluster.cluster.streams_max:
@@ -304,7 +317,7 @@ def _leg_mistakes(
 
     An encoder needs an engine for prompts. `legs` has the model and the leg of every engine.
     """
-    if engine.leg != "both" and not cluster.cluster.join:
+    if engine.worker_leg not in {Leg.BOTH, Leg.EMBED} and not cluster.cluster.join:
         others = {"prefill": ("decode",), "decode": ("prefill",), "encode": ("both", "prefill")}[engine.leg]
         if not any((engine.model, other) in legs for other in others):
             why = f"there is no engine of the same model whose leg is {' or '.join(others)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from protocol.messages.cluster import Leg
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.pools import TARGETS, AxisKeys, GridSection
 from supervisor.config.schema import Cluster, EngineSection
@@ -27,7 +28,7 @@ def mistakes(cluster: Cluster) -> Iterator[Mistake]:
 def leg_of(cluster: Cluster, pool: str) -> tuple[str, str] | None:
     """Return the model and the leg of a pool's first existing engine, None if there is none."""
     engines = (cluster.engine[name] for name in cluster.pool[pool].engines if name in cluster.engine)
-    return next(((engine.model, engine.leg) for engine in engines), None)
+    return next(((engine.model, engine.worker_leg.value) for engine in engines), None)
 
 
 # Pools ------------------------------------------------------------------------------------------
@@ -47,7 +48,7 @@ def _pool_mistakes(cluster: Cluster) -> Iterator[Mistake]:
                 yield Mistake(key, f"engine {engine} is in pool {other} already")
             else:
                 yield from _member_mistakes(cluster, name, cluster.engine[engine], key)
-        if (shared := leg_of(cluster, name)) is not None and shared[1] != "encode":
+        if (shared := leg_of(cluster, name)) is not None and Leg(shared[1]).generates:
             model, leg = shared
             if model in cluster.model and leg not in cluster.model[model].grid.by_leg:
                 grid = f"{join('model', segment(model))}.grid.{leg}"
@@ -56,8 +57,9 @@ def _pool_mistakes(cluster: Cluster) -> Iterator[Mistake]:
 
 def _member_mistakes(cluster: Cluster, pool: str, engine: EngineSection, key: str) -> Iterator[Mistake]:
     shared = leg_of(cluster, pool)
-    if engine.leg == "encode":
-        yield Mistake(key, "is an encoder: pools are of engines that compute tokens")
+    if not engine.worker_leg.generates:
+        sort = "an encoder" if engine.worker_leg is Leg.ENCODE else "an embedder"
+        yield Mistake(key, f"is {sort}: pools are of engines that compute tokens")
     elif shared is not None and shared != (engine.model, engine.leg):
         model, leg = shared
         why = f"is no engine of model {model} whose leg is {leg}, as the first of the pool"
@@ -72,7 +74,7 @@ def _grid_mistakes(cluster: Cluster, model: str, leg: str, grid: GridSection) ->
     for axis in (grid.lengths, grid.targets):
         yield from _axis_mistakes(axis, path)
     yield from _shape_mistakes(grid, f"{path}.pools")
-    if not any((engine.model, engine.leg) == (model, leg) for engine in cluster.engine.values()):
+    if not any((engine.model, engine.worker_leg.value) == (model, leg) for engine in cluster.engine.values()):
         yield Mistake(path, f"means nothing: there is no engine of model {model} whose leg is {leg}")
         return
     named = set[str]()

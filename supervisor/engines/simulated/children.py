@@ -1,14 +1,19 @@
-"""The children of simulated engines and encoders: one each, in the node's own process."""
+"""The children of simulated engines, encoders and embedders: one each, in the node's own process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import trio
+from tokenizers import Tokenizer
 
+from actors.engines import model_files
+from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
+from actors.engines.simulated.embedder import SimulatedEmbedder
 from actors.engines.simulated.encoder import SimulatedEncoder
 from actors.engines.simulated.engine import SimulatedEngine
 from actors.engines.simulated.held_states import HeldStates
@@ -18,10 +23,12 @@ from actors.engines.simulated.spec import FaultDraws, SimulatedSpec
 from actors.text.model import TextModel
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
+from protocol.messages.embedding import EmbeddingInfo, EmbeddingOutput, Pooling
+from protocol.messages.engine import EngineInfo
 from protocol.messages.media import MediaForm, MediaInfo
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.simulated.section import SimulatedMedia, SimulatedSection
-from supervisor.engines.work import LocalEncoder, LocalEngine
+from supervisor.engines.work import LocalEmbedder, LocalEncoder, LocalEngine
 from supervisor.supervision.registration import Registration
 from supervisor.supervision.tree import Child
 
@@ -29,7 +36,9 @@ from supervisor.supervision.tree import Child
 def simulated_children(context: NodeContext) -> KindChildren:
     """Return how the simulated engines of a node are run; its prefills and its decodes meet each other."""
     states = HeldStates(context.runtime.new_id())
-    return KindChildren(partial(_engine, context, RendezvousRooms(), states), partial(_encoder, context))
+    return KindChildren(
+        partial(_engine, context, RendezvousRooms(), states), partial(_encoder, context), partial(_embedder, context)
+    )
 
 
 def _engine(
@@ -97,6 +106,53 @@ def _encoder(context: NodeContext, local: LocalEncoder) -> EngineChild:
     return EngineChild(child, about="simulated")
 
 
+def _embedder(context: NodeContext, local: LocalEmbedder) -> EngineChild:
+    section = local.section
+    assert isinstance(section, SimulatedSection)
+    own, slots, folder = section.simulated, section.slots, context.cluster.model_path(section.model)
+    length_max = min(section.context_max or section.kv_tokens_max, section.kv_tokens_max)
+    is_score = section.task == "score"
+    info = EngineInfo(
+        kind="simulated",
+        version="1",
+        vocabulary_size=_vocabulary_size(local.name, folder),
+        context_max=length_max,
+        kv_tokens_max=section.kv_tokens_max,
+        request_tokens_max=length_max,
+        running_max=slots,
+        page_size=section.page_size,
+        honours_seed=True,
+        digest=model_files.model_digest(folder),
+        embedding=EmbeddingInfo(
+            output=EmbeddingOutput.SCORES if is_score else EmbeddingOutput.VECTORS,
+            width=1 if is_score else own.width,
+            pooling=Pooling.HEAD if is_score else Pooling.LAST,
+            normalised=not is_score,
+            is_matryoshka=not is_score,
+        ),
+    )
+    simulated = partial(
+        SimulatedEmbedder, info, own.waiting_max, costs=own.encoding_costs, faults=own.faults, seed=own.seed
+    )
+    child = Child(
+        name="engine",
+        run=_run_embedder,
+        args=(simulated, partial(context.runtime.chance, own.seed), local.registration),
+        about=f"simulated: makes {'scores' if is_score else 'vectors'} at a configured pace",
+        limits=(("tokens of an item", length_max), ("slots", slots)),
+    )
+    return EngineChild(child, about="simulated")
+
+
+def _vocabulary_size(name: str, folder: Path) -> int:
+    """Return the size of a model's vocabulary; raises `StartFailed` if its tokenizer cannot be read."""
+    file = folder / "tokenizer.json"
+    try:
+        return int(Tokenizer.from_file(str(file)).get_vocab_size())
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise StartFailed(f"engine {name} has no vocabulary: {file} cannot be read: {error}") from error
+
+
 def _spec(
     section: SimulatedSection, vocabulary_size: int, eos_id: int | None, media: MediaInfo | None
 ) -> SimulatedSpec:
@@ -140,6 +196,18 @@ async def _run(  # noqa: ASYNC128  # run calls started()
     task_status: trio.TaskStatus[None],
 ) -> None:
     simulated = engine(chance())  # in each life the same faults at the same moments
+    with registration.publish(simulated):
+        await simulated.run(task_status=task_status)
+
+
+async def _run_embedder(  # noqa: ASYNC128  # run calls started()
+    embedder: Callable[[FaultDraws], SimulatedEmbedder],
+    chance: Callable[[], FaultDraws],
+    registration: Registration[Embedder],
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    simulated = embedder(chance())
     with registration.publish(simulated):
         await simulated.run(task_status=task_status)
 

@@ -47,6 +47,7 @@ class SimulatedKeys:
     seed: int = 0  # number that decides the answers and their lengths
     # experts in each of the layers of a mixture that it pretends to be, whose tokens can be recorded
     experts: Annotated[int, Within(at_least=0, at_most=EXPERTS_MAX)] = 0
+    width: Count = 64  # numbers in a vector of an embedder
     media: SimulatedMedia | None = None  # images and videos that it takes; by default those of the model's folder
     costs: Costs = Costs()
     encoding_costs: EncodingCosts = EncodingCosts()
@@ -59,6 +60,7 @@ class SimulatedSection(EngineSection):
 
     reads_text: ClassVar[bool] = True  # its answers are sentences, as tokens of the model
     encodes: ClassVar[bool] = True
+    embeds: ClassVar[bool] = True
     publishes_always: ClassVar[bool] = True  # unless its section says otherwise: it costs nothing
 
     kind: Literal["simulated"] = "simulated"
@@ -87,5 +89,15 @@ class SimulatedSection(EngineSection):
             if other.model == self.model and other.simulated.media != media:
                 yield Mistake(key, f"differs from that of engine {name}, which has the same model")
                 break
+        for name, other in cluster.engines_of(SimulatedSection).items() if self.task != "generate" else ():
+            if other.model == self.model and _vectors(other) != _vectors(self):
+                why = f"vectors differ from those of engine {name}, which has the same model, by width or seed"
+                yield Mistake(f"{path}.simulated", why)
+                break
         if self.simulated.length_min > self.simulated.length_max:
             yield Mistake(f"{path}.simulated.length_min", f"must be at most length_max ({self.simulated.length_max})")
+
+
+def _vectors(section: SimulatedSection) -> tuple[int, int]:
+    """Return what decides the vectors of an embedder, beside the ids."""
+    return section.simulated.width, section.simulated.seed

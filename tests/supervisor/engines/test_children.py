@@ -59,7 +59,7 @@ def built(written: Callable[[str], Path]) -> Callable[..., tuple[Assembly, Metri
 @asynccontextmanager
 async def running(assembly: Assembly, name: str = "eyes") -> AsyncIterator[LocalWorker]:
     """Run the engines of a node, and yield one of its workers."""
-    names = {*assembly.engines, *assembly.encoders}
+    names = {*assembly.engines, *assembly.node_engines.encoders}
     members = [child for child in assembly.tree.children if child.name in names]
     tree = evolve(assembly.tree, children=tuple(evolve(child, needs=()) for child in members))
     async with trio.open_nursery() as nursery:
@@ -85,7 +85,7 @@ def test_the_tree_has_an_encoder_beside_its_engine_and_its_limits(
     assert "batch max 4" in text
     names = {child.name: child for child in assembly.tree.children}
     assert [child.name for child in names["eyes"].children] == ["engine", "encoder"]  # type: ignore[union-attr]
-    assert (set(assembly.engines), set(assembly.encoders)) == ({"one"}, {"eyes"})
+    assert (set(assembly.engines), set(assembly.node_engines.encoders)) == ({"one"}, {"eyes"})
     assert assembly.directory.legs("tiny") == {"main/one": Leg.BOTH, "main/eyes": Leg.ENCODE}
     assert assembly.links is not None
     services = assembly.links.services.keys()

@@ -52,6 +52,8 @@ from tests.supervisor.threads.test_text_threads import LIGHT, hold
 
 LIMITERS = {"CapacityLimiter", "Semaphore", "BoundedSemaphore", "FairBudget", "MemoryBudget", "BudgetLimits"}
 MADE = {
+    "actors/embedder.py": "requests: behind the inbox, where keys take turns",
+    "actors/embedding.py": "as many as are admitted by the gate",
     "actors/encoder.py": "calls with pixels: behind the inbox, where keys take turns",
     "actors/engines/sglang/adapter.py": "operations, for operators alone",
     "actors/engines/sglang/host/vision/media_input.py": "threads of an engine that copy pixels of a fixed size",
