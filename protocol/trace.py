@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 STATE_CHARACTERS_MAX = 512
 MEMBER_CHARACTERS_MAX = 128  # longer members of `tracestate` are dropped first if it is too long
@@ -54,7 +54,7 @@ def child_span(before: Trace | None, drawn: str) -> Trace:
     """Return the next span after another one, or the first one of a new trace."""
     if before is None:
         return Trace(drawn, drawn[16:])
-    return evolve(before, span=drawn[16:], parent=before.span)
+    return Trace(before.id, drawn[16:], before.span, before.sampled, before.state)
 
 
 def from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Trace | None:

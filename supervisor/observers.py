@@ -43,11 +43,11 @@ class SlotMetrics(SlotObserver):
         """Report that the prompt of a request has been computed."""
         self.on_begun(request_id)
 
-    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> None:
-        """Record the span of a request from when it had its slot."""
+    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> bool:
+        """Record the span of a request from when it had its slot, if spans are exported here."""
         trace = request.trace
-        if trace is None or not trace.sampled:
-            return
+        if trace is None or not self.spans.takes(trace):
+            return False
         now = trio.current_time()
         attributes: dict[str, Attribute] = {
             "espalier.worker": self.engine,
@@ -60,6 +60,7 @@ class SlotMetrics(SlotObserver):
         }
         code = "" if outcome in {ENDED, AskerLeft.code} else outcome
         self.spans.record(Span(trace, "compute", began_at, now, attributes, SpanKind.SERVER, code))
+        return True
 
     def aborted(self, seconds: float) -> None:
         """Count the time from a request's cancellation to the release of its slot."""

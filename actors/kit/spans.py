@@ -50,6 +50,10 @@ class Spans:
         """Return the first span of a new trace, from a drawn id."""
         return child_span(None, drawn)
 
+    def takes(self, trace: Trace | None) -> bool:  # noqa: ARG002
+        """Whether the spans of a trace are recorded here."""
+        return False
+
     def child(self, before: Trace | None) -> Trace | None:  # noqa: ARG002
         """Return the next span of a trace that is recorded here, None of any other."""
         return None

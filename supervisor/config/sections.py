@@ -141,13 +141,14 @@ class TracingSection:
     """`[tracing]`: the export of traces to a collector of OpenTelemetry."""
 
     # URL of the collector, for OTLP over HTTP with protobuf, such as `http://127.0.0.1:4318/v1/traces`, which is also
-    # the path where the URL has none; without it nothing is exported. Needs the extra `tracing` of the package
+    # the path where the URL has none; without it nothing is exported
     endpoint: Annotated[str, Matches(COLLECTOR, "a URL like http://127.0.0.1:4318/v1/traces")] | None = None
     # share of the traces that begin at a gateway; of a trace that a client has begun, its `traceparent` decides
     ratio: Annotated[float, Within(at_least=0, at_most=1)] = 1.0
     # spans of a node that wait for the collector; further ones are dropped
     spans_max: Annotated[int, Within(at_least=1, at_most=1_000_000)] = 4096
-    engines: bool = False  # whether SGLang exports its own spans of the same traces there, too
+    # whether SGLang exports its own spans of the same traces there, too; by the extra `tracing` of the package
+    engines: bool = False
 
     @property
     def url(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The traces of a node as `[tracing]` has them: the export of its spans, and the packages for it."""
+"""The traces of a node as `[tracing]` has them: the export of its spans, and the packages for those of its engines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from actors.kit.spans import Spans
 from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
+from supervisor.telemetry import spans
 from supervisor.telemetry.registry import Registry
 from supervisor.version import version
 
-OWN = "opentelemetry.proto"
 OF_ENGINES = (
     "opentelemetry.sdk",
     "opentelemetry.exporter.otlp.proto.grpc",  # SGLang imports both exporters, whichever it uses
@@ -22,15 +22,17 @@ HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 
 
 def check_packages(cluster: Cluster) -> None:
-    """Raise `Misconfigured` if a package is missing that `[tracing]` needs."""
+    """Raise `Misconfigured` if a package is missing by which SGLang exports spans."""
     section = cluster.tracing
     if section.endpoint is None:
+        if section.engines:
+            raise Misconfigured("tracing.engines", "means nothing without endpoint, to which SGLang exports its spans")
         return
-    needed = (OWN, *(OF_ENGINES if section.engines else ()))
-    if missing := [name for name in needed if not _is_installed(name)]:
+    if section.engines and (missing := [name for name in OF_ENGINES if not _is_installed(name)]):
+        names = ", ".join(missing)
         raise Misconfigured(
-            "tracing.engines" if OWN not in missing else "tracing.endpoint",
-            f"traces need packages that are not installed ({', '.join(missing)}): pip install 'espalier[tracing]'",
+            "tracing.engines",
+            f"SGLang exports spans by packages that are not installed ({names}): pip install 'espalier[tracing]'",
         )
 
 
@@ -49,14 +51,10 @@ def spans_of(
     now: Callable[[], float],
     registry: Registry,
 ) -> Spans:
-    """Return what records the spans of a node, and define its metrics; raises `Misconfigured` without a package."""
+    """Return what records the spans of a node, and define its metrics."""
     section = cluster.tracing
     if section.url is None:
         return Spans()
-    check_packages(cluster)
-    # Without `[tracing]` the packages may be missing.
-    from supervisor.telemetry import spans  # noqa: PLC0415
-
     resource = {
         "service.name": "espalier",
         "service.namespace": cluster.cluster.name,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "requirements"
 LOCKING = runpy.run_path(str(FOLDER / "lock.py"))
 HOST = Path("actors/engines/sglang/host")
-PACKAGES = {"PIL": "pillow", "zmq": "pyzmq", "opentelemetry": "opentelemetry-proto"}  # of modules with other names
+PACKAGES = {"PIL": "pillow", "zmq": "pyzmq"}  # of modules with other names
 LOCKED = re.compile(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}")
 
 

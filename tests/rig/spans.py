@@ -18,6 +18,9 @@ class KeptSpans(Spans):
     all: list[Span] = field(factory=list)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
 
+    def takes(self, trace: Trace | None) -> bool:
+        return trace is not None and trace.sampled
+
     def child(self, before: Trace | None) -> Trace | None:
         return (
             None

@@ -52,8 +52,9 @@ class SlotObserver:
     def begun(self, request_id: str) -> None:
         """The first token of a request has come."""
 
-    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> None:
-        """The answer to a request has ended, which had its slot at `began_at`, and its first token at `first_at`."""
+    def ended(self, request: Generate, outcome: str, began_at: float, first_at: float | None) -> bool:  # noqa: ARG002
+        """The answer to a request has ended, which had its slot at `began_at`; return whether its span is recorded."""
+        return False
 
     def aborted(self, seconds: float) -> None:
         """The slot of a request whose asker has left is free again, `seconds` after the asker left."""
@@ -231,8 +232,8 @@ class Slots:
 
     def report(self, call: GenerateCall, pace: Pace, outcome: str, seconds: float) -> None:
         """Report the outcome of a call `seconds` after it had its slot."""
-        log_outcome(call, "generation ended", outcome, seconds)
-        self.observer.ended(call.request, outcome, trio.current_time() - seconds, pace.first_at)
+        if not self.observer.ended(call.request, outcome, trio.current_time() - seconds, pace.first_at):
+            log_outcome(call, "generation ended", outcome, seconds)
 
     def is_preempted(self, pace: Pace) -> bool:
         """Whether a begun request stands still while the engine continues others with its memory."""

@@ -13,5 +13,6 @@ def test_a_port_that_records_nothing_makes_no_children() -> None:
     assert spans.root(DRAWN) == trace == child_span(None, DRAWN)
     assert spans.child(trace) is None
     assert spans.child(None) is None
+    assert not spans.takes(trace)
     spans.record(Span(trace, "generate", 1.0, 2.0))
     spans.flush(0.0)

@@ -72,7 +72,6 @@ def test_a_mistake_is_one_of_its_line(written: Written) -> None:
 @pytest.mark.parametrize(
     ("missing", "engines", "path"),
     [
-        ("opentelemetry.proto", "false", "tracing.endpoint"),
         ("opentelemetry.exporter.otlp.proto.grpc", "false", None),
         ("opentelemetry.exporter.otlp.proto.grpc", "true", "tracing.engines"),
     ],
@@ -91,6 +90,11 @@ def test_a_missing_package_is_a_mistake_with_the_way_to_install_it(
     assert [mistake.path for mistake in mistakes] == ([] if path is None else [path])
     assert all("pip install 'espalier[tracing]'" in str(mistake) for mistake in mistakes)
     assert all(missing in str(mistake) for mistake in mistakes)
+
+
+def test_spans_of_engines_need_a_collector(written: Written) -> None:
+    mistakes = [str(mistake) for mistake in file_checks.mistakes(traced(written, "engines = true"), {})]
+    assert any("tracing.engines: means nothing without endpoint" in mistake for mistake in mistakes)
 
 
 def test_a_node_without_the_section_exports_nothing(written: Written) -> None:
