@@ -36,6 +36,7 @@ from supervisor.links.endpoint import Endpoint
 
 DATA_PARALLEL_MAX = 128
 EngineName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "letters, digits, dashes, dots and _")]
+TaskName: TypeAlias = Literal["generate", "embed", "score"]
 LegName: TypeAlias = Literal["both", "prefill", "decode", "encode"]
 DEFAULT_KIND = "sglang"
 """The kind of an engine whose section has no `kind`."""
@@ -70,7 +71,7 @@ class EngineSection:
     node: NodeName = "main"  # node that runs the engine; of several nodes, the one with rank 0
     kind: str = DEFAULT_KIND  # `sglang`, a real engine, or `simulated`, an engine without a model
     # what it computes: answers, a vector of each text (`embed`), or a score of each pair of texts (`score`)
-    task: Literal["generate", "embed", "score"] = "generate"
+    task: TaskName = "generate"
     # part of requests that it computes: all, only prompts, only answers, or embeddings of images and videos
     leg: LegName = "both"
     # ranks: copies of the model, each a worker with slots, KV memory and a prefix cache of its own
@@ -283,6 +284,10 @@ class Cluster(Tables):
     def encodes(self, model: str) -> bool:
         """Whether a model has encoders for images and videos: then its other engines have no vision tower."""
         return any(engine.model == model and engine.leg == "encode" for engine in self.engine.values())
+
+    def task(self, model: str) -> TaskName:
+        """Return what a model computes: the task of all its engines, in a file without mistakes."""
+        return next((engine.task for engine in self.engine.values() if engine.model == model), "generate")
 
     def host_of(self, engine: EngineSection) -> str | None:
         """Return the host of an engine's first node, None if there is no such node."""

@@ -33,13 +33,14 @@ from supervisor.engines.kinds import hand_off_refusal
 from supervisor.gateway.gateway import Gateway
 from supervisor.node import gauges, router_child
 from supervisor.node.credentials import Credentials
+from supervisor.node.embedding_children import EmbeddingsOfModel, embedding_models
 from supervisor.node.gateway_children import gateway_child, make_gateway
 from supervisor.node.link_children import make_mesh, mesh_child
 from supervisor.node.media_child import MediaChildren, media_children
 from supervisor.node.model_children import RoutedModel, pool_view, routed_models
 from supervisor.node.monitoring import make_monitoring, monitoring_child
 from supervisor.node.pools import PoolView
-from supervisor.node.text_models import load_text_models
+from supervisor.node.text_models import load_embedding_models, load_text_models
 from supervisor.runtime import Runtime
 from supervisor.supervision.events import ChildEvent, ChildEventKind
 from supervisor.supervision.registration import Registration
@@ -61,7 +62,7 @@ class Assembly:
     directory: Directory
     controls: NodeControl
     status: TreeStatus
-    models: Mapping[str, RoutedModel]  # by name, on a node with a gateway
+    models: Mapping[str, RoutedModel]  # of answers, by name, on a node with a gateway
     node_engines: NodeEngines
     published: Mapping[str, RetriedChild]  # by the name of the child that publishes it
     gateway: Gateway | None
@@ -107,14 +108,16 @@ def assemble(
 ) -> Assembly:
     """Return the assembly of a node; raises `StartFailed` if a model's files cannot be used."""
     has_gateway = node in cluster.gateway_nodes
-    salt = str(int.from_bytes(runtime.new_nonce()[:SALT_BYTES]))
-    texts = load_text_models(cluster, node, runtime.strftime, salt)
-    identities = ModelIdentities({name: text.digest for name, text in texts.items()}, hand_off_refusal)
+    texts = load_text_models(cluster, node, runtime.strftime, str(int.from_bytes(runtime.new_nonce()[:SALT_BYTES])))
+    embedding_texts = load_embedding_models(cluster, node)
+    digests = {name: text.digest for each in (texts, embedding_texts) for name, text in each.items()}
+    identities = ModelIdentities(digests, hand_off_refusal)
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=identities)
     context = NodeContext(cluster, node, runtime, directory)
     engines = node_engines(context, texts)
     media = media_children(context, texts) if has_gateway else MediaChildren()
     models = routed_models(context, texts, media, credentials) if has_gateway else {}
+    embeddings = embedding_models(context, embedding_texts) if has_gateway else {}
     pools = pool_view(context, models)
     ejections = partial(router_child.ejected, {name: model.routing for name, model in models.items()})
     controls = NodeControl(
@@ -125,9 +128,8 @@ def assemble(
         ejections=ejections,
         pools=pools.states,
     )
-    services = {**engines.served, **controls.services}
-    links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
-    served = {name: model.served for name, model in models.items()}
+    links = make_mesh(cluster, directory, runtime, {**engines.served, **controls.services}, credentials, controls.run)
+    served = {name: model.served for each in (models, embeddings) for name, model in each.items()}
     gateway = make_gateway(context, served, pools, ejections, credentials) if has_gateway else None
     monitor = make_monitoring(cluster, directory, gateway, runtime, credentials)
     add_gauges(context, engines, models, media, pools, gateway, links)
@@ -140,7 +142,7 @@ def assemble(
             others=(
                 *engines.children,
                 *media.children,
-                *model_children(models, directory),
+                *model_children(models, embeddings, directory),
             ),
         ),
     )
@@ -169,13 +171,19 @@ def _tree(context: NodeContext, children: Children) -> Tree:
     )
 
 
-def model_children(models: Mapping[str, RoutedModel], directory: Directory) -> Children:
+def model_children(
+    models: Mapping[str, RoutedModel], embeddings: Mapping[str, EmbeddingsOfModel], directory: Directory
+) -> Children:
     """Return the children of all models, and the child that keeps the weights of each at one version."""
-    if not models:
+    if not models and not embeddings:
         return ()
     about = "brings engines that are behind to the newest weights of their model"
     weights = Child(name="weights", run=keep_weights, args=(directory,), about=about)
-    return (*(child for model in models.values() for child in model.children), weights)
+    return (
+        *(child for model in models.values() for child in model.children),
+        *(model.child for model in embeddings.values()),
+        weights,
+    )
 
 
 def add_gauges(

@@ -53,12 +53,12 @@ class RoutedModel:
 def routed_models(
     context: NodeContext, texts: Mapping[str, TextModel], media: MediaChildren, credentials: Credentials
 ) -> Mapping[str, RoutedModel]:
-    """Return every model of the cluster by its name; without a media actor, none takes images or videos.
+    """Return every model of answers by its name; without a media actor, none takes images or videos.
 
     The number of client keys decides whether one key leaves slots of a model to others.
     """
     kept_slots = partial(credentials.kept_slots, context.cluster.gateway.limits)
-    return {name: _routed_model(context, name, texts[name], media, kept_slots) for name in context.cluster.model}
+    return {name: _routed_model(context, name, texts[name], media, kept_slots) for name in texts}
 
 
 def pool_view(context: NodeContext, models: Mapping[str, RoutedModel]) -> PoolView:

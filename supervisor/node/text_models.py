@@ -1,4 +1,7 @@
-"""The text models of a node: tokenizer, chat template and digest of each model folder, read once at the start."""
+"""The text models of a node: tokenizer, chat template and digest of each model folder, read once at the start.
+
+A model of vectors or of scores has no chat template, but the prompts of its authors.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from attrs import evolve
 
 from actors.engines import model_files
+from actors.text import embedding_model
 from actors.text.chat_template import compile_template
 from actors.text.conversations import ConversationTemplate
+from actors.text.embedding_model import EmbeddingModel
 from actors.text.encoders import NoEncoder
 from actors.text.formats import detection
 from actors.text.formats.table import WHOLE
@@ -28,12 +33,14 @@ FILE_BYTES_MAX = 64 * 1024 * 1024  # of a small file of a model
 def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str], salt: str) -> dict[str, TextModel]:
     """Return the text models that a node needs, by name; `salt` has digits that no client knows.
 
-    With a model comes its vision layout, which encoders need, too. Raises `Misconfigured` with all of them whose files
-    cannot be used.
+    Models of vectors and of scores have none. With a model comes its vision layout, which encoders need, too. Raises
+    `Misconfigured` with all of them whose files cannot be used.
     """
     models: dict[str, TextModel] = {}
     errors: list[Misconfigured] = []
     for name in names(cluster, (node,)):
+        if cluster.task(name) != "generate":
+            continue
         try:
             models[name] = _load(cluster, name, strftime, salt)
         except Misconfigured as error:
@@ -43,6 +50,26 @@ def load_text_models(cluster: Cluster, node: str, strftime: Callable[[str], str]
         first, *others = [Misconfigured(mistake.path, mistake.message) for mistake in mistakes]
         raise Misconfigured(first.path, str(first), others) from errors[0]
     return models
+
+
+def load_embedding_models(cluster: Cluster, node: str) -> dict[str, EmbeddingModel]:
+    """Return the text sides of the models of vectors and of scores that a node needs, by name.
+
+    Raises `Misconfigured` for the first whose files cannot be used.
+    """
+    needed = (name for name in names(cluster, (node,)) if cluster.task(name) != "generate")
+    return {name: _load_embedding_model(cluster, name) for name in needed}
+
+
+def _load_embedding_model(cluster: Cluster, name: str) -> EmbeddingModel:
+    folder = cluster.model_path(name)
+    try:
+        contents = model_files.read_files(folder)
+        model = embedding_model.load(contents, encodes=cluster.model[name].tokenizer)
+        return evolve(model, digest=model_files.model_digest(folder))
+    except (StartFailed, OSError) as error:
+        key = "tokenizer" if isinstance(error, NoEncoder) else "path"
+        raise Misconfigured(join(join("model", segment(name)), key), f"model {name} in {folder}: {error}") from error
 
 
 def names(cluster: Cluster, nodes: Collection[str]) -> tuple[str, ...]:
@@ -123,6 +150,9 @@ def _mistakes(templates: Sequence[TemplateVariables]) -> dict[str, str]:
 def format_lines(cluster: Cluster) -> Iterator[str]:
     """Yield a line about the formats of the answers of each model whose chat template can be read."""
     for name, section in cluster.model.items():
+        if (task := cluster.task(name)) != "generate":
+            yield f"{name} computes {'vectors' if task == 'embed' else 'scores'}, and no answers"
+            continue
         try:
             sources = _template_sources(cluster, name)
         except (StartFailed, OSError, ValueError):

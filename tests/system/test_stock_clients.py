@@ -10,11 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 import trio
-from openai import APIError, NotFoundError, OpenAI
+from openai import APIError, BadRequestError, NotFoundError, OpenAI
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
+from tests.rig.embedded_texts import embedding_rig
 from tests.rig.gateway import (
     CONTENTS_OF_TINY,
     Worker,
@@ -214,6 +215,22 @@ def httpx_says(url: str) -> None:
         assert client.post("/v1/chat/completions", content=b"x" * 9_000_000).status_code == 413
 
 
+def openai_embeds(url: str) -> None:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    wanted: dict[str, Any] = {"model": "vectors", "input": ["the oak", "elm"]}
+    packed = client.embeddings.create(**wanted)
+    listed = client.embeddings.create(**wanted, encoding_format="float")
+    assert [one.embedding for one in packed.data] == [one.embedding for one in listed.data]
+    assert ([one.index for one in packed.data], packed.usage.prompt_tokens) == ([0, 1], 7)
+    assert len(client.embeddings.create(**wanted, dimensions=3).data[0].embedding) == 3
+    with pytest.raises(BadRequestError, match="must not be empty") as refused:
+        client.embeddings.create(model="vectors", input=["oak", ""])
+    assert refused.value.param == "input[1]"
+    with pytest.raises(BadRequestError, match="ask POST /v1/embeddings"):
+        client.chat.completions.create(model="vectors", messages=[{"role": "user", "content": "n=3"}])
+    client.close()
+
+
 OLDER = pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # openai calls websockets the older way
 
 
@@ -223,6 +240,13 @@ async def test_a_stock_client_works(client: Callable[[str], None]) -> None:
         with trio.fail_after(20):
             await trio.to_thread.run_sync(client, rig.url)
         await at_rest(rig)
+
+
+async def test_openai_gets_vectors_as_base64_and_as_numbers() -> None:
+    async with embedding_rig() as each:
+        with trio.fail_after(20):
+            await trio.to_thread.run_sync(openai_embeds, each.rig.url)
+        await at_rest(each.rig)
 
 
 async def test_openai_reads_streams_with_comments() -> None:

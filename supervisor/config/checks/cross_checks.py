@@ -28,7 +28,12 @@ from supervisor.config.schema import Cluster, EngineSection, Kinds
 from supervisor.config.sections import WILDCARD_HOSTS, ClusterSection
 
 TREE_NAMES = ("gateway", "links", "media", "metrics", "publishers", "weights")
-TREE_PREFIXES = ("processor-", "router-", *(f"{row.feed_name}-" for row in POLICIES.values() if row.feed_name))
+TREE_PREFIXES = (
+    "processor-",
+    "router-",
+    "embeddings-",
+    *(f"{row.feed_name}-" for row in POLICIES.values() if row.feed_name),
+)
 TOKEN_KEYS = (
     *(
         "data_parallel",

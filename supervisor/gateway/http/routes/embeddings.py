@@ -104,11 +104,11 @@ async def _score(
 async def _vectors_body(exchange: Exchange, request: dialect.EmbeddingsRequest, computed: TextVectors) -> AnswerBody:
     """Return the body with all vectors, built a few of them at a time."""
     begin, end = dialect.around_vectors(request.model, computed.tokens)
-    vectors, parts = iter(computed.rows), [begin]
+    vectors, parts = iter(computed.rows), list[bytes | bytearray]([begin])
     width = computed.parts[0].data.shape[1]
     first, step = 0, max(1, FLOATS_A_PIECE // width)
     while some := [*islice(vectors, step)]:
         write = partial(dialect.vector_objects, first, some, base64=request.base64)
-        parts.append(bytes(await exchange.offload(len(some) * width // FLOATS_A_CHARACTER, write)))
+        parts.append(await exchange.offload(len(some) * width // FLOATS_A_CHARACTER, write))
         first += len(some)
     return AnswerBody.from_parts([*parts, end])

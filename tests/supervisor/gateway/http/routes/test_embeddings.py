@@ -17,7 +17,7 @@ from protocol.messages.embedding import TextItem
 from protocol.token_ids import TokenIds
 from tests.rig.embedded_texts import Computing, bert_model, embedding_rig
 from tests.rig.embedders import SCORES, VECTORS
-from tests.rig.gateway import Reply, chat, head, leave_all, post, response, text
+from tests.rig.gateway import Reply, chat, create, head, leave_all, post, response, text
 
 CLS, SEP, THE, OAK, ELM = 2, 3, 4, 5, 6
 
@@ -297,3 +297,15 @@ async def test_models_are_listed_with_what_they_compute(rather_slow: MockClock) 
     async with embedding_rig() as each:
         listed = (await (await each.rig.client()).ask(head("GET", "/v1/models"))).json["data"]
         assert {one["id"]: one["task"] for one in listed} == {"tiny": "generate", "vectors": "embed", "scores": "embed"}
+
+
+async def test_a_socket_refuses_an_answer_by_such_a_model(rather_slow: MockClock) -> None:
+    async with embedding_rig() as each:
+        client = await each.rig.client()
+        await client.upgrade()
+        await client.say(create(model="vectors"))
+        failed = (await client.events("response.failed", "error"))[-1]
+        error = failed.get("error") or failed["response"]["error"]
+        assert error["message"] == "model vectors computes no answers: ask POST /v1/embeddings"
+        await client.say(create())
+        assert (await client.events("response.completed"))[-1]["type"] == "response.completed"
