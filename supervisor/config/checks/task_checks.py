@@ -43,7 +43,7 @@ def _model_mistakes(cluster: Cluster, engine: EngineSection) -> Iterator[Mistake
     for key in NOT_OF_MODELS:
         if getattr(model, key) != fields[key].default:
             path = join(join("model", segment(engine.model)), key)
-            yield Mistake(path, f"is for models that answer, and the task of this one's engines is {engine.task}")
+            yield Mistake(path, f"is for models of answers, and the task of this one's engines is {engine.task}")
 
 
 def embedder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
@@ -55,4 +55,4 @@ def embedder_mistakes(engine: EngineSection, path: str) -> Iterator[Mistake]:
     deadlines = attrs.fields_dict(type(engine.deadlines))
     others += [f"deadlines.{key}" for key in DEADLINES if getattr(engine.deadlines, key) != deadlines[key].default]
     for key in others:
-        yield Mistake(f"{path}.{key}", f"is for engines that answer, and {path}.task is {engine.task}")
+        yield Mistake(f"{path}.{key}", f"is for engines that compute answers, and {path}.task is {engine.task}")

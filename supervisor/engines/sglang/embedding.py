@@ -12,20 +12,16 @@ from protocol.strict.mistakes import Mistake
 from supervisor.config.schema import Cluster, EngineSection
 
 OF_ANSWERS = (
-    "adapters",
     "bootstrap_port",
-    "data_parallel",
     "diffusion",
     "diffusion_settings",
     "dist_port",
-    "events",
     "experts",
-    "leg",
     "ranks_on",
     "transfer",
     "vision",
 )
-"""The keys of engines that compute answers alone."""
+"""The keys of this kind's engines that compute answers; `task_checks.py` has those of every kind."""
 
 
 def mistakes(section: EngineSection, path: str) -> Iterator[Mistake]:

@@ -53,7 +53,7 @@ def test_what_embedders_have_may_be_chosen(line: str, written: Written) -> None:
     ],
 )
 def test_what_means_nothing_for_an_embedder_is_a_mistake(line: str, key: str, written: Written) -> None:
-    why = "is for engines that answer, and engine.one.task is embed"
+    why = "is for engines that compute answers, and engine.one.task is embed"
     assert f"engine.one.{key}: {why}" in mistakes(written(GOOD + line + "\n"))
 
 
@@ -67,7 +67,7 @@ def test_what_means_nothing_for_an_embedder_is_a_mistake(line: str, key: str, wr
     ],
 )
 def test_what_decides_about_answers_means_nothing_for_a_model_of_vectors(line: str, key: str, written: Written) -> None:
-    why = "is for models that answer, and the task of this one's engines is embed"
+    why = "is for models of answers, and the task of this one's engines is embed"
     path = written(MODEL + line + "\n" + ENGINE.format(name="one", task="embed"))
     assert mistakes(path) == [f"model.tiny.{key}: {why}"]
 
