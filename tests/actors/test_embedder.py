@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from actors.embedder import embedder
 from actors.engines.embedding.limits import EmbedderLimits, EmbedderObserver
-from actors.engines.simulated.embedder import SimulatedEmbedder, vector
+from actors.engines.simulated.embedder import BATCH_TOKENS_MAX, SimulatedEmbedder, vector
 from actors.engines.simulated.spec import Faults
 from actors.kit.calls import Address
 from actors.kit.groups import first_leaf
@@ -149,6 +149,18 @@ async def test_a_slot_is_free_only_when_the_engine_has_released_its_request(auto
         assert trio.current_time() == 2, "the second began when the batch of the first had ended"
     assert subject.observer.aborts == [0.75]
     assert [outcome for outcome, _ in subject.observer.ended] == ["left", "ended"]
+
+
+async def test_what_is_left_is_computed_no_further(autojump_clock: MockClock) -> None:
+    info = evolve(EMBEDDER, request_tokens_max=BATCH_TOKENS_MAX)
+    items = (text(*[1] * BATCH_TOKENS_MAX),) * 9  # a batch each
+    async with rig(slots=1, engine=simulated_embedder(info)) as subject:
+        with trio.move_on_after(1.5):
+            async with subject.address.ask(Embed(new_id(1), items), 0) as answer:
+                await answer.result()
+        await subject.ask(2)
+        assert trio.current_time() == 3
+    assert subject.observer.aborts == [0.5]
 
 
 async def test_a_request_that_takes_too_long_fails_and_its_slot_is_free(autojump_clock: MockClock) -> None:

@@ -1,7 +1,7 @@
-"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways] [--pictures] [--prefixes] [--operations] [--planned] [--seeds 2000 | --minutes M] [--only SEED]`.
+"""Run many seeds, on all cores: `python -m tests.system.hunt [--cluster | --gateways | --embeddings] [--pictures] [--prefixes] [--operations] [--planned] [--seeds 2000 | --minutes M] [--only SEED]`.
 
 A seed is one run of a node with everything in it or, with `--cluster`, of several nodes and the links between them;
-with `--gateways`, two of these nodes are gateways that share a port.
+with `--gateways`, two of these nodes are gateways that share a port; with `--embeddings`, it is a model of vectors.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from actors.kit.groups import first_leaf
 from tests.rig import certificate
 from tests.system.simulator import pictured, prefix_plan, programs
 from tests.system.simulator.cluster_seed import run_cluster_seed
+from tests.system.simulator.embedded import run_embedding_seed
 from tests.system.simulator.seed import run_seed
 from tests.system.simulator.two_gateways import run_gateways_seed
 
-RUNNERS = {"": run_seed, "cluster": run_cluster_seed, "gateways": run_gateways_seed}  # by the option
+RUNNERS = {  # by the option
+    "": run_seed,
+    "cluster": run_cluster_seed,
+    "gateways": run_gateways_seed,
+    "embeddings": run_embedding_seed,
+}
 FORCED = {
     "pictures": (pictured.SHARES, "sighted"),
     "prefixes": (prefix_plan.SHARES, "prefixes"),
@@ -120,6 +126,7 @@ def main() -> int:
     for kind, about in (
         ("cluster", "several nodes and the links between them"),
         ("gateways", "the same with two gateways"),
+        ("embeddings", "a model of vectors, its askers, and its embedders on several nodes"),
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="", help=f"run {about}")
     parser.add_argument("--traces", action="store_true", help="print what happened in each, in order, on one core")
