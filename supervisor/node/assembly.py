@@ -20,6 +20,9 @@ from functools import partial
 from attrs import evolve, frozen
 
 from actors.engines.port import Engine
+from actors.text.embedding_model import EmbeddingModel
+from actors.text.model import TextModel
+from protocol.model_folder import Digest
 from supervisor.cluster import engine_control, readiness
 from supervisor.cluster.directory import Directory
 from supervisor.cluster.mesh import Mesh
@@ -110,8 +113,7 @@ def assemble(
     has_gateway = node in cluster.gateway_nodes
     texts = load_text_models(cluster, node, runtime.strftime, str(int.from_bytes(runtime.new_nonce()[:SALT_BYTES])))
     embedding_texts = load_embedding_models(cluster, node)
-    digests = {name: text.digest for each in (texts, embedding_texts) for name, text in each.items()}
-    identities = ModelIdentities(digests, hand_off_refusal)
+    identities = ModelIdentities(digests({**texts, **embedding_texts}), hand_off_refusal)
     directory = Directory(node, routes=has_gateway, required_peers=cluster.required_peers(node), models=identities)
     context = NodeContext(cluster, node, runtime, directory)
     engines = node_engines(context, texts)
@@ -128,7 +130,8 @@ def assemble(
         ejections=ejections,
         pools=pools.states,
     )
-    links = make_mesh(cluster, directory, runtime, {**engines.served, **controls.services}, credentials, controls.run)
+    services = {**engines.served, **controls.services}
+    links = make_mesh(cluster, directory, runtime, services, credentials, controls.run)
     served = {name: model.served for each in (models, embeddings) for name, model in each.items()}
     gateway = make_gateway(context, served, pools, ejections, credentials) if has_gateway else None
     monitor = make_monitoring(cluster, directory, gateway, runtime, credentials)
@@ -158,6 +161,11 @@ def assemble(
         links=links,
         monitoring=monitor,
     )
+
+
+def digests(texts: Mapping[str, TextModel | EmbeddingModel]) -> dict[str, Digest]:
+    """Return the digest of each model's folder, by name."""
+    return {name: text.digest for name, text in texts.items()}
 
 
 def _tree(context: NodeContext, children: Children) -> Tree:
