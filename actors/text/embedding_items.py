@@ -16,7 +16,7 @@ from attrs import frozen
 from actors.kit.offload import RunWork
 from actors.text.embedding_model import EmbeddingModel
 from actors.text.encoding import UnknownToken, check_ids
-from actors.text.first_parts import SEAM_TOKENS, TooManyTokens, first_parts
+from actors.text.first_parts import FIRST_CHARACTERS_A_TOKEN, SEAM_TOKENS, TooManyTokens, first_parts
 from protocol.errors import BadRequest, ContextTooLong
 from protocol.messages.embedding import Cut, ScoreTexts, TextItem
 
@@ -106,10 +106,12 @@ async def pair_items(request: ScoreTexts, model: EmbeddingModel, limits: ItemLim
 
 
 async def _texts(texts: Sequence[str], model: EmbeddingModel, limits: ItemLimits, run: RunWork, name: str) -> list[str]:
+    """Return the texts, and of those that will be cut a beginning; raises `ContextTooLong`."""
     await trio.lowlevel.checkpoint()
-    count = len(texts)
+    count, short = len(texts), FIRST_CHARACTERS_A_TOKEN * limits.tokens_max
     return [
-        await _beginning(text, model, limits, run, param_of(name, index, count)) for index, text in enumerate(texts)
+        text if len(text) <= short else await _beginning(text, model, limits, run, param_of(name, index, count))
+        for index, text in enumerate(texts)
     ]
 
 
