@@ -52,8 +52,10 @@ async def encoder(
         job: EncodeJob | None = None
 
         def report(outcome: str, seconds: float) -> None:
-            log_outcome(call, "encoding ended", outcome, seconds)
-            observer.request_ended(item.modality, source if outcome == ENDED else outcome)
+            found = source if outcome == ENDED else outcome
+            if not observer.ended(call.request, found, trio.current_time() - seconds):
+                log_outcome(call, "encoding ended", outcome, seconds)
+            observer.request_ended(item.modality, found)
 
         with call.answering(bugs) as answer, report_outcome(call, report):
             check_pixels(item, queue.media)

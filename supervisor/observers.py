@@ -12,6 +12,7 @@ import trio
 from attrs import define, field, frozen
 
 from actors.canary import ANSWERED, CanaryObserver
+from actors.encoder import CACHED, COMPUTED, SHARED
 from actors.engines.embedding.limits import EmbedderObserver
 from actors.engines.encoding.limits import EncoderObserver
 from actors.engines.outcomes import ENDED
@@ -22,7 +23,7 @@ from actors.routing.ports import RoutingObserver
 from protocol.errors import AskerLeft
 from protocol.messages.embedding import Embed
 from protocol.messages.generation import Generate
-from protocol.messages.media import MediaItem
+from protocol.messages.media import Encode, MediaItem
 from supervisor.telemetry.metrics import Metrics
 
 
@@ -91,10 +92,26 @@ class EncoderMetrics(EncoderObserver):
 
     metrics: Metrics
     engine: str
+    spans: Spans = Spans()
 
     def request_ended(self, modality: str, outcome: str) -> None:
         """Count a request for the embeddings of an item."""
         self.metrics.encoding_ended(self.engine, modality, outcome)
+
+    def ended(self, request: Encode, outcome: str, began_at: float) -> bool:
+        """Record the span of an item from when it had its slot, if spans are exported here."""
+        trace = request.trace
+        if trace is None or not self.spans.takes(trace):
+            return False
+        attributes: dict[str, Attribute] = {
+            "espalier.worker": self.engine,
+            "espalier.outcome": outcome,
+            "espalier.modality": request.item.modality.value,
+            "espalier.item.tokens": request.item.tokens,
+        }
+        code = "" if outcome in {COMPUTED, CACHED, SHARED, AskerLeft.code} else outcome
+        self.spans.record(Span(trace, "compute", began_at, trio.current_time(), attributes, SpanKind.SERVER, code))
+        return True
 
     def queue_changed(self, waiting: int, computing: int) -> None:
         """Set the numbers of items waiting for a batch, and in a batch."""

@@ -7,16 +7,22 @@ span is the affair of the node: without `[tracing]` it is dropped here, at the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import TypeAlias
 
+import trio
 from attrs import Factory, frozen
 
+from protocol.errors import AskerLeft, RequestError
 from protocol.trace import Trace, child_span
 
 Attribute: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[float] | None
 """The value of an attribute; None is left out."""
+
+ENDED = "ended"
+"""The outcome of a call to a worker with a result; `left` and the codes of errors are the others."""
 
 
 class SpanKind(IntEnum):
@@ -63,3 +69,26 @@ class Spans:
 
     def flush(self, within_s: float) -> None:
         """Block until the recorded spans are exported, for at most `within_s`."""
+
+
+@contextmanager
+def asking(
+    spans: Spans, before: Trace | None, new_id: Callable[[], str], name: str, worker: str
+) -> Iterator[Trace | None]:
+    """Yield the trace for a worker that is asked in the body, and record a span of how the body ended.
+
+    If nothing is recorded here, and the client records its trace, the worker gets a span of its own all the same.
+    """
+    if (trace := spans.child(before)) is None:
+        yield child_span(before, new_id()) if before is not None and before.followed else before
+        return
+    began_at, outcome, code = trio.current_time(), AskerLeft.code, ""
+    try:
+        yield spans.child(trace)
+        outcome = ENDED
+    except RequestError as error:
+        outcome = code = error.code
+        raise
+    finally:
+        attributes: dict[str, Attribute] = {"espalier.worker": worker, "espalier.outcome": outcome}
+        spans.record(Span(trace, name, began_at, trio.current_time(), attributes, SpanKind.CLIENT, code))

@@ -7,13 +7,15 @@ part is idempotent, so a lost embedder costs it one attempt (`whole_work.py`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
 from attrs import frozen
 
+from actors.kit.spans import Spans, asking
 from actors.routing.ports import EmbedderPool, RoutingObserver
 from actors.routing.route import FailoverLimits
-from actors.routing.whole_work import WholeWork, all_or_none, span_of
+from actors.routing.whole_work import WholeWork, all_or_none
 from protocol.errors import InternalError
 from protocol.messages.embedding import Embed, TextItem, Vectors
 from protocol.trace import Trace
@@ -48,14 +50,17 @@ class Embedding:
     limits: FailoverLimits
     new_id: Callable[[], str]
     observer: RoutingObserver = RoutingObserver()
+    spans: Spans = Spans()
 
     async def vectors(self, work: EmbedWork) -> tuple[Vectors, ...]:
         """Return the vectors of each part, all of one length; raises the `RequestError` of the first that fails."""
-        embedders = WholeWork(self.pool.embedders, self.pool.wait_changed, self.limits, self.observer, NO_EMBEDDER)
+        traced = partial(asking, self.spans, work.trace, self.new_id, "embed")
+        embedders = WholeWork(
+            self.pool.embedders, self.pool.wait_changed, self.limits, self.observer, NO_EMBEDDER, traced
+        )
 
         async def computed(part: tuple[TextItem, ...]) -> Vectors:
-            def make(_: int) -> Embed:
-                trace = span_of(work.trace, self.new_id)
+            def make(_: int, trace: Trace | None) -> Embed:
                 return Embed(self.new_id(), part, work.dimensions, work.priority, work.owner, trace)
 
             vectors = await embedders.result(make)

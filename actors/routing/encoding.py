@@ -12,13 +12,15 @@ fails by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 from attrs import frozen
 
+from actors.kit.spans import Spans, asking
 from actors.routing.ports import EncoderPool, RoutedEncoder, RoutingObserver
 from actors.routing.route import FailoverLimits
-from actors.routing.whole_work import WholeWork, WithLoads, all_or_none, span_of
+from actors.routing.whole_work import WholeWork, WithLoads, all_or_none
 from protocol.messages.media import Encode, Encoded, MediaForm, MediaItem
 from protocol.trace import Trace
 
@@ -44,17 +46,18 @@ class Encoding:
     limits: FailoverLimits
     new_id: Callable[[], str]
     observer: RoutingObserver = RoutingObserver()
+    spans: Spans = Spans()
 
     async def embeddings(self, work: EncodeWork) -> tuple[MediaItem, ...]:
         """Return the items with embeddings in place of pixels; an item without pixels stays as it is.
 
         Raises the `RequestError` of the first item that cannot be encoded.
         """
-        encoders = WholeWork(self.pool.encoders, self.pool.wait_changed, self.limits, self.observer, NO_ENCODER)
+        traced = partial(asking, self.spans, work.trace, self.new_id, "encode")
+        encoders = WholeWork(self.pool.encoders, self.pool.wait_changed, self.limits, self.observer, NO_ENCODER, traced)
 
         async def embedded(item: MediaItem) -> MediaItem:
-            def make(crashes: int) -> Encode:
-                trace = span_of(work.trace, self.new_id)
+            def make(crashes: int, trace: Trace | None) -> Encode:
                 return Encode(self.new_id(), item, work.priority, trace, work.owner, alone=crashes > 0)
 
             def prefer(candidates: WithLoads[Encode, Encoded]) -> RoutedEncoder:

@@ -12,16 +12,12 @@ from contextlib import contextmanager
 import trio
 from attrs import define, evolve
 
-from actors.kit.spans import Attribute, Span, SpanKind, Spans
+from actors.kit.spans import Attribute, Span, Spans, asking
 from actors.routing.ports import Worker
 from actors.routing.route import Chosen, Route
-from protocol.errors import AskerLeft, RequestError
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate
-from protocol.trace import Trace, child_span
-
-ENDED = "ended"
-"""The outcome of a call to a worker with a result; `left` and the codes of errors are the others."""
+from protocol.trace import Trace
 
 
 @define(eq=False)
@@ -54,25 +50,10 @@ class RouteSpans:
 
     @contextmanager
     def leg(self, worker: Worker, request: Generate) -> Iterator[Generate]:
-        """Yield the request for a worker, and record how the call in the body ended.
-
-        If the trace is sampled by the client, or here, the worker gets a span of its own.
-        """
-        if (trace := self.spans.child(self.trace)) is None:
-            followed = self.trace is not None and self.trace.followed
-            yield evolve(request, trace=child_span(self.trace, self.new_id())) if followed else request
-            return
-        began_at, outcome, code = trio.current_time(), AskerLeft.code, ""
-        try:
-            yield evolve(request, trace=self.spans.child(trace))
-            outcome = ENDED
-        except RequestError as error:
-            outcome = code = error.code
-            raise
-        finally:
-            attributes: dict[str, Attribute] = {"espalier.worker": worker.full_name, "espalier.outcome": outcome}
-            name = "generate" if worker.leg is Leg.BOTH else worker.leg.value
-            self.spans.record(Span(trace, name, began_at, trio.current_time(), attributes, SpanKind.CLIENT, code))
+        """Yield the request for a worker, with a span of its own, and record how the call in the body ended."""
+        name = "generate" if worker.leg is Leg.BOTH else worker.leg.value
+        with asking(self.spans, self.trace, self.new_id, name, worker.full_name) as trace:
+            yield request if trace is request.trace else evolve(request, trace=trace)
 
     def handed_over(self, route: Route) -> None:
         """Note that one leg of a pair has begun to answer; the hand-off is the time until the other has."""

@@ -10,6 +10,7 @@ A client's request is several pieces of such work, all of which are done or none
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import Generic, TypeAlias, TypeVar
 
 import trio
@@ -20,7 +21,7 @@ from actors.routing.load import Load
 from actors.routing.ports import RoutedAnswerer, RoutingObserver
 from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, AskerLeft, Draining, EngineLost, LinkLost, NotReady, Overloaded, RequestError
-from protocol.trace import Trace, child_span
+from protocol.trace import Trace
 
 FAILOVER = (ActorLost, Draining, EngineLost, LinkLost, NotReady, Overloaded)
 """Errors after which work is done elsewhere: the worker, its node or the link to it may be to blame."""
@@ -68,16 +69,17 @@ class WholeWork(Generic[Req, Res]):
     limits: FailoverLimits
     observer: RoutingObserver
     none_up: str  # the sentence of a request for which no worker comes up in time
+    asking: Callable[[str], AbstractContextManager[Trace | None]]  # records a call to a worker, and yields its trace
 
     async def result(
         self,
-        make: Callable[[int], Req],
+        make: Callable[[int, Trace | None], Req],
         prefer: Callable[[WithLoads[Req, Res]], RoutedAnswerer[Req, Res]] | None = None,
     ) -> Res:
         """Return the result of one piece of work; raises the error of the last attempt.
 
-        `make` returns the request of an attempt after so many crashes, each with an id of its own. `prefer` chooses
-        among workers with room; None: the least busy one.
+        `make` returns the request of an attempt after so many crashes, with this trace and an id of its own. `prefer`
+        chooses among workers with room; None: the least busy one.
         """
         return await _Attempts(self, make, prefer or least_busy).result()
 
@@ -87,17 +89,12 @@ def least_busy(candidates: WithLoads[Req, Res]) -> RoutedAnswerer[Req, Res]:
     return min(candidates, key=lambda candidate: candidate[1].busy / candidate[1].slots)[0]
 
 
-def span_of(trace: Trace | None, new_id: Callable[[], str]) -> Trace | None:
-    """Return the trace of one attempt: a span of its own if the trace is followed."""
-    return child_span(trace, new_id()) if trace is not None and trace.followed else trace
-
-
 @define(eq=False)
 class _Attempts(Generic[Req, Res]):
     """One piece of work on its way through workers."""
 
     ways: WholeWork[Req, Res]
-    make: Callable[[int], Req]
+    make: Callable[[int, Trace | None], Req]
     prefer: Callable[[WithLoads[Req, Res]], RoutedAnswerer[Req, Res]]
     _losses: int = 0
     _crashes: int = 0
@@ -117,8 +114,9 @@ class _Attempts(Generic[Req, Res]):
     async def _asked(self, worker: RoutedAnswerer[Req, Res]) -> Res:
         outcome = AskerLeft.code
         try:
-            async with worker.ask(self.make(self._crashes), 0) as answer:
-                result = await answer.result()
+            with self.ways.asking(worker.full_name) as trace:
+                async with worker.ask(self.make(self._crashes, trace), 0) as answer:
+                    result = await answer.result()
             outcome = "ended"
         except RequestError as error:
             outcome = error.code

@@ -342,7 +342,11 @@ def _encoder_worker(context: NodeContext, local: LocalEncoder, cache: EmbeddingC
         Child(
             name="encoder",
             run=run_encoder,
-            args=(local, cache, EncoderMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            args=(
+                local,
+                cache,
+                EncoderMetrics(context.runtime.metrics, f"{section.node}/{local.name}", context.runtime.spans),
+            ),
             stop_within_s=EncoderLimits().release_s + 1.0,
             about="images and videos in batches",
             limits=tuple((key.replace("_", " "), value) for key, value in asdict(section.encoder).items()),

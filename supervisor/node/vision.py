@@ -29,6 +29,7 @@ def processor_vision(
         limits=router_child.limits(cluster.model[name]),
         new_id=runtime.new_id,
         observer=RoutingMetrics(runtime.metrics, name),
+        spans=runtime.spans,
     )
     return Vision(name, media.address, partial(encode_items, encoding), media.embeddings)
 

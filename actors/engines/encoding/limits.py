@@ -7,7 +7,7 @@ from typing import Annotated
 
 from attrs import define, frozen
 
-from protocol.messages.media import MediaItem
+from protocol.messages.media import Encode, MediaItem
 from protocol.strict.checks import Within
 
 Number = Annotated[int, Within(at_least=1, at_most=1_000_000_000)]
@@ -42,6 +42,10 @@ class EncoderObserver:
 
     def request_ended(self, modality: str, outcome: str) -> None:
         """A request has ended: `encoded`, `cached`, `shared` with an equal one, `left`, or with an error's code."""
+
+    def ended(self, request: Encode, outcome: str, began_at: float) -> bool:  # noqa: ARG002
+        """The same, of a request that had its slot at `began_at`; return whether its span is recorded."""
+        return False
 
     def queue_changed(self, waiting: int, computing: int) -> None:
         """The numbers of distinct items waiting for a batch, and in the computed batch, have changed to these."""

@@ -18,6 +18,8 @@ from actors.routing.route import FailoverLimits
 from protocol.errors import ActorLost, BadRequest, EngineLost, LinkLost, NotReady, Overloaded, RequestError
 from protocol.messages.media import Encode, Encoded, MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
+from protocol.trace import Trace
+from tests.rig.spans import KeptSpans
 from tests.rig.watched_memory import Watched, uncollected, watched
 from tests.rig.whole_workers import NotingRouting, WholeWorkerByScript, WholeWorkers
 
@@ -187,3 +189,15 @@ async def test_pixels_of_a_request_that_ended_are_freed(fails: bool, autojump_cl
             one.asked.clear()
             await wait_all_tasks_blocked()
             assert len(alive) == 0
+
+
+async def test_each_attempt_at_an_encoder_is_a_span_and_the_encoders_is_below_it(autojump_clock: MockClock) -> None:
+    only, spans, trace = scripted("a", [EngineLost("it died")]), KeptSpans(), Trace("a" * 32, "b" * 16, "c" * 16)
+    async with encoding(only) as (leg, _, _):
+        await evolve(leg, spans=spans).embeddings(evolve(work(1), trace=trace))
+    assert [(span.name, span.error, span.trace.parent) for span in spans.all] == [
+        ("encode", EngineLost.code, trace.span),
+        ("encode", "", trace.span),
+    ]
+    asked = [request.trace for request in only.asked]
+    assert [each and each.parent for each in asked] == [span.trace.span for span in spans.all]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
+import trio
+from attrs import evolve
 
 from actors.kit.spans import SpanKind
+from protocol.errors import EngineLost, NotReady, RequestError
+from protocol.messages.engine import Done
+from protocol.messages.kind import Message
+from supervisor.gateway.ports import NO_ADMINISTRATION
 from tests.rig.gateway import Rig, chat, create, gateway_rig, head, post, text
 from tests.rig.sockets import websocket_client
 from tests.rig.spans import KeptSpans
@@ -76,3 +84,19 @@ async def test_the_client_decides_about_its_own_trace(flags: str) -> None:
         await client.ask(post(chat("n=2"), traceparent=f"00-{ID}-{SPAN}-{flags}"))
         assert (await client.ask(head())).status == 200
     assert bool(spans.all) is (flags == "01")
+
+
+async def test_an_operation_is_a_span_with_the_outcome_of_each_engine() -> None:
+    async def operate(_: Message, __: str | None) -> Mapping[str, Message | RequestError]:
+        await trio.lowlevel.checkpoint()
+        return {"one/a": Done(), "two/a": EngineLost("it died")}
+
+    async with gateway_rig() as rig:
+        spans, client = KeptSpans(), await rig.client()
+        rig.gateway.administration = evolve(NO_ADMINISTRATION, operate=operate)
+        rig.gateway.runtime = evolve(rig.gateway.runtime, spans=spans)
+        await client.ask(head("POST", "/flush_cache", traceparent=PARENT, content_length=0))
+        await client.ask(head("POST", "/flush_cache", traceparent=PARENT[:-2] + "00", content_length=0))
+    (span,) = spans.all
+    assert (span.name, span.trace.parent, span.error) == ("flush-cache", SPAN, NotReady.code)
+    assert span.attributes == {"espalier.engines": ["one/a", "two/a"], "espalier.outcomes": ["ended", EngineLost.code]}

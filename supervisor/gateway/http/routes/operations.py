@@ -7,8 +7,9 @@ from functools import partial
 
 import trio
 
+from actors.kit.spans import Attribute, Span, SpanKind
 from protocol.dialects.operations import Outcomes, failure, failure_body, outcomes_body, parse
-from protocol.errors import BadRequest, Forbidden
+from protocol.errors import BadRequest, Forbidden, RequestError
 from protocol.messages.kind import Message
 from protocol.messages.operation import EngineOperation
 from protocol.messages.operations import OPERATIONS
@@ -64,6 +65,7 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     if exchange.request.method != "HEAD":
         request = await exchange.read(partial(_parsed, row), body) if row.has_fields else row.request()
         outcomes = await exchange.gateway.administration.operate(request, engine)
+        _record(row, exchange, outcomes)
     if (error := failure(row, outcomes)) is not None:
         exchange.response.fail(error, body=None if row.answer_text else failure_body(error, outcomes))
         return
@@ -72,6 +74,17 @@ async def operate(row: EngineOperation, exchange: Exchange, body: Body) -> None:
     else:
         exchange.response.reply(200, [JSON], outcomes_body(outcomes))
     log_answered(exchange)
+
+
+def _record(row: EngineOperation, exchange: Exchange, outcomes: Outcomes) -> None:
+    """Record the span of an operation, with the engines that were asked and the codes of their errors."""
+    spans, trace, error = exchange.gateway.runtime.spans, exchange.request.trace, failure(row, outcomes)
+    if trace is None or not spans.takes(trace):
+        return
+    codes = [outcome.code if isinstance(outcome, RequestError) else "ended" for outcome in outcomes.values()]
+    attributes: dict[str, Attribute] = {"espalier.engines": [*outcomes], "espalier.outcomes": codes}
+    times, code = (exchange.request.received_at, trio.current_time()), "" if error is None else error.code
+    spans.record(Span(trace, row.name, *times, attributes, SpanKind.SERVER, code))
 
 
 def _engine(exchange: Exchange) -> str | None:
