@@ -51,6 +51,7 @@ def _embeddings(context: NodeContext, name: str, text: EmbeddingModel) -> Embedd
         limits=router_child.limits(cluster.model[name]),
         new_id=runtime.new_id,
         observer=RoutingMetrics(runtime.metrics, name),
+        spans=runtime.spans,
     )
     requests: Address[EmbeddingRequest, EmbeddingResult, EmbeddingResult]
     requests, inbox = mailbox(requests_max)
