@@ -291,7 +291,6 @@ def _embedder(spec: SglangSpec, folder: str) -> BootMessage:
     arguments: dict[str, Setting] = {
         **_computing(spec),
         "is_embedding": True,
-        "enable_metrics": spec.metrics or None,
         "grammar_backend": "none",
         "max_running_requests": ITEMS_RUNNING_MAX,
         "chunked_prefill_size": spec.prefill_chunk or (CPU_EMBED_CHUNK if on_cpu else None),
@@ -306,7 +305,6 @@ def _embedder(spec: SglangSpec, folder: str) -> BootMessage:
             **environment(spec.device),
             **limits,
             **spec.environment,
-            **({METRICS_FOLDER: folder} if spec.metrics else {}),
         },
         task=spec.task,
         requests_max=spec.slots,

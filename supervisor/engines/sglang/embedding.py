@@ -17,6 +17,7 @@ OF_ANSWERS = (
     "diffusion_settings",
     "dist_port",
     "experts",
+    "metrics",
     "ranks_on",
     "transfer",
     "vision",

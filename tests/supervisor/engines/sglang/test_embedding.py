@@ -34,6 +34,7 @@ CONFIGURATIONS: dict[str, dict[str, object]] = {
     ("lines", "mistake"),
     [
         ('vision = "tower"', "engine.one.vision: is for engines that compute answers, and engine.one.task is embed"),
+        ("metrics = true", "engine.one.metrics: is for engines that compute answers"),
         ("data_parallel = 2", "engine.one.data_parallel: is for engines that compute answers"),
         ('diffusion = "LowConfidence"', "engine.one.diffusion: is for engines that compute answers"),
         ("settings.is_embedding = true", "engine.one.settings.is_embedding: is given by task"),

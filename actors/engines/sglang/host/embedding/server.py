@@ -31,7 +31,6 @@ from actors.engines.sglang.host.engine_process import OwnEngine
 from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
 from actors.engines.sglang.host.liveness import scheduler_probe
-from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.outputs import StepReceiver
 from actors.engines.sglang.host.served_link import ServedLink
 from actors.engines.sglang.host.vectors import Rows, VectorStep
@@ -43,7 +42,7 @@ from protocol.messages.embedding import Embed, EmbeddingInfo, EmbeddingOutput, P
 from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
-from protocol.messages.operations import OPERATION_OF, FlushCache, GetMetrics
+from protocol.messages.operations import OPERATION_OF, FlushCache
 from protocol.tensors import Dtype, Tensor
 from protocol.token_ids import TokenIds
 
@@ -78,7 +77,6 @@ class EmbeddingHost:
         self.parts = Parts(self.manager._dispatch_to_scheduler, info, has_types=model.has_types)  # noqa: SLF001
         self.liveness = scheduler_probe(self.manager, engine.get_all_child_pids())
         self.watchers = Watchers(self.link, BlockLog(""), self._loads)
-        self._metrics = MetricsReader(read_files) if info.metrics else None
         self._warm: asyncio.Future[EmbedPart] | None = None
 
     async def start(self, listener: socket.socket) -> None:
@@ -210,8 +208,6 @@ class EmbeddingHost:
                 if await prefix_cache.flush_idle(self.manager, lambda: bool(self.parts.by_stream)) is not None:
                     raise Overloaded("the prefix cache is in use")
                 return Done()
-            case GetMetrics() if self._metrics is not None:
-                return await self._metrics.metrics()
         raise EngineRefused(f"this engine computes vectors, and has no {type(request).__name__}")
 
 
@@ -256,11 +252,10 @@ def adapt(boot: BootMessage, model: EmbedderModel) -> None:
 def _info(engine: OwnEngine, boot: BootMessage, model: EmbedderModel) -> EngineInfo:
     found = translation.engine_info(engine, model_files.model_digest(Path(engine.server_args.model_path)))
     longest = found.request_tokens_max - 1
-    operations = (FlushCache, GetMetrics) if found.metrics else (FlushCache,)
     return evolve(
         found,
         context_max=found.context_max - RESERVED_TOKENS,
         request_tokens_max=longest if model.tokens_max is None else min(longest, model.tokens_max),
         running_max=boot.requests_max,
-        operations=tuple(OPERATION_OF[request].name for request in operations),
+        operations=(OPERATION_OF[FlushCache].name,),
     )
