@@ -68,7 +68,8 @@ class _Requests:
         given: VectorsAnswer | None = None
 
         def report(outcome: str, seconds: float) -> None:
-            log_outcome(call, "embedding ended", outcome, seconds)
+            if not self.observer.ended(request, outcome, trio.current_time() - seconds):
+                log_outcome(call, "embedding ended", outcome, seconds)
             self.observer.request_ended(request, outcome, seconds)
 
         with call.answering(bugs) as answer, report_outcome(call, report):

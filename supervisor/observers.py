@@ -138,11 +138,29 @@ class EmbedderMetrics(EmbedderObserver):
 
     metrics: Metrics
     engine: str
+    spans: Spans = Spans()
 
     def request_ended(self, request: Embed, outcome: str, seconds: float) -> None:
         """Count a request, and the items of one that was computed."""
         ended = outcome == ENDED
         self.metrics.embedding_ended(self.engine, outcome, seconds, len(request.items) * ended, request.tokens * ended)
+
+    def ended(self, request: Embed, outcome: str, began_at: float) -> bool:
+        """Record the span of a request from when it had its slot, if spans are exported here."""
+        trace = request.trace
+        if trace is None or not self.spans.takes(trace):
+            return False
+        attributes: dict[str, Attribute] = {
+            "espalier.worker": self.engine,
+            "espalier.outcome": outcome,
+            "espalier.request.id": request.id,
+            "espalier.priority": request.priority,
+            "espalier.items": len(request.items),
+            "gen_ai.usage.input_tokens": request.tokens,
+        }
+        code = "" if outcome in {ENDED, AskerLeft.code} else outcome
+        self.spans.record(Span(trace, "compute", began_at, trio.current_time(), attributes, SpanKind.SERVER, code))
+        return True
 
     def aborted(self, seconds: float) -> None:
         """Count the time from a request's cancellation to its release by the engine."""

@@ -363,7 +363,10 @@ def _embedder_worker(context: NodeContext, local: LocalEmbedder, engine: EngineC
         Child(
             name="embedder",
             run=run_embedder,
-            args=(local, EmbedderMetrics(context.runtime.metrics, f"{section.node}/{local.name}")),
+            args=(
+                local,
+                EmbedderMetrics(context.runtime.metrics, f"{section.node}/{local.name}", context.runtime.spans),
+            ),
             stop_within_s=RELEASE_S + 1.0,
             about="one slot a part of a request",
             limits=(("computing s", section.deadlines.total_s),),

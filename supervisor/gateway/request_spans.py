@@ -11,8 +11,8 @@ from protocol.errors import RequestError
 from protocol.trace import Trace
 from supervisor.gateway.request_record import RequestRecord
 
-OPERATIONS = {"completions": "text_completion"}
-"""The operations of the conventions by our APIs; every other API is a `chat`."""
+OPERATIONS = {"completions": "text_completion", "embeddings": "embeddings", "rerank": "rerank", "score": "score"}
+"""The operations by our APIs, of which the conventions know the first two; every other API is a `chat`."""
 
 SERVER_FAULT = 500
 """The least HTTP status of an error of this server's: by the conventions, others leave its span without an error."""
@@ -35,7 +35,8 @@ def record_spans(
     name = f"{attributes['gen_ai.operation.name']} {record.model}"
     spans.record(Span(trace, name, began_at, ended_at, attributes, SpanKind.SERVER, code if at_fault else ""))
     _record_step(spans, trace, "queue", began_at, record.admitted_at, ended_at, code)
-    if record.admitted_at is not None:
+    # The actor of vectors and scores prepares its texts between the calls of embedders, so it has no such step.
+    if record.admitted_at is not None and not record.items:
         tokens: dict[str, Attribute] = {"espalier.prompt.reused_tokens": record.reused_tokens}
         _record_step(spans, trace, "prepare", record.admitted_at, record.prepared_at, ended_at, code, tokens)
 
@@ -55,6 +56,7 @@ def _attributes(record: RequestRecord, outcome: str) -> dict[str, Attribute]:
         "espalier.api": record.api,
         "espalier.key": None if record.key is None else record.key.name,
         "espalier.outcome": outcome,
+        "espalier.items": record.items or None,
         "espalier.worker": None if route is None else route.workers,
     }
 

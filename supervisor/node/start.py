@@ -27,6 +27,7 @@ from supervisor.gateway.keys.key_sources import SECRET_VARIABLES
 from supervisor.media.filter_check import check_filter
 from supervisor.node.assembly import Assembly, assemble
 from supervisor.node.credentials import Credentials, read_credentials
+from supervisor.node.example_request import example_request
 from supervisor.node.media_child import NAME as MEDIA
 from supervisor.node.node import Node
 from supervisor.node.reload import file_checks
@@ -164,11 +165,8 @@ def _announce(cluster: Cluster, assembly: Assembly, terminal: Terminal) -> None:
     host = f"[{section.host}]" if ":" in section.host else section.host or "localhost"
     url = f"http{'s' * (assembly.gateway.port.tls is not None)}://{host}:{assembly.gateway.port.number}"
     key = "-H 'authorization: Bearer YOUR-KEY' " if assembly.gateway.keys.wanted else ""
-    model = next(iter(cluster.model))
-    body = (
-        f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me about the oak"}}]}}'
-    )
+    path, body = example_request(cluster)
     terminal.announce("")
     terminal.announce(f"Ready: {url}  models: {', '.join(cluster.model)}  (Ctrl-C drains and stops)")
-    terminal.announce(f"Try:   curl -sN {key}{url}/v1/chat/completions -d '{body}'")
+    terminal.announce(f"Try:   curl -sN {key}{url}{path} -d '{body}'")
     terminal.announce("")

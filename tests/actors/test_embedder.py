@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -30,6 +31,7 @@ from protocol.errors import (
 )
 from protocol.messages.embedding import Embed, Vectors
 from protocol.messages.engine import EngineLoad
+from protocol.trace import Trace
 from supervisor.engines.work import EmbedInbox, embed_inbox
 from tests.rig.embedders import EMBEDDER, VECTORS, running_embedder, simulated_embedder, text
 from tests.rig.encoders import new_id
@@ -40,11 +42,17 @@ LIMITS = EmbedderLimits(computing_s=20.0, release_s=5.0)
 
 @define(eq=False)
 class Noting(EmbedderObserver):
-    ended: list[tuple[str, float]] = field(factory=list)
+    outcomes: list[tuple[str, float]] = field(factory=list)
     aborts: list[float] = field(factory=list)
+    spans: list[tuple[str, float]] = field(factory=list)
+    records: bool = False
 
     def request_ended(self, request: Embed, outcome: str, seconds: float) -> None:
-        self.ended.append((outcome, seconds))
+        self.outcomes.append((outcome, seconds))
+
+    def ended(self, request: Embed, outcome: str, began_at: float) -> bool:
+        self.spans.append((outcome, began_at))
+        return self.records
 
     def aborted(self, seconds: float) -> None:
         self.aborts.append(seconds)
@@ -92,8 +100,22 @@ async def test_a_request_is_computed_and_reported(autojump_clock: MockClock) -> 
         assert bytes(vectors.data.data) == vector(text(5, 6), VECTORS).tobytes()
         with pytest.raises(BadRequest, match="item 0 has token 100"):
             await subject.ask(2, 100)
-    assert subject.observer.ended == [("ended", 1.0), ("invalid_request", 0.0)]
+    assert subject.observer.outcomes == [("ended", 1.0), ("invalid_request", 0.0)]
     assert subject.observer.aborts == []
+
+
+@pytest.mark.parametrize("records", [True, False])
+async def test_a_followed_request_has_a_line_unless_its_span_is_recorded(
+    records: bool, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    request = Embed(new_id(1), (text(5),), trace=Trace("a" * 32, "b" * 16, "c" * 16))
+    async with rig() as subject:
+        subject.observer.records = records
+        async with subject.address.ask(request, 0) as answer:
+            await answer.result()
+    assert subject.observer.spans == [("ended", 0.0)]
+    assert caplog.messages.count("embedding ended") == (not records)
 
 
 async def test_requests_beyond_the_slots_wait_in_the_inbox_where_owners_take_turns_by_their_tokens(
@@ -148,7 +170,7 @@ async def test_a_slot_is_free_only_when_the_engine_has_released_its_request(auto
         await subject.ask(2)
         assert trio.current_time() == 2, "the second began when the batch of the first had ended"
     assert subject.observer.aborts == [0.75]
-    assert [outcome for outcome, _ in subject.observer.ended] == ["left", "ended"]
+    assert [outcome for outcome, _ in subject.observer.outcomes] == ["left", "ended"]
 
 
 async def test_what_is_left_is_computed_no_further(autojump_clock: MockClock) -> None:
@@ -170,7 +192,7 @@ async def test_a_request_that_takes_too_long_fails_and_its_slot_is_free(autojump
             await subject.ask(1)
         assert trio.current_time() == 20
         await subject.ask(2)
-    assert [outcome for outcome, _ in subject.observer.ended] == ["deadline_exceeded", "ended"]
+    assert [outcome for outcome, _ in subject.observer.outcomes] == ["deadline_exceeded", "ended"]
 
 
 async def test_a_refusal_of_the_engine_fails_its_request_alone(autojump_clock: MockClock) -> None:
@@ -269,6 +291,6 @@ async def test_many_askers_that_leave_at_any_moment_leave_nothing_behind_and_get
         await trio.sleep(2)
         assert await subject.engine.load() == EngineLoad(0, 0, 0)
         assert subject.inbox.waiting == (0, 0)
-    outcomes = [outcome for outcome, _ in subject.observer.ended]
+    outcomes = [outcome for outcome, _ in subject.observer.outcomes]
     assert outcomes.count("ended") + outcomes.count("left") == len(outcomes)
     assert min(outcomes.count("ended"), outcomes.count("left")) >= 1

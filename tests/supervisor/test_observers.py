@@ -9,9 +9,11 @@ from trio.testing import MockClock
 
 from actors.kit.spans import SpanKind, Spans
 from protocol.errors import AskerLeft, EngineLost
+from protocol.messages.embedding import Embed, TextItem
 from protocol.messages.media import Encode
+from protocol.token_ids import TokenIds
 from protocol.trace import Trace
-from supervisor.observers import EncoderMetrics, SlotMetrics
+from supervisor.observers import EmbedderMetrics, EncoderMetrics, SlotMetrics
 from supervisor.telemetry.metrics import Metrics
 from tests.actors.routing.test_encoding import pixels
 from tests.rig.router import generate
@@ -44,6 +46,17 @@ async def test_an_item_of_an_encoder_is_a_span(autojump_clock: MockClock) -> Non
         ("", "image"),
         (EngineLost.code, "image"),
     ]
+
+
+async def test_a_request_of_an_embedder_is_a_span() -> None:
+    spans = KeptSpans()
+    request = Embed("a" * 32, (TextItem(TokenIds.of([1, 2])), TextItem(TokenIds.of([3]))), trace=TRACE)
+    for outcome in ("ended", EngineLost.code):
+        assert EmbedderMetrics(Metrics(), "one/a", spans).ended(request, outcome, 0.0)
+    assert [(span.name, span.error) for span in spans.all] == [("compute", ""), ("compute", EngineLost.code)]
+    assert [span.attributes["espalier.items"] for span in spans.all] == [2, 2]
+    assert [span.attributes["gen_ai.usage.input_tokens"] for span in spans.all] == [3, 3]
+    assert not EmbedderMetrics(Metrics(), "one/a").ended(request, "ended", 0.0)
 
 
 async def test_without_an_export_or_a_sampled_trace_a_worker_has_none() -> None:

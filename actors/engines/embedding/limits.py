@@ -27,5 +27,9 @@ class EmbedderObserver:
     def request_ended(self, request: Embed, outcome: str, seconds: float) -> None:
         """A request has ended, `seconds` after it was given to the engine: `ended`, `left`, or with an error's code."""
 
+    def ended(self, request: Embed, outcome: str, began_at: float) -> bool:  # noqa: ARG002
+        """The same, of a request given to the engine at `began_at`; return whether its span is recorded."""
+        return False
+
     def aborted(self, seconds: float) -> None:
         """The engine has released a request, `seconds` after its asker had left."""

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock
 
 from actors.kit.spans import SpanKind
 from protocol.errors import EngineLost, NotReady, RequestError
 from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from supervisor.gateway.ports import NO_ADMINISTRATION
+from tests.rig.embedded_texts import embedding_rig
 from tests.rig.gateway import Rig, chat, create, gateway_rig, head, post, text
 from tests.rig.sockets import websocket_client
 from tests.rig.spans import KeptSpans
@@ -49,6 +51,25 @@ async def test_an_answer_is_a_span_of_the_convention_with_its_queue_and_its_prep
         "gen_ai.usage.output_tokens": 2,
     }
     assert answer.attributes["espalier.request.id"] == "mine"
+
+
+async def test_vectors_and_scores_are_spans_by_their_own_names(rather_slow: MockClock) -> None:
+    asked = {
+        "/v1/embeddings": {"model": "vectors", "input": ["the oak", "elm"]},
+        "/v1/rerank": {"model": "scores", "query": "oak", "documents": ["elm"]},
+        "/v1/score": {"model": "scores", "text_1": "oak", "text_2": ["elm", "the"]},
+    }
+    async with embedding_rig() as each:
+        spans, client = kept(each.rig), await each.rig.client()
+        for path, body in asked.items():
+            assert (await client.ask(post(body, path, traceparent=PARENT))).status == 200
+    names = ["embeddings vectors", "rerank scores", "score scores"]
+    assert spans.tree(SPAN) == [line for name in names for line in (name, "  queue")]
+    assert [span.attributes["espalier.items"] for name in names for span in spans.named(name)] == [2, 1, 2]
+    assert [span.attributes["gen_ai.operation.name"] for name in names for span in spans.named(name)] == [
+        name.partition(" ")[0] for name in names
+    ]
+    assert {span.error for span in spans.all} == {""}
 
 
 async def test_over_a_websocket_each_response_is_one() -> None:
