@@ -36,7 +36,7 @@ def test_a_diffusion_model_takes_the_likeliest_tokens(sampling: dict[str, Any]) 
         ("logit_bias", {3: 5.0}),
     ],
 )
-def test_a_sampling_parameter_that_would_be_ignored_is_refused_by_name(name: str, value: object) -> None:
+def test_a_sampling_parameter_that_would_be_ignored_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(Unsupported) as refused:
         check_request(request(**{name: value}), DIFFUSION)
     assert refused.value.param == name
