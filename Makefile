@@ -1,7 +1,7 @@
 # One word per chore. `make help` lists them.
 PYTHON ?= python3
 VENV   := .venv
-HOST   := actors/engines/sglang/host/%
+HOSTS  := $(addsuffix /%,$(wildcard actors/engines/host actors/engines/*/host))
 BIN    := $(VENV)/bin
 # The .pyc files of this repository are written, too, whatever the environment says: each process would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -68,7 +68,7 @@ lint: $(VENV)/ready-dev build/lint/actors build/lint/supervisor
 ASYNC_FILES = git grep -lwE 'async|await|trio' --
 CHANGED     = $(if $(filter-out %.py,$?),$(filter %.py,$^),$?)
 
-build/lint/actors: $(filter-out $(HOST),$(shell $(ASYNC_FILES) 'protocol/*.py' 'actors/*.py')) Makefile requirements/dev.lock
+build/lint/actors: $(filter-out $(HOSTS),$(shell $(ASYNC_FILES) 'protocol/*.py' 'actors/*.py')) Makefile requirements/dev.lock
 	@$(BIN)/flake8-async --enable=ASYNC --disable=ASYNC109,ASYNC114 $(CHANGED)
 	@mkdir -p $(@D) && touch $@
 

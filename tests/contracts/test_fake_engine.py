@@ -12,8 +12,8 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock
 
+from actors.engines.hosted_engine import HostedEngine
 from actors.engines.port import Generation
-from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.step import BatchUpdate
 from actors.kit.calls import Answer
 from protocol.errors import EngineLost
@@ -31,9 +31,9 @@ COSTS: dict[str, Any] = {"step_s": 0.01, "prefill_s": 0.001, "release_s": 0.02}
 
 def behind_a_link(
     costs: Costs, rng: random.Random | None = None, **network: float
-) -> Callable[[], AbstractAsyncContextManager[SglangEngine]]:
+) -> Callable[[], AbstractAsyncContextManager[HostedEngine]]:
     @asynccontextmanager
-    async def make() -> AsyncIterator[SglangEngine]:
+    async def make() -> AsyncIterator[HostedEngine]:
         async with far_engine(costs, rng, **network) as far:
             yield far.engine
 
@@ -43,7 +43,7 @@ def behind_a_link(
 @pytest.mark.parametrize("media", [None, MEDIA, evolve(MEDIA, form=MediaForm.PIXELS)], ids=["text", "", "pixels"])
 @pytest.mark.parametrize("make_engine", [near_engine, lambda costs: behind_a_link(costs)()], ids=["at hand", "far"])
 async def test_the_fake_engine_keeps_the_contract(
-    make_engine: Callable[[Costs], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[SglangEngine]],
+    make_engine: Callable[[Costs], AbstractAsyncContextManager[FakeEngine] | AbstractAsyncContextManager[HostedEngine]],
     media: MediaInfo | None,
     autojump_clock: MockClock,
 ) -> None:

@@ -25,7 +25,13 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "bench/peers/test_install.py": ("bench/peers/command.py",),
     "supervisor/media/test_decoding.py": ("actors/media/decoder/__main__.py",),
     "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
-    "system/sglang": ("actors/engines/sglang/host/__main__.py",),
+    "system/sglang": (
+        "actors/engines/host/handler.py",
+        "actors/engines/host/served_link.py",
+        "actors/engines/host/watchers.py",
+        "actors/engines/sglang/host/__main__.py",
+    ),
+    "system/sglang/test_contract.py": ("actors/engines/sglang/adapter.py",),
 }
 RUN_BY_HAND = {  # they check their own results
     "bench/faults/honest_client.py",

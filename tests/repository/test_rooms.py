@@ -13,6 +13,7 @@ from tests.repository.sources import FILES, imports, module, refuse
 ENGINE_KINDS = tuple(
     f"actors/engines/{path.parent.name}" for path in FILES if path.match("supervisor/engines/*/section.py")
 )
+ENGINE_HOSTS = tuple(str(path.parent) for path in FILES if path.match("actors/engines/*/host/__init__.py"))
 LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file may be a room
     ("protocol", "supervisor/__init__.py", "supervisor/files", "supervisor/sockets"),
     ("supervisor/printable.py", "supervisor/version.py", "supervisor/deadlines.py", "supervisor/standard_streams.py"),
@@ -21,7 +22,7 @@ LEVELS = (  # from the lowest: a room imports only rooms of lower levels; a file
     ("protocol/openapi", "actors/text", "actors/routing", "supervisor/threads"),
     ENGINE_KINDS,
     (
-        *("actors", "actors/engines/sglang/host", "actors/media/decoder"),
+        *("actors", *ENGINE_HOSTS, "actors/media/decoder"),
         *("supervisor/processes", "supervisor/telemetry", "supervisor/tensors"),
     ),
     ("supervisor/config", "supervisor/observers.py", "supervisor/runtime.py"),

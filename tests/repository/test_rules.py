@@ -53,7 +53,9 @@ FUNCTION_LINES_MAX = 60
 STAGES = Path("bench/stages")  # measures the insides of the product, which the rest of the bench does not know
 
 SGLANG = Path("actors/engines/sglang")
-HOST = SGLANG / "host"
+HOSTS = {path.parent for path in FILES if path.match("actors/engines/*/host/__init__.py")} | {
+    Path("actors/engines/host")
+}
 DECODER = Path("actors/media/decoder")  # processes that decode what clients send; no node imports it
 # Beside the folder of the host: files that a node imports too, to remove what hosts left, to compare models, and to
 # share memory with hosts of any kind.
@@ -103,7 +105,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/threads/text_threads.py"): {"threading"},
 }
 ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing that it waits for has its own
-    ("supervisor/engines/sglang/engine.py", "_host"),
+    ("supervisor/engines/host/life.py", "run_host"),
     ("supervisor/launcher/node_process.py", "_shield"),
     ("supervisor/supervision/supervise.py", "run"),
     ("supervisor/supervision/life.py", "Life"),
@@ -112,7 +114,7 @@ ENDLESS_SHIELDS = {  # a shield without a deadline is allowed where each thing t
 
 KINDS = {f"actors.engines.{path.parts[2]}" for path in FILES if path.name == "spec.py"}
 
-HOST_SIDE = [path for path in FILES if path in SHARED or HOST in path.parents]
+HOST_SIDE = [path for path in FILES if path in SHARED or HOSTS & {*path.parents}]
 DECODER_SIDE = [path for path in FILES if DECODER in path.parents]
 NODE_SIDE = [path for path in FILES if path.parts[0] != "bench" and path not in {*HOST_SIDE, *DECODER_SIDE}]
 PROTOCOL, IN_ACTORS, SUPERVISOR = ([path for path in NODE_SIDE if path.parts[0] == room] for room in ROOMS[:3])
@@ -191,7 +193,7 @@ def test_the_supervisor_imports_clocks_and_randomness_in_few_files() -> None:
 
 
 def test_a_node_imports_nothing_of_benches_tests_engine_hosts_and_decoders() -> None:
-    found = {path: theirs(path, {module(HOST), module(DECODER), "bench", "tests"}) for path in NODE_SIDE}
+    found = {path: theirs(path, {*map(module, HOSTS), module(DECODER), "bench", "tests"}) for path in NODE_SIDE}
     refuse_imports(found, "it runs in a node")
 
 
@@ -210,16 +212,20 @@ def test_the_engine_host_imports_its_own_engine_and_the_protocol_alone() -> None
         "actors.engines.blocks.block_log",
         "actors.engines.expert_record",
         "actors.engines.handlers",
+        "actors.engines.host",
+        "actors.engines.host_ends",
         "actors.engines.media_check",
         "actors.engines.profile_check",
         "actors.engines.request_check",
         "actors.media.layout",
         "actors.media.model_files",
     )
-    may = ("protocol", "actors.engines.sglang", *pure, *map(module, SHARED))
+    may = ("protocol", *pure, *map(module, SHARED))
     packages = {"actors.engines", "actors.engines.blocks"}  # by themselves, in `from PACKAGE import FILE`
-    found = {path: {name for name in ours(path) - packages if not name.startswith(may)} for path in HOST_SIDE}
-    refuse_imports({path: names | roots(path) & {"trio"} for path, names in found.items()}, "SGLang's process has it")
+    for path in HOST_SIDE:
+        own = f"actors.engines.{path.parts[2]}"
+        found = {name for name in ours(path) - packages if not name.startswith((*may, own))}
+        refuse_imports({path: found | roots(path) & {"trio"}}, "the process of an engine has it")
 
 
 def attributes(path: Path) -> set[str]:
@@ -385,4 +391,4 @@ def test_the_version_of_a_checkout_is_that_of_its_package() -> None:
 
 def test_the_rules_see_every_room() -> None:
     assert {path.parts[0] for path in FILES} == set(ROOMS)
-    assert all((ROOT / path).exists() for path in {HOST, DECODER, STAGES, *SHARED, *TRADES, *HANDS})
+    assert all((ROOT / path).exists() for path in {*HOSTS, DECODER, STAGES, *SHARED, *TRADES, *HANDS})

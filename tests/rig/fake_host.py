@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from actors.engines.blocks.block_log import BlockReader
 from actors.engines.blocks.following import changes_of
-from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.hosted_engine import HostedEngine
 from actors.engines.simulated.step import BatchUpdate
 from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, RequestError
 from protocol.link import codec
@@ -28,13 +28,6 @@ from tests.rig.network import SimTransport, sim_pair
 
 TOGETHER_S = 0.005  # after a change of blocks, in which others are sent together
 CONTROL_STREAMS = 16  # beside one stream a slot and one a place in the queue, as in the real host
-
-
-class FarEngine(SglangEngine):
-    """The adapter of an engine at the far end, which is simulated: it checks hand-offs, in a form of its own."""
-
-    def check_hand_off(self, _: bytes) -> None:
-        """Leave it to the engine."""
 
 
 @define(eq=False)
@@ -134,7 +127,7 @@ class FakeHost:
             self._send(Fail(stream, error.code, error.detail, error.param))
 
     async def _watch(self, frame: Open, request: WatchBlocks | WatchLoad, scope: trio.CancelScope) -> None:
-        """Answer one stream as `actors.engines.sglang.host.kv.watchers` does."""
+        """Answer one stream as `actors.engines.host.watchers` does."""
         with scope:
             if isinstance(request, WatchBlocks):
                 await self._send_blocks(frame, request)
@@ -245,7 +238,7 @@ class FakeHost:
 class Far:
     """An engine behind a link, its adapter, and the link."""
 
-    engine: SglangEngine
+    engine: HostedEngine
     host: FakeHost
     link: Link
     transport: SimTransport
@@ -266,7 +259,7 @@ async def far_engine(
         async with link.ask(GetInfo(), 0) as answer:
             info = await answer.result()
         assert isinstance(info, EngineInfo)
-        yield Far(FarEngine(link, info), host, link, near)
+        yield Far(HostedEngine(link, info), host, link, near)
         nursery.cancel_scope.cancel()
 
 

@@ -15,8 +15,8 @@ from attrs import Factory, define, field
 
 from actors.canary import CanaryLimits, CanaryObserver, canary
 from actors.decode import decode
+from actors.engines.hosted_engine import HostedEngine
 from actors.engines.port import Engine
-from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.simulated.hand_off import HAND_OFF
 from actors.engines.slots.deadlines import Deadlines
 from actors.engines.slots.shared_prefixes import SharedPrefixes
@@ -42,7 +42,7 @@ from supervisor.supervision.tree import Backoff, Child, Strategy, Tree
 from tests.rig.calls import AnyAddress, AnyPriorityInbox, priority_inbox
 from tests.rig.engine_lives import carrying_out, check_in_service
 from tests.rig.fake_engine import Costs, generate, whole
-from tests.rig.fake_host import FakeHost, FarEngine
+from tests.rig.fake_host import FakeHost
 from tests.system.simulator import SimTransport, sim_pair, tasks
 
 DEADLINES = Deadlines(first_token_s=4.0, gap_s=2.0, total_s=12.0, release_s=1.0, leak_s=2.0)
@@ -197,7 +197,7 @@ class SmallSystem:
                 async with link.ask(GetInfo(), 0) as answer:
                     info = await answer.result()
                 assert isinstance(info, EngineInfo)
-                with self.engines[number].publish(FarEngine(link, info)):
+                with self.engines[number].publish(HostedEngine(link, info)):
                     task_status.started()
                     await trio.sleep_forever()
         raise EngineDied("it crashed")
@@ -315,7 +315,7 @@ class SmallSystem:
             assert not host.streams
             assert len(host.peer.served) == self.line_watches
             engine = self.engines[number].current
-            assert isinstance(engine, SglangEngine), "an engine is down"
+            assert isinstance(engine, HostedEngine), "an engine is down"
             assert not engine.unreleased, "the adapter remembers a request"
         self.check_lives()
 

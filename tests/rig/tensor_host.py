@@ -11,7 +11,7 @@ import trio
 from attrs import Factory, define, field, frozen
 from trio.testing import wait_all_tasks_blocked
 
-from actors.engines.sglang.host.link_messages import HostStatistics, LinkMessages
+from actors.engines.host.link_messages import HostStatistics, LinkMessages
 from protocol.errors import AskerLeft, EngineLost, PeerLost, PeerViolation, RequestError
 from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer, PeerStatistics

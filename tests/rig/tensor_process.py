@@ -18,7 +18,7 @@ from subprocess import Popen
 import trio
 from attrs import evolve, frozen
 
-from actors.engines.sglang.host.link_messages import LinkMessages
+from actors.engines.host.link_messages import LinkMessages
 from actors.engines.shared_tensors import new_region
 from protocol.errors import AskerLeft, EngineLost, EngineRefused, PeerLost, RequestError
 from protocol.link.frames import Cancel, Frame, Open

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from supervisor.engines.sglang.spawn import ROOT, host_environment
+from supervisor.engines.host.spawn import ROOT
+from supervisor.engines.sglang.spawn import host_environment
 
 COMPUTED_WITHIN_S = 400.0
 

@@ -16,12 +16,6 @@ from attrs import frozen
 from actors.engines.sglang.spec import AdapterLimits, GrammarLimits, Setting, SglangSpec
 from protocol.messages.cluster import Leg
 
-START_FAILED = "start_failed"
-"""The code of the Bye of a host whose engine could not start."""
-
-KILLED = "killed by"
-"""The words before the signal that ended a process of an engine, in the last line of its host's log."""
-
 GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
 """The variables of an engine's scheduler with its limits for grammars."""
 

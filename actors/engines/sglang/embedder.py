@@ -9,7 +9,7 @@ from attrs import define, field
 
 from actors.engines.embedding.embed_check import check_embed
 from actors.engines.embedding.port import VectorsAnswer
-from actors.engines.sglang.adapter import HostLink, wait_silent
+from actors.engines.hosted_engine import HostLink, wait_silent
 from actors.engines.sglang.boot_message import PARTS_WAITING_MAX
 from protocol.errors import Overloaded
 from protocol.messages.embedding import Embed

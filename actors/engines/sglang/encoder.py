@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from actors.engines.encoding.port import BatchAnswer
-from actors.engines.sglang.adapter import HostLink, wait_silent
+from actors.engines.hosted_engine import HostLink, wait_silent
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad

@@ -22,13 +22,12 @@ from protocol.messages.engine import Done
 from protocol.messages.kind import Message
 from protocol.messages.operations import RankStarted, RunRank
 from supervisor.config.schema import Cluster
+from supervisor.engines.host.life import LADDER, HostRuntime
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.sglang import grammar_checkers, ranks, spawn
 from supervisor.engines.sglang.bootstrap_addresses import BootstrapAddresses
 from supervisor.engines.sglang.bootstrap_ports import BootstrapPorts, NextPort, ports
 from supervisor.engines.sglang.engine import (
-    LADDER,
-    HostRuntime,
     run_embedder,
     run_encoder,
     run_engine,

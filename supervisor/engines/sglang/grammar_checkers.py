@@ -19,8 +19,9 @@ from actors.kit.calls import Address, Askable, Call, mailbox
 from protocol.messages.cluster import Leg
 from protocol.messages.kind import Message
 from protocol.messages.operations import CheckGrammar, GrammarChecked
+from supervisor.engines.host.life import LADDER, HostRuntime
 from supervisor.engines.kind import NodeContext
-from supervisor.engines.sglang.engine import LADDER, HostRuntime, run_checker
+from supervisor.engines.sglang.engine import run_checker
 from supervisor.engines.sglang.section import CHECKER_PREFIX, SglangSection
 from supervisor.engines.sglang.spawn import HostStarter, zygote_name
 from supervisor.links.link import Link

@@ -11,45 +11,29 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import trio
-from attrs import define, evolve, frozen
+from attrs import define, evolve
 
-import actors
 from actors.engines.sglang import boot_message
 from protocol.errors import EngineDied, StartFailed
+from supervisor.engines.host.spawn import ROOT, Descriptors, spawn_host
 from supervisor.engines.sglang.section import OWN_ZYGOTE_PREFIX, SHARED_ZYGOTE, SglangSection
 from supervisor.processes.controlled import start_controlled
 from supervisor.processes.output_log import OutputLog
-from supervisor.processes.process import GracePeriods, Ladder, Process, start
-from supervisor.processes.run_folder import RunFolder
+from supervisor.processes.process import GracePeriods, Ladder, Process
 from supervisor.supervision.registration import Registration
 
-ROOT = Path(actors.__file__).parent.parent
 HOST_FOLDER = ROOT / "actors" / "engines" / "sglang" / "host"
 CPU_PATH, PLUGIN_PATH = HOST_FOLDER / "cpu", HOST_FOLDER / "plugin"  # for the PYTHONPATH of hosts
 ZYGOTE_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host.zygote")
 HOST_COMMAND = (sys.executable, "-m", "actors.engines.sglang.host")
 ANSWER_BYTES = 512
 FORK_WITHIN_S = 5.0
-
-
-@frozen
-class Descriptors:
-    """The descriptors that a host inherits: its link, the node's pidfd, its log, the lock of the node's folder."""
-
-    link: int
-    node: int
-    log: int
-    lock: int
-
-    def __iter__(self) -> Iterator[int]:
-        return iter((self.link, self.node, self.log, self.lock))
 
 
 class HostStarter(Protocol):
@@ -165,12 +149,10 @@ def spawn_starter(environment: Mapping[str, str], device: str, command: tuple[st
     """Return what starts each host as a new process."""
 
     async def spawn(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
-        await trio.lowlevel.checkpoint()
-        numbers = [str(fd) for fd in (descriptors.link, descriptors.node, descriptors.log)]
         # The operator's variables may be secrets, and any user of this machine can read a command line.
         own = host_environment(environment, device, boot.environment)
-        arguments = [*command, *numbers, boot_message.encode(evolve(boot, environment={})).decode()]
-        return start(boot.name, arguments, own, list(descriptors), descriptors.log)
+        text = boot_message.encode(evolve(boot, environment={})).decode()
+        return await spawn_host(boot.name, command, text, own, descriptors)
 
     return spawn
 
@@ -190,19 +172,3 @@ def host_environment(
     ]
     needed = {**boot_message.environment(device), "PYTHONPATH": os.pathsep.join(filter(None, path))}
     return {"PYTHONUTF8": "1", **environment, **needed, **(own or {})}
-
-
-@contextmanager
-def host_descriptors(folder: RunFolder, log: int) -> Iterator[tuple[socket.socket, Descriptors]]:
-    """Yield this node's end of a new link, and the descriptors that a host inherits; the body's end closes those."""
-    with ExitStack() as stack:
-        stack.callback(os.close, log)
-        ours, theirs = socket.socketpair()
-        stack.callback(theirs.close)
-        try:
-            node = os.pidfd_open(os.getpid())
-        except OSError:
-            ours.close()
-            raise
-        stack.callback(os.close, node)
-        yield ours, Descriptors(theirs.fileno(), node, log, folder.lock)

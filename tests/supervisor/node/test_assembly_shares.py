@@ -55,7 +55,7 @@ MADE = {
     "actors/embedder.py": "requests: behind the inbox, where keys take turns",
     "actors/embedding.py": "as many as are admitted by the gate",
     "actors/encoder.py": "calls with pixels: behind the inbox, where keys take turns",
-    "actors/engines/sglang/adapter.py": "operations, for operators alone",
+    "actors/engines/hosted_engine.py": "operations, for operators alone",
     "actors/engines/sglang/host/vision/media_input.py": "threads of an engine that copy pixels of a fixed size",
     "actors/engines/slots/kv_admission.py": "KV memory of a rank (`KvAdmission.may_begin`)",
     "actors/engines/slots/slots.py": "slots: routers leave some of them to other keys (`SlotShares`)",

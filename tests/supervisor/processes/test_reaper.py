@@ -16,6 +16,7 @@ import trio.testing
 
 from actors.engines.sglang.boot_message import BootMessage
 from protocol.errors import StartFailed
+from supervisor.engines.host.spawn import Descriptors
 from supervisor.engines.sglang import spawn
 from supervisor.processes import reaper
 from supervisor.processes.output_log import OutputLog
@@ -104,7 +105,7 @@ async def zygote(tmp_path: Path, forks_refused: int = 0) -> AsyncIterator[Callab
         async with trio.open_nursery() as nursery:
             await nursery.start(run)
             assert registration.current is not None
-            descriptors = spawn.Descriptors(*[log.fileno()] * 4)
+            descriptors = Descriptors(*[log.fileno()] * 4)
             yield partial(registration.current.fork, BootMessage("e", str(tmp_path), {}, {}), descriptors)
             nursery.cancel_scope.cancel()
 

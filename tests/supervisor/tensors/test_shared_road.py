@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from actors.engines.sglang.host.link_messages import HostStatistics, LinkMessages
+from actors.engines.host.link_messages import HostStatistics, LinkMessages
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, open_tensors
 from protocol.errors import BadRequest, DeadlineExceeded, EngineLost, PeerViolation
 from protocol.link import codec

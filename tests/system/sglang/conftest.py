@@ -24,8 +24,9 @@ from actors.engines.port import Engine
 from actors.engines.sglang.spec import SglangSpec
 from bench.rig.node import MODEL, ROOT, SGLANG, Node, node, short_folder
 from protocol.messages.cluster import Leg
+from supervisor.engines.host.life import HostRuntime
 from supervisor.engines.sglang import spawn
-from supervisor.engines.sglang.engine import HostRuntime, run_embedder, run_encoder, run_engine
+from supervisor.engines.sglang.engine import run_embedder, run_encoder, run_engine
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from actors.engines.sglang.adapter import SglangEngine
+from actors.engines.hosted_engine import HostedEngine
 from actors.engines.shared_tensors import SHARED_BYTES_MIN
 from protocol.errors import EngineRefused, RequestError
 from protocol.messages.generation import Finished, Generate, Sampling
@@ -20,7 +20,7 @@ from tests.system.sglang.conftest import MakeEngine
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
 
-async def refused(engine: SglangEngine, size: int) -> RequestError:
+async def refused(engine: HostedEngine, size: int) -> RequestError:
     async with engine.link.ask(Encode("0" * 32, pixels(size)), 0) as answer:
         with pytest.raises(EngineRefused) as caught:
             await answer.result()
@@ -30,7 +30,7 @@ async def refused(engine: SglangEngine, size: int) -> RequestError:
 async def test_an_engine_outlives_requests_whose_tensors_it_cannot_take(make_engine: MakeEngine) -> None:
     made: AbstractAsyncContextManager[Any] = make_engine()
     async with made as engine:
-        assert isinstance(engine, SglangEngine)
+        assert isinstance(engine, HostedEngine)
         for number, size in enumerate((12, SHARED_BYTES_MIN - 1, 3 * SHARED_BYTES_MIN, 60 * SHARED_BYTES_MIN)):
             with trio.fail_after(60):
                 assert "has no Encode" in (await refused(engine, size)).detail

@@ -13,9 +13,9 @@ import pytest
 import trio
 from attrs import evolve
 
+from actors.engines.hosted_engine import HostedEngine
 from actors.engines.leftover_memory import SHARED_MEMORY, TENSORS
 from actors.engines.port import Engine
-from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.encoder import SglangEncoder
 from protocol.errors import EngineLost, InternalError, RequestError
 from protocol.messages.generation import Generate
@@ -79,7 +79,7 @@ def of_a_host_alone(engine: Engine, wanted: Generate) -> Iterator[Generate]:
 
 async def refused(engine: Engine, wrong: Generate) -> None:
     """Send a request past the checks of the node, and check that the engine's process refuses it."""
-    assert isinstance(engine, SglangEngine)
+    assert isinstance(engine, HostedEngine)
     _, answer = engine.link.open(wrong, wrong.sampling.tokens_max)
     with trio.fail_after(RELEASED_WITHIN_S), pytest.raises(RequestError) as raised:
         await answer.result()

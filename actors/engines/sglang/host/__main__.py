@@ -6,8 +6,8 @@ import socket
 import sys
 from pathlib import Path
 
+from actors.engines.host.watchdog import start_watchdog
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.watchdog import start_watchdog
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.adapter_files import AdapterBounds, AdapterFiles, AdapterMistake, check_adapter
 from actors.engines.adapter_table import AdapterTable
-from actors.engines.sglang.host.handler import Handler
+from actors.engines.host.handler import Handler
 from actors.engines.sglang.spec import AdapterLimits
 from protocol.errors import BadRequest, EngineRefused, Overloaded, Unsupported
 from protocol.messages.adapters import Adapter, AdapterList, ListAdapters, LoadAdapter, UnloadAdapter

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -21,14 +20,11 @@ from sglang.srt.managers.load_snapshot import shm_path_for
 from sglang.srt.server_args import PortArgs
 
 from actors.engines import leftover_memory
-from actors.engines.sglang import boot_message
+from actors.engines.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.boot_message import BootMessage
 from actors.engines.sglang.host import scheduler
 from actors.engines.sglang.host.follower_rank import pin_to_cores
 from actors.engines.sglang.host.outputs import StepReceiver, StepT
-from actors.engines.sglang.host.watchdog import Watchdog, print_reason
-from protocol.link.frames import Bye
-from protocol.link.peer import Peer
 
 
 class OwnEngine(Engine):
@@ -62,14 +58,6 @@ def start_engine(boot: BootMessage, watchdog: Watchdog) -> OwnEngine:
         watchdog.watch_child(pid)
     leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
     return engine
-
-
-def fail_start(boot: BootMessage, link: socket.socket, watchdog: Watchdog, error: BaseException) -> NoReturn:
-    """End the host of an engine that could not start, with the reason for the node."""
-    peer = Peer(boot.name, serves_max=0)
-    peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-    link.sendall(peer.data_to_send())
-    watchdog.end(f"the engine could not start: {error!r}")
 
 
 def take_over(engine: OwnEngine, receiver: StepReceiver[StepT], watchdog: Watchdog) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 
-from actors.engines.sglang.host.watchdog import Watchdog
+from actors.engines.host.watchdog import Watchdog
 from protocol.link.frames import Bye
 from protocol.link.peer import Peer
 

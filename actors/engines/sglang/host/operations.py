@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.blocks.block_log import BlockLog
-from actors.engines.sglang.host.handler import Handler
+from actors.engines.host.handler import Handler
 from actors.engines.sglang.host.kv import prefix_cache
 from actors.engines.sglang.host.memory import Memory
 from actors.engines.sglang.host.metrics import MetricsReader

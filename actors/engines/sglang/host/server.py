@@ -19,12 +19,15 @@ from typing import NoReturn
 from uuid import uuid4
 
 from attrs import evolve
-from sglang.srt.managers.load_snapshot import LoadSnapshot
 from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 
 from actors.engines import leftover_memory, model_files
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.failed_start import fail_start
+from actors.engines.host.served_link import ServedLink, last_line
+from actors.engines.host.watchdog import Watchdog
+from actors.engines.host.watchers import Watchers
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.host import engine_process, outputs, translation
@@ -34,24 +37,22 @@ from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import serve_follower_rank
 from actors.engines.sglang.host.kept_files import KeptFiles, kept_files_of
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
-from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
+from actors.engines.sglang.host.kv.rank_load import rank_loads
 from actors.engines.sglang.host.liveness import POLL_S, scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver
 from actors.engines.sglang.host.profiles import profiles_of
 from actors.engines.sglang.host.requests import Requests, Running, SeparatePart
-from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.vision.media_input import MediaInput, media_info
 from actors.engines.sglang.host.vision.pixels import folder_layout
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from actors.engines.sglang.host.warm_up import warm_up
-from actors.engines.sglang.host.watchdog import Watchdog
 from actors.engines.sglang.host.weights import WeightUpdates
 from protocol.errors import AskerLeft, EngineRefused, InternalError, NotReady, RequestError, Unsupported
 from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer
-from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
@@ -259,9 +260,8 @@ class Host:
         """Whether the schedulers may be at work for long before they answer."""
         return bool(self.requests.by_id) or (self.profiles is not None and self.profiles.busy)
 
-    async def _loads(self) -> Sequence[LoadSnapshot]:
-        loads: list[LoadSnapshot] = await self.manager.get_loads()
-        return sorted(loads, key=lambda load: load.dp_rank)
+    async def _loads(self) -> Sequence[RankLoad]:
+        return await rank_loads(self.manager)
 
     # Control operations ----------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class Host:
                     return Alive(held_up=True)
                 return await self.liveness.probe(self._computes)
             case GetLoad():
-                return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals
+                return EngineLoad.of_ranks(await self._loads()).totals
         return await self.operations.operate(request)
 
 
@@ -296,7 +296,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
             host.take_weights()
             engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
-        engine_process.fail_start(boot, link, watchdog, error)
+        fail_start(boot.name, link, watchdog, error)
     reason = serve_follower_rank(peer, link, watchdog) if host is None else engine.loop.run_until_complete(host.serve())
     engine_process.end(engine, folder, watchdog, reason)
 

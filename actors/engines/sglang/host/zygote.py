@@ -19,8 +19,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from actors.engines.host.watchdog import start_watchdog
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.host.watchdog import start_watchdog
 
 READY = b"ready"
 MESSAGE_BYTES_MAX = 128 * 1024

@@ -15,7 +15,8 @@ import trio
 from actors.engines.port import Engine
 from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import StartFailed
-from supervisor.engines.sglang.engine import HostRuntime, run_engine
+from supervisor.engines.host.life import HostRuntime
+from supervisor.engines.sglang.engine import run_engine
 from supervisor.engines.sglang.spawn import spawn_starter
 from supervisor.processes import run_folder
 from supervisor.processes.output_log import OutputLog

@@ -27,6 +27,7 @@ from supervisor.cluster.directory import Directory
 from supervisor.config import placement
 from supervisor.config.schema import Cluster
 from supervisor.engines.engine_role import with_leg
+from supervisor.engines.host.spawn import Descriptors
 from supervisor.engines.kind import NodeContext
 from supervisor.engines.kinds import read_cluster
 from supervisor.engines.sglang import ranks
@@ -207,7 +208,7 @@ def hosts(written: Callable[[str], Path], tmp_path: Path) -> Iterator[SimpleName
     """Hosts of a prefill over two nodes: how they are started, which all fail, and what a node has for them."""
     boots = []
 
-    async def starts(boot: boot_message.BootMessage, descriptors: hosts_module.Descriptors) -> Process:
+    async def starts(boot: boot_message.BootMessage, descriptors: Descriptors) -> Process:
         await trio.lowlevel.checkpoint()
         boots.append(boot)
         raise StartFailed("nothing starts here")

@@ -11,6 +11,7 @@ import trio
 
 from actors.engines.sglang.boot_message import BootMessage
 from protocol.errors import EngineDied
+from supervisor.engines.host.spawn import Descriptors
 from supervisor.engines.sglang import spawn
 from supervisor.processes.output_log import OutputLog
 from supervisor.processes.process import GracePeriods, Ladder
@@ -50,5 +51,5 @@ async def test_a_zygote_that_stands_still_is_ended_and_offered_no_longer(
             await nursery.start(keep)
             zygote = await registration.wait()
             with pytest.raises(EngineDied, match="did not fork"):
-                await zygote.fork(BootMessage("e", str(tmp_path), {}, {}), spawn.Descriptors(0, 1, 2, 0))
+                await zygote.fork(BootMessage("e", str(tmp_path), {}, {}), Descriptors(0, 1, 2, 0))
     assert ends == [None]

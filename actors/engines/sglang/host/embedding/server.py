@@ -18,10 +18,13 @@ from typing import NoReturn
 
 import numpy as np
 from attrs import evolve
-from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from actors.engines import model_files
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.failed_start import fail_start
+from actors.engines.host.served_link import ServedLink
+from actors.engines.host.watchdog import Watchdog
+from actors.engines.host.watchers import Watchers
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.boot_message import BootMessage
 from actors.engines.sglang.embedding_model import EmbedderModel, read_model
@@ -29,17 +32,15 @@ from actors.engines.sglang.host import engine_process, outputs, poolers, transla
 from actors.engines.sglang.host.embedding.parts import EmbedPart, Parts
 from actors.engines.sglang.host.engine_process import OwnEngine
 from actors.engines.sglang.host.kv import prefix_cache
-from actors.engines.sglang.host.kv.watchers import Watchers, rank_load
+from actors.engines.sglang.host.kv.rank_load import rank_loads
 from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.outputs import StepReceiver
-from actors.engines.sglang.host.served_link import ServedLink
 from actors.engines.sglang.host.vectors import Rows, VectorStep
-from actors.engines.sglang.host.watchdog import Watchdog
 from protocol.errors import EngineRefused, InternalError, Overloaded, RequestError, Unsupported
 from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer
 from protocol.messages.embedding import Embed, EmbeddingInfo, EmbeddingOutput, Pooling, TextItem, Vectors
-from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, WatchLoad
+from protocol.messages.engine import Done, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
 from protocol.messages.generation import Generate
 from protocol.messages.kind import Message
 from protocol.messages.operations import OPERATION_OF, FlushCache
@@ -190,9 +191,8 @@ class EmbeddingHost:
         data = np.ascontiguousarray(rows, "<f4")
         return Vectors(Tensor(Dtype.FLOAT32, data.shape, memoryview(data.tobytes())))
 
-    async def _loads(self) -> Sequence[LoadSnapshot]:
-        loads: list[LoadSnapshot] = await self.manager.get_loads()
-        return loads
+    async def _loads(self) -> Sequence[RankLoad]:
+        return await rank_loads(self.manager)
 
     # Control operations ----------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class EmbeddingHost:
             case Ping():
                 return await self.liveness.probe(lambda: bool(self.parts.by_stream))
             case GetLoad():
-                return EngineLoad.of_ranks([rank_load(load) for load in await self._loads()]).totals
+                return EngineLoad.of_ranks(await self._loads()).totals
             case FlushCache():
                 if await prefix_cache.flush_idle(self.manager, lambda: bool(self.parts.by_stream)) is not None:
                     raise Overloaded("the prefix cache is in use")
@@ -228,7 +228,7 @@ def run(boot: BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
         host = EmbeddingHost(engine, _info(engine, boot, model), model, peer, link, watchdog)
         engine.loop.run_until_complete(host.start(listener))
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
-        engine_process.fail_start(boot, link, watchdog, error)
+        fail_start(boot.name, link, watchdog, error)
     engine_process.end(engine, folder, watchdog, engine.loop.run_until_complete(host.serve()))
 
 

@@ -35,10 +35,11 @@ from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, allocate_token_bitmask
 
 from actors.engines import leftover_memory
+from actors.engines.host.failed_start import fail_start
+from actors.engines.host.link_messages import LinkMessages
+from actors.engines.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.host.grammars.grammar_walk import SortedTokenIds, Walk
-from actors.engines.sglang.host.link_messages import LinkMessages
-from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang.spec import GrammarLimits, Setting
 from protocol.errors import AskerLeft, EngineRefused, LocalViolation, Overloaded, PeerViolation, RequestError
 from protocol.link.frames import Bye, Cancel, Frame, Open
@@ -326,10 +327,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     try:
         backend = grammar_backend(boot.arguments)
     except Exception as error:  # noqa: BLE001  # any error is the reason of the failed start
-        peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-        link.sendall(peer.data_to_send())
-        watchdog.end(f"grammars cannot be checked: {error!r}")
+        fail_start(boot.name, link, watchdog, error, "grammars cannot be checked")
     peer = Peer(boot.name, serves_max=boot.checks.checks_max + STREAMS_BESIDE)
     print_reason(CheckServer(backend, boot.checks, peer, link).serve())
     leftover_memory.remove(Path(boot.folder))

@@ -24,14 +24,15 @@ from setproctitle import setproctitle
 from sglang.version import __version__
 
 from actors.engines import leftover_memory, model_files
+from actors.engines.host.failed_start import fail_start
+from actors.engines.host.served_link import ServedLink, last_line
+from actors.engines.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.boot_message import BATCHES_MAX
 from actors.engines.sglang.host.liveness import LivenessProbe, thread_of
-from actors.engines.sglang.host.served_link import ServedLink, last_line
 from actors.engines.sglang.host.vision.vision_tower import VisionTower, make_tower
-from actors.engines.sglang.host.watchdog import Watchdog, print_reason
 from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
-from protocol.link.frames import Bye, Cancel, Frame, Open
+from protocol.link.frames import Cancel, Frame, Open
 from protocol.link.peer import Peer
 from protocol.messages.engine import EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
 from protocol.messages.kind import Message
@@ -172,10 +173,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
         leftover_memory.record(folder, leftover_memory.mapped())
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
         traceback.print_exc()
-        peer = Peer(boot.name, serves_max=0)
-        peer.send(Bye(boot_message.START_FAILED, f"{type(error).__name__}: {error}"))
-        link.sendall(peer.data_to_send())
-        watchdog.end(f"the encoder could not start: {error!r}")
+        fail_start(boot.name, link, watchdog, error, "the encoder could not start")
     host = EncoderHost(tower, info, Peer(boot.name, serves_max=BATCHES_MAX + STREAMS_BESIDE), link, watchdog)
     print_reason(asyncio.run(host.serve()))
     leftover_memory.remove(folder)

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define, field
 
-from actors.engines.sglang.host.link_messages import LinkMessages
-from actors.engines.sglang.host.watchdog import Watchdog
+from actors.engines.host.link_messages import LinkMessages
+from actors.engines.host.watchdog import Watchdog
 from actors.engines.shared_tensors import sharing_works
 from protocol.errors import InternalError, LocalViolation, PeerViolation, RequestError
 from protocol.link.frames import Bye, Cancel, Frame, Open
@@ -100,7 +100,7 @@ class ServedLink:
         """Return the request of an `Open` while `on_frame` has it; None, and a failed stream, if it cannot be read."""
         try:
             return self.messages.request(frame)
-        except RequestError as error:  # no fault of SGLang, so it does not count among its failures
+        except RequestError as error:  # no fault of the engine, so it does not count among its failures
             traceback.print_exception(error, file=sys.stderr)
             self.messages.fail(frame.stream, error)
             return None
@@ -116,19 +116,19 @@ class ServedLink:
             self.messages.end(stream, await answer(request))
         except RequestError as error:
             self.messages.fail(stream, error)
-        except Exception as error:  # noqa: BLE001  # a fault of SGLang, as with a request
+        except Exception as error:  # noqa: BLE001  # a fault of the engine, as with a request
             sentence = f"{type(request).__name__} failed: {type(error).__name__}"
             self.fail(stream, InternalError(sentence), last_line(error))
         self.flush()
 
     def fail(self, stream: int, error: RequestError, cause: str = "") -> None:
-        """Fail a stream; if SGLang fails too many in a while, end the host, with the `cause` of the last."""
+        """Fail a stream; if the engine fails too many in a while, end the host, with the `cause` of the last."""
         self.messages.fail(stream, error)
         if isinstance(error, InternalError):
             self.note_failure(cause or error.detail)
 
     def note_failure(self, cause: str) -> None:
-        """Count a failure of SGLang's own, and end the host if there were too many in a while."""
+        """Count a failure of the engine's own, and end the host if there were too many in a while."""
         if (reason := self._failures.record(cause)) is not None:
             self.end(reason)
 

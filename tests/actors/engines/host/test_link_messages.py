@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from actors.engines.sglang.host.link_messages import BODY_BYTES_MAX, HostStatistics, LinkMessages
+from actors.engines.host.link_messages import BODY_BYTES_MAX, HostStatistics, LinkMessages
 from actors.engines.shared_tensors import SHARED_BYTES_MIN, new_region, open_tensors
 from protocol.errors import NotReady, RequestError
 from protocol.link import codec

@@ -10,10 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from attrs import define, field
-from sglang.srt.managers.load_snapshot import LoadSnapshot
 
 from actors.engines.blocks.block_log import BlockLog, BlockReader
-from actors.engines.sglang.host.served_link import ServedLink, last_line
+from actors.engines.host.served_link import ServedLink, last_line
 from protocol.errors import AskerLeft, EngineRefused
 from protocol.link import codec
 from protocol.link.frames import Item, Open
@@ -32,7 +31,7 @@ class Watchers:
 
     link: ServedLink
     log: BlockLog
-    get_loads: Callable[[], Awaitable[Sequence[LoadSnapshot]]]
+    get_loads: Callable[[], Awaitable[Sequence[RankLoad]]]
     _tasks: dict[int, asyncio.Task[None]] = field(factory=dict)
     _stepped: asyncio.Event = field(factory=asyncio.Event)
 
@@ -82,7 +81,7 @@ class Watchers:
     async def _loads(self, frame: Open) -> None:
         sent, left = EngineLoad.of_ranks(()), frame.credit
         while left > 0:
-            loads = EngineLoad.of_ranks([rank_load(load) for load in await self.get_loads()])
+            loads = EngineLoad.of_ranks(await self.get_loads())
             if loads != sent:
                 sent = loads
                 self._send(frame.stream, loads)
@@ -98,17 +97,3 @@ class Watchers:
     def _send(self, stream: int, message: Message) -> None:
         self.link.peer.send(Item(stream, codec.encode(message), 1))
         self.link.flush()
-
-
-def rank_load(load: LoadSnapshot) -> RankLoad:
-    """Return the load of a rank from the numbers of its scheduler."""
-    return RankLoad(
-        running=load.num_running_reqs,
-        slots=load.max_running_requests,
-        waiting=load.num_waiting_reqs,
-        waiting_tokens=load.num_waiting_uncached_tokens,
-        kv_tokens_used=load.num_used_tokens,
-        kv_tokens_max=load.max_total_num_tokens,
-        hit_rate=round(float(load.cache_hit_rate), 4),
-        throughput=round(float(load.gen_throughput), 1),
-    )

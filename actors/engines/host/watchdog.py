@@ -2,8 +2,8 @@
 
 It runs in a thread of its own, from before the engine is loaded, because loading blocks the main thread for seconds. It
 polls file descriptors (sockets and pidfds) and not a parent-death signal: such a signal is tied to the forking thread,
-and the host's parent is a zygote, which may die without consequence. It may never wait for the main thread, nor for
-SGLang: a host that hangs must end all the same, so its end is SIGKILL to the whole process group.
+and the host's parent is a zygote, which may die without consequence. It may never wait for the main thread, nor for the
+engine: a host that hangs must end all the same, so its end is SIGKILL to the whole process group.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from actors.engines import leftover_memory
-from actors.engines.sglang.boot_message import KILLED
+from actors.engines.host_ends import HOST_ENDS, KILLED
 
 
 def print_reason(reason: str) -> None:
     """Write into the host's log why it ends."""
     with suppress(OSError):  # a node that was killed no longer reads
-        print(f"host ends: {reason}", file=sys.stderr, flush=True)
+        print(f"{HOST_ENDS}{reason}", file=sys.stderr, flush=True)
 
 
 class Watchdog:

@@ -1,4 +1,4 @@
-"""SGLang behind the engine port: control operations leave the host's streams to requests, and silence is noticed."""
+"""An engine behind a link: control operations leave the host's streams to requests, and silence is noticed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from attrs import define, evolve
 from trio.testing import MockClock
 
-from actors.engines.sglang.adapter import CONTROLS_MAX, SglangEngine
+from actors.engines.hosted_engine import CONTROLS_MAX, HostedEngine
 from protocol.errors import EngineLost, Unsupported
 from protocol.messages.engine import Alive, Done, EngineLoad, GetLoad, Ping
 from protocol.messages.kind import Message
@@ -42,8 +42,8 @@ class Slow:
             self.open -= 1
 
 
-def engine_over(link: object) -> SglangEngine:
-    return SglangEngine(cast("Any", link), cast("Any", None))
+def engine_over(link: object) -> HostedEngine:
+    return HostedEngine(cast("Any", link), cast("Any", None))
 
 
 async def test_however_many_ask_for_its_load_few_streams_are_taken_and_all_are_answered(
@@ -134,7 +134,7 @@ async def test_waiting_for_silence_ends_with_the_link() -> None:
 
 
 async def test_an_operation_that_the_engine_does_not_list_is_refused_here(autojump_clock: MockClock) -> None:
-    engine = SglangEngine(cast("Any", Living()), evolve(INFO, operations=("flush-cache",)))
+    engine = HostedEngine(cast("Any", Living()), evolve(INFO, operations=("flush-cache",)))
     assert await engine.operate(FlushCache()) == Done()
     with pytest.raises(Unsupported, match="metrics"):
         await engine.operate(GetMetrics())

@@ -22,7 +22,7 @@ WITHIN_S = 30.0  # where it would else sleep for a minute
 HOST = """
 import os, subprocess, sys, time
 from pathlib import Path
-from actors.engines.sglang.host.watchdog import start_watchdog
+from actors.engines.host.watchdog import start_watchdog
 watchdog = start_watchdog(Path(sys.argv[3]), int(sys.argv[1]), int(sys.argv[2]))
 child = subprocess.Popen(["sleep", "60"])
 watchdog.watch_child(child.pid)
