@@ -20,7 +20,7 @@ from supervisor.gateway.gateway import VectorsSize
 from supervisor.gateway.http.exchange import Body, Exchange
 from supervisor.gateway.http.response import JSON
 
-FLOATS_A_PIECE = 2**18  # written in one piece of work, about 20 ms
+FLOATS_A_PIECE = 2**15  # written in one piece of work, about 3 ms
 SCORE_BYTES = 2 * VECTOR_BYTES  # of the object with a score
 
 
