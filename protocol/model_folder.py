@@ -15,6 +15,9 @@ Digest: TypeAlias = tuple[tuple[str, str], ...]
 PROMPTS = "config_sentence_transformers.json"
 """The file with the prompts that a model of vectors puts before texts."""
 
+POOLING = ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json")
+"""The files that say how a model makes one vector of a text."""
+
 FILES = (
     "tokenizer.json",
     "config.json",
@@ -26,6 +29,7 @@ FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     PROMPTS,
+    *POOLING,
 )
 """The files of a model besides its weights; each may be missing."""
 
@@ -34,7 +38,7 @@ TEMPLATES = "additional_chat_templates"
 
 WEIGHTS = "weights"
 # Compared only where both ends have it: older versions read some of these not.
-NOT_EVERYWHERE = (WEIGHTS, "chat_template.json", TEMPLATES, PROMPTS)
+NOT_EVERYWHERE = (WEIGHTS, "chat_template.json", TEMPLATES, PROMPTS, *POOLING)
 DIGEST_BYTES = 8
 ENTRIES_MAX = 16
 WORD_MAX = 64  # characters a name or a digest

@@ -46,6 +46,7 @@ def test_weights_are_compared_if_both_ends_have_some() -> None:
 def test_the_digest_of_a_folder_covers_its_files_and_its_weights(tmp_path: Path) -> None:
     contents = {name: (TINY / name).read_bytes() for name in FILES if (TINY / name).is_file()}
     for name in FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(contents.get(name, b"{}"))
     without = model_files.model_digest(tmp_path)
     weights = bytearray(range(256)) * 1024  # more than the three samples together
