@@ -33,7 +33,7 @@ REQUIRED = NoDefault.REQUIRED
 
 
 @frozen
-class HeldParameter:
+class PublishedParameter:
     """One parameter of a call or one attribute of a result; `since` is the first held version that has it."""
 
     name: str
@@ -41,19 +41,19 @@ class HeldParameter:
     since: str = VERSIONS[0]
 
 
-def _since(version: str, **defaults: object) -> tuple[HeldParameter, ...]:
-    return tuple(HeldParameter(name, default, version) for name, default in defaults.items())
+def _since(version: str, **defaults: object) -> tuple[PublishedParameter, ...]:
+    return tuple(PublishedParameter(name, default, version) for name, default in defaults.items())
 
 
-def _first(**defaults: object) -> tuple[HeldParameter, ...]:
+def _first(**defaults: object) -> tuple[PublishedParameter, ...]:
     return _since(VERSIONS[0], **defaults)
 
 
-def _second(**defaults: object) -> tuple[HeldParameter, ...]:
+def _second(**defaults: object) -> tuple[PublishedParameter, ...]:
     return _since(VERSIONS[1], **defaults)
 
 
-def _third(**defaults: object) -> tuple[HeldParameter, ...]:
+def _third(**defaults: object) -> tuple[PublishedParameter, ...]:
     return _since(VERSIONS[2], **defaults)
 
 
@@ -65,7 +65,7 @@ STATS, KV_EVENTS, CAPACITY = "LLM.get_stats_async", "LLM.get_kv_cache_events_asy
 COLLECTIVE_RPC, SHUTDOWN, ABORT = "LLM._collective_rpc", "LLM.shutdown", "RequestOutput.abort"
 ENCODER_INIT, ENCODE = "MultimodalEncoder.__init__", "MultimodalEncoder.generate_async"
 
-TABLE: Mapping[str, tuple[HeldParameter, ...]] = MappingProxyType(
+TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
     {
         LLM_INIT: (
             *_first(
