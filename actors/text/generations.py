@@ -41,7 +41,8 @@ def make_generations(
         sampling = _sampling(request, own, room if request.tokens_max is None else request.tokens_max)
         if limits.info.diffusion_block and (name := sampling.draws) is not None:
             sentence = "this model is a diffusion model, which takes the likeliest tokens"
-            raise Unsupported(f"{sentence}: leave it out", param=request.param(name))
+            param = request.param(name)
+            raise Unsupported(f"{sentence}: leave out {param}", param=param)
         out.append(
             [
                 Generate(

@@ -25,7 +25,7 @@ from protocol.cost import cost, generations_of, multiplying_field
 from protocol.dialects.targets import NO_TARGETS, Targets
 from protocol.errors import BadRequest, Draining, NotReady, RequestError, StartFailed, Unsupported
 from protocol.messages.cluster import GateState
-from protocol.messages.embedding import EmbeddingInfo, EmbedTexts, ScoreTexts, TextScores, TextVectors
+from protocol.messages.embedding import EmbeddingInfo, EmbeddingOutput, EmbedTexts, ScoreTexts, TextScores, TextVectors
 from protocol.messages.text import Answered, Respond, Text
 from protocol.tenants import tenant_salt, tenant_session
 from supervisor.files.reading import FileReader
@@ -297,6 +297,8 @@ class Gateway:
         with self._shown_to(key), self.runner.recording(record), key.generating():
             if (info := served.info()) is None:
                 raise NotReady("no engine has been ready for this model yet")
+            if isinstance(request, EmbedTexts) and info.output is EmbeddingOutput.SCORES:
+                raise served.refuse_vectors(record.model)
             needed = size(info)
             if needed.bytes > (bytes_max := self.answer_bytes_max(key)):
                 raise BadRequest(

@@ -67,6 +67,11 @@ class ServedEmbeddings:
         """Return the error of a request for an answer in text."""
         return Unsupported(f"model {model} computes no answers: ask {self.routes}", param="model")
 
+    def refuse_vectors(self, model: str) -> Unsupported:
+        """Return the error of a request for vectors to a model of scores."""
+        why = f"model {model} computes scores of pairs of texts, and no vectors: ask {self.routes}"
+        return Unsupported(why, param="model")
+
 
 @frozen
 class ServedModel:

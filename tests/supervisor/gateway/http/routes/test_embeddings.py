@@ -99,7 +99,7 @@ async def test_a_long_list_is_computed_in_parts_and_answered_in_order(rather_slo
         ({"input": "oak", "cache_salt": "x"}, "cache_salt", "not supported"),
         ({"input": "oak", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "must be -1"),
         ({"input": "oak", "model": "tiny"}, "model", "ask POST /v1/chat/completions"),
-        ({"input": "oak", "model": "scores"}, "model", "computes scores of pairs"),
+        ({"input": "oak", "model": "scores"}, "model", "computes scores of pairs of texts, and no vectors: ask POST"),
     ],
 )
 async def test_what_cannot_be_computed_is_refused_by_name(
