@@ -1,4 +1,4 @@
-"""The words by which the host of an engine reports its end, and by which its node reads them."""
+"""The words with which the host of an engine reports its end to its node."""
 
 from __future__ import annotations
 

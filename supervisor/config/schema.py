@@ -69,7 +69,7 @@ class EngineSection:
 
     model: Annotated[str, Holds(1)]  # name of the model's section
     node: NodeName = "main"  # node that runs the engine; of several nodes, the one with rank 0
-    kind: str = DEFAULT_KIND  # `sglang`, a real engine, or `simulated`, an engine without a model
+    kind: str = DEFAULT_KIND  # `sglang` or `trtllm`, real engines, or `simulated`, an engine without a model
     # what it computes: answers, a vector of each text (`embed`), or a score of each pair of texts (`score`)
     task: TaskName = "generate"
     # part of requests that it computes: all, only prompts, only answers, or embeddings of images and videos

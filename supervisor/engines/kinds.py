@@ -23,6 +23,9 @@ from supervisor.engines.sglang.libraries import check_libraries
 from supervisor.engines.sglang.section import SglangSection
 from supervisor.engines.simulated.children import simulated_children
 from supervisor.engines.simulated.section import SimulatedSection
+from supervisor.engines.trtllm import host_checks as trtllm_host_checks
+from supervisor.engines.trtllm.children import trtllm_children
+from supervisor.engines.trtllm.section import TrtllmSection
 
 KINDS: Mapping[str, EngineKind] = {
     "sglang": EngineKind(
@@ -36,6 +39,12 @@ KINDS: Mapping[str, EngineKind] = {
     ),
     "simulated": EngineKind(
         section=SimulatedSection, children=simulated_children, hand_off=simulated_hand_off.HAND_OFF
+    ),
+    "trtllm": EngineKind(
+        section=TrtllmSection,
+        children=trtllm_children,
+        mistakes_here=trtllm_host_checks.mistakes,
+        remove_leftovers=leftover_memory.remove,
     ),
 }
 """By the word that stands in `[engine.NAME]` as `kind`, which is also the `kind` in the info of its engines."""

@@ -31,6 +31,16 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
         "actors/engines/host/watchers.py",
         "actors/engines/sglang/host/__main__.py",
     ),
+    "supervisor/engines/trtllm/test_engine.py": (
+        "actors/engines/trtllm/engine.py",
+        "actors/engines/trtllm/host/__main__.py",
+        "actors/engines/trtllm/host/engine_state.py",
+        "actors/engines/trtllm/host/library.py",
+        "actors/engines/trtllm/host/operations.py",
+        "actors/engines/trtllm/host/requests.py",
+        "actors/engines/trtllm/host/server.py",
+        "actors/engines/trtllm/host/translation.py",
+    ),
     "system/sglang/test_contract.py": ("actors/engines/sglang/adapter.py",),
 }
 RUN_BY_HAND = {  # they check their own results

@@ -1,0 +1,100 @@
+"""The boot message of a host: the arguments of `tensorrt_llm.LLM`, its environment, its folder.
+
+A node never imports TensorRT-LLM, so all of its arguments are decided here. An operator's own `settings` come last, as
+far as `setting_rules` allows them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+from attrs import frozen
+
+from actors.engines.trtllm.spec import TrtllmSetting, TrtllmSpec
+from protocol.messages.cluster import Leg
+
+PREFILL_CHUNK = 8192
+"""The most prompt tokens of one step where the section names none."""
+
+EVENTS_MAX = 65_536
+"""The most events of KV memory that TensorRT-LLM keeps until its host takes them."""
+
+LlmArguments: TypeAlias = dict[str, TrtllmSetting | dict[str, TrtllmSetting]]
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",  # a model is a folder; nothing is fetched
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONUTF8": "1",
+}
+
+
+@frozen
+class TrtllmBoot:
+    """The configuration of a host at its start; sizes in tokens."""
+
+    name: str
+    folder: str  # its own, as TMPDIR; removed when it has ended
+    arguments: LlmArguments
+    slots: int
+    kv_tokens_max: int
+    page_size: int
+    leg: Leg
+    transfer: str
+    publishes: bool
+    environment: dict[str, str]
+
+
+def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
+    """Return the boot message of a host whose folder is `folder`."""
+    return TrtllmBoot(
+        name=spec.name,
+        folder=folder,
+        arguments=_nested({**_arguments(spec), **spec.settings}),
+        slots=spec.slots,
+        kv_tokens_max=spec.kv_tokens_max,
+        page_size=spec.page_size,
+        leg=spec.leg,
+        transfer=spec.transfer,
+        publishes=spec.publishes,
+        environment={**ENVIRONMENT, **spec.environment},
+    )
+
+
+def _arguments(spec: TrtllmSpec) -> dict[str, TrtllmSetting]:
+    given: dict[str, TrtllmSetting] = {
+        "model": spec.model_path,
+        "tensor_parallel_size": spec.tensor_parallel,
+        "max_batch_size": spec.slots,
+        "max_seq_len": spec.context_max,
+        "max_num_tokens": spec.prefill_chunk or PREFILL_CHUNK,
+        "enable_chunked_prefill": True,  # else no prompt is longer than a step
+        "enable_iter_perf_stats": True,
+        "guided_decoding_backend": "xgrammar",
+        "kv_cache_config.max_tokens": spec.kv_tokens_max,
+        "kv_cache_config.tokens_per_block": spec.page_size,
+        "kv_cache_config.free_gpu_memory_fraction": spec.memory_fraction,
+        "kv_cache_config.event_buffer_max_size": EVENTS_MAX if spec.publishes else None,
+        "cache_transceiver_config.backend": None if spec.leg is Leg.BOTH else spec.transfer,
+        # TensorRT-LLM's own demand on an engine that computes prompts for others.
+        "disable_overlap_scheduler": True if spec.leg is Leg.PREFILL else None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _nested(flat: dict[str, TrtllmSetting]) -> LlmArguments:
+    """Return arguments with the fields of each configuration object in a dictionary."""
+    nested: LlmArguments = {}
+    objects: dict[str, dict[str, TrtllmSetting]] = {}
+    for name, value in flat.items():
+        outer, dot, inner = name.partition(".")
+        if dot:
+            objects.setdefault(outer, {})[inner] = value
+        else:
+            nested[name] = value
+    return {**nested, **objects}
+
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(TrtllmBoot).decode

@@ -1,0 +1,86 @@
+"""The state of a TensorRT-LLM engine, as far as it reports it: its load, the blocks of its KV memory, its life.
+
+Statistics come with iterations, and none come while nothing is computed. So the counts of requests are the host's own,
+and only the KV memory of an engine with requests is that of the last iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import cast
+
+from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.served_link import last_line
+from actors.engines.trtllm.host.library import Llm
+from actors.engines.trtllm.host.requests import TrtllmRequest
+from protocol.messages.engine import EngineInfo, RankLoad
+
+STATS_S = 0.5  # longest wait for statistics in one call
+RETRY_S = 0.2
+POLL_S = 0.5
+
+
+class TrtllmState:
+    """The state of one engine; `end` gets the reason when the engine says that it is broken."""
+
+    def __init__(self, llm: Llm, info: EngineInfo, blocks: BlockLog, end: Callable[[str], None]) -> None:
+        self._llm = llm
+        self._info = info
+        self._blocks = blocks
+        self._end = end
+        self._blocks_used = 0
+        self._steps = 0  # the number of signs of life
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Read the engine's statistics from now on."""
+        self._tasks.append(asyncio.get_running_loop().create_task(self._read_stats()))
+
+    def on_step(self) -> None:
+        """Note that something has been computed."""
+        self._steps += 1
+        self._changed.set()
+
+    def load(self, running: Collection[TrtllmRequest]) -> RankLoad:
+        """Return the load of an engine with these requests."""
+        slots, page = self._info.running_max, self._info.page_size
+        begun = sum(each.tokens > 0 or bool(each.state) for each in running)
+        inside = max(begun, min(slots, len(running)))
+        own = sum(len(each.request.tokens) + each.tokens for each in running if each.tokens or each.state)
+        return RankLoad(
+            running=inside,
+            slots=slots,
+            waiting=len(running) - inside,
+            waiting_tokens=sum(len(each.request.tokens) for each in running if not each.tokens and not each.state),
+            kv_tokens_used=max(self._blocks_used * page, own) if running else 0,
+            kv_tokens_max=self._info.kv_tokens_max,
+        )
+
+    async def probe(self, computes: Callable[[], bool]) -> None:
+        """Wait until the engine has given a sign of life, if a step of it is due."""
+        before = self._steps
+        while computes() and self._steps == before:
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._changed.wait()
+
+    async def _read_stats(self) -> None:
+        while True:
+            try:
+                async for stats in self._llm.get_stats_async(STATS_S):
+                    self._note(stats)
+            except Exception as error:  # noqa: BLE001  # no request depends on statistics
+                last_line(error)
+            await asyncio.sleep(RETRY_S)
+
+    def _note(self, stats: Mapping[str, object]) -> None:
+        memory = stats.get("kvCacheStats")
+        if isinstance(memory, Mapping):
+            used = cast("Mapping[str, object]", memory).get("usedNumBlocks")
+            if isinstance(used, int):
+                self._blocks_used = used
+        self.on_step()

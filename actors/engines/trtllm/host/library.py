@@ -1,0 +1,107 @@
+"""TensorRT-LLM as the host uses it: its guarded import, and the types of its calls.
+
+The library has no types to check against where it cannot be installed. So each name that the host uses is a protocol
+here, written after NVIDIA's published signatures, and nothing else of the library is touched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, cast
+
+from actors.engines.trtllm.deltas import GrowingAnswer
+from actors.engines.trtllm.log_probabilities import Place
+from actors.engines.trtllm.signatures import VERSIONS
+
+PACKAGE = "tensorrt_llm"
+WHERE = (
+    "TensorRT-LLM is not installed for {python}: NVIDIA's own index has it, pip install --extra-index-url"
+    f" https://pypi.nvidia.com tensorrt-llm=={VERSIONS[-1]}, as wheels for CPython 3.10 and 3.12 with CUDA;"
+    " [engine.NAME] python names the interpreter that has it, which is 3.12 here"
+)
+
+
+class TrtllmOutput(GrowingAnswer, Protocol):
+    """One answer of a request; its lists have everything so far."""
+
+    prompt_logprobs: Sequence[Place] | None
+    disaggregated_params: object
+
+
+class Result(Protocol):
+    """A request inside the engine, which yields itself after each step."""
+
+    outputs: Sequence[TrtllmOutput]
+    cached_tokens: int
+
+    def __aiter__(self) -> AsyncIterator[Result]:
+        """Iterate over its steps."""
+
+    def abort(self) -> None:
+        """Ask the engine to stop it; nothing acknowledges that."""
+
+
+class Records(Protocol):
+    """Statistics of iterations, or events of KV memory; the iteration ends when none has come for the timeout."""
+
+    def __aiter__(self) -> AsyncIterator[Mapping[str, object]]:
+        """Iterate over what is there."""
+
+
+class Llm(Protocol):
+    """`tensorrt_llm.LLM`, as far as the host uses it."""
+
+    def generate_async(self, **arguments: object) -> Result:
+        """Start a request."""
+
+    def get_stats_async(self, timeout: float) -> Records:
+        """Return the statistics of the iterations since the last call."""
+
+    def get_kv_cache_events_async(self, timeout: float) -> Records:
+        """Return the events of KV memory since the last call."""
+
+    def shutdown(self) -> None:
+        """End the engine."""
+
+
+class Make(Protocol):
+    """A class of the library, called with keywords."""
+
+    def __call__(self, **fields: object) -> object:
+        """Return an object of it."""
+
+
+class Library:
+    """The names of the imported package."""
+
+    def __init__(self) -> None:
+        package, self.llmapi = import_module(PACKAGE), import_module(f"{PACKAGE}.llmapi")
+        self.version = str(vars(package).get("__version__", ""))
+        self._llm = cast("Make", package.LLM)
+        self.sampling_params = cast("Make", package.SamplingParams)
+        self.guided_decoding = cast("Make", self.llmapi.GuidedDecodingParams)
+        self.disaggregated_params = cast("Make", self.llmapi.DisaggregatedParams)
+        self.request_error = _request_error()
+
+    def start(self, arguments: Mapping[str, object]) -> Llm:
+        """Start an engine; blocks until it is there."""
+        return cast("Llm", self._llm(**arguments))
+
+
+def require() -> None:
+    """Raise `ModuleNotFoundError` with the place of the package if this interpreter has none; imports nothing."""
+    if find_spec(PACKAGE) is None:
+        raise ModuleNotFoundError(WHERE.format(python=sys.executable))
+
+
+def _request_error() -> type[Exception]:
+    """Return the class of the errors of one request, which moved between versions."""
+    for name in (f"{PACKAGE}.executor.utils", f"{PACKAGE}.executor", f"{PACKAGE}.llmapi"):
+        if find_spec(name) is not None:
+            found = vars(import_module(name)).get("RequestError")
+            if isinstance(found, type) and issubclass(found, Exception):
+                return found
+    raise ImportError(f"{PACKAGE} has no RequestError: it is no version that this host knows")

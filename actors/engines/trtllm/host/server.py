@@ -1,0 +1,245 @@
+"""The engine's host: one TensorRT-LLM engine in a process of its own, which answers its node over a link.
+
+Each request is one asyncio task over the iterator that the engine returns for it. An abort is never believed: nothing
+acknowledges one, so a stream ends when the engine's iteration ends, and its slot is counted until then. An error of a
+request fails the request. After any other error the engine is not trusted: the host ends, and its node starts another.
+The host may decide nothing about a request: deadlines, retries and admission are the node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import NoReturn
+from uuid import uuid4
+
+from actors.engines import leftover_memory, model_files
+from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.failed_start import fail_start
+from actors.engines.host.served_link import ServedLink, last_line
+from actors.engines.host.watchdog import Watchdog, print_reason
+from actors.engines.host.watchers import Watchers
+from actors.engines.trtllm.boot_message import TrtllmBoot
+from actors.engines.trtllm.host import library, translation
+from actors.engines.trtllm.host.engine_state import TrtllmState
+from actors.engines.trtllm.host.library import Library, Llm, Result
+from actors.engines.trtllm.host.operations import TrtllmOperations
+from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
+from actors.engines.trtllm.host.translation import AnswerPart, Reader
+from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError
+from protocol.link.frames import Cancel, Frame, Open, Step
+from protocol.link.peer import Peer
+from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
+from protocol.messages.generation import Finished, Generate, Started, Tokens, Usage
+from protocol.messages.kind import Message
+from protocol.messages.kv_events import WatchBlocks
+from protocol.messages.operations import operation_names
+
+CONTROL_STREAMS = 16  # beside one stream a slot
+WAITING_MAX = 256  # requests that wait inside the engine
+CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
+"""What TensorRT-LLM raises for a request that it does not take."""
+
+
+class TrtllmHost:
+    """Serves one link from one engine."""
+
+    def __init__(
+        self,
+        llm: Llm,
+        names: Library,
+        info: EngineInfo,
+        ends: tuple[int, ...],
+        peer: Peer,
+        link: socket.socket,
+        watchdog: Watchdog,
+    ) -> None:
+        self.llm = llm
+        self.names = names
+        self.ends = ends
+        self.link = ServedLink(link, peer, watchdog, self._received)
+        self.by_stream: dict[int, TrtllmRequest] = {}
+        self.outgoing = OutgoingSteps(self._send)
+        blocks = BlockLog(uuid4().hex)
+        self.state = TrtllmState(llm, info, blocks, self.link.end)
+        self.operations = TrtllmOperations(llm, self.by_stream.keys, blocks)
+        self.info = translation.with_operations(info, operation_names(self.operations.handlers))
+        self.watchers = Watchers(self.link, blocks, self._loads)
+
+    async def serve(self) -> str:
+        """Carry the link until its end, and return the reason."""
+        self.state.start()
+        return await self.link.serve()
+
+    def _received(self, frame: Frame) -> None:
+        match frame:
+            case Open():
+                self._opened(frame)
+            case Cancel():
+                if (running := self.by_stream.get(frame.stream)) is not None:
+                    self._leave(running)
+                else:
+                    self.watchers.cancel(frame.stream)
+            case _:
+                pass
+
+    def _opened(self, frame: Open) -> None:
+        request = self.link.request(frame)
+        if isinstance(request, Generate):
+            reader, handed = Reader(request, self.ends), translation.is_handed(request, self.info)
+            running = TrtllmRequest(request, frame.stream, reader, waits_for_transfer=handed)
+            self.by_stream[frame.stream] = running
+            running.task = asyncio.get_running_loop().create_task(self._generate(running))
+        elif isinstance(request, WatchBlocks | WatchLoad):
+            self.watchers.open(frame, request)
+        elif request is not None:
+            self.link.control(frame.stream, request, self._controlled)
+
+    # One request -----------------------------------------------------------------------
+
+    async def _generate(self, running: TrtllmRequest) -> None:
+        try:
+            result = self._ask(running)
+            running.result = result
+            running.abort_if_safe()
+            async for step in result:
+                self._stepped(running, step)
+            self._ended(running)
+        except RequestError as error:
+            own_end = isinstance(error, AskerLeft) and not running.left
+            self._fail(running, InternalError("the engine ended the request by itself") if own_end else error)
+        except self.names.request_error as error:  # of this request alone
+            self._fail(running, translation.request_error(error, self.info))
+        except Exception as error:  # noqa: BLE001  # the engine itself cannot be trusted any more
+            why = last_line(error)
+            self._fail(running, InternalError(f"the engine failed the request: {type(error).__name__}"))
+            self.link.end(f"the engine failed: {why}")
+
+    def _ask(self, running: TrtllmRequest) -> Result:
+        try:
+            return self.llm.generate_async(**translation.call(self.names, running.request, self.info, self.ends))
+        except CALL_ERRORS as error:
+            raise EngineRefused(str(error)) from error
+
+    def _leave(self, running: TrtllmRequest) -> None:
+        """Stop a request at any point of its life."""
+        if running.result is None:  # the engine does not know it yet
+            if running.task is not None:
+                running.task.cancel()
+            self._fail(running, AskerLeft("the asker left"))
+        elif running.state:  # the engine has ended it, and holds its KV cache for the decode
+            running.leave()
+            self._fail(running, AskerLeft("the asker left"))
+        else:
+            running.leave()
+
+    def _stepped(self, running: TrtllmRequest, result: Result) -> None:
+        """Send what a step has added to an answer."""
+        self.state.on_step()
+        self.watchers.on_step()
+        part = running.reader.read(result)
+        if part.tokens is not None and running.waits_for_transfer:
+            running.waits_for_transfer = False
+            running.abort_if_safe()
+        if running.left or running.stream not in self.by_stream:
+            return
+        if running.request.prompt_logprobs:
+            self._answer_alone(running, part)
+        elif part.tokens is not None or part.ending is not None:
+            self.outgoing.add(running, part)
+        if part.ending is not None:
+            self._forget(running)
+
+    def _answer_alone(self, running: TrtllmRequest, part: AnswerPart) -> None:
+        """Send a part of an answer by frames of its own, which wait for the attachments among them."""
+        replies: list[Started | Tokens] = []
+        if part.tokens is not None:
+            if not running.begun:
+                running.begun = True
+                replies.append(Started(part.cached_tokens, scores=part.scores))
+            running.tokens += len(part.tokens.ids)
+            replies.append(part.tokens)
+        for reply in replies:
+            self.link.messages.reply(running.stream, reply)
+        if (end := part.ending) is not None:
+            usage = Usage(len(running.request.tokens), running.tokens, part.cached_tokens)
+            self.link.messages.end(running.stream, Finished(end.reason, usage, end.matched))
+        self.link.flush()
+
+    def _ended(self, running: TrtllmRequest) -> None:
+        """End a stream whose iteration is over without an end of the answer."""
+        if running.stream in self.by_stream and not running.state:
+            left = AskerLeft("the asker left")
+            self._fail(running, left if running.left else InternalError("the engine ended the request by itself"))
+
+    def _forget(self, running: TrtllmRequest) -> None:
+        del self.by_stream[running.stream]
+
+    def _fail(self, running: TrtllmRequest, error: RequestError) -> None:
+        if self.by_stream.get(running.stream) is running:
+            self._forget(running)
+            self.outgoing.flush()
+            self.link.fail(running.stream, error)
+            self.link.flush()
+
+    def _send(self, step: Step) -> None:
+        self.link.peer.send(step)
+        self.link.flush()
+
+    # Control operations ----------------------------------------------------------------
+
+    async def _loads(self) -> list[RankLoad]:
+        return [self.state.load(self.by_stream.values())]
+
+    async def _controlled(self, request: Message) -> Message:
+        match request:
+            case GetInfo():
+                return self.info
+            case Ping():
+                await self.state.probe(self._computes)
+                return Alive()
+            case GetLoad():
+                return EngineLoad.of_ranks(await self._loads()).totals
+        return await self.operations.operate(request)
+
+    def _computes(self) -> bool:
+        """Whether a step is due: a request runs that waits for no other engine."""
+        return any(not each.waits_for_transfer and not each.state for each in self.by_stream.values())
+
+
+def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
+    """Run the engine that `boot` describes and serve `link`, until the node or the watchdog ends it."""
+    tempfile.tempdir = os.environ["TMPDIR"] = boot.folder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the node to handle
+    try:
+        library.require()
+        names = Library()
+        llm = names.start(boot.arguments)
+        folder = translation.model_folder(boot)
+        info = translation.engine_info(boot, names.version, model_files.model_digest(folder), uuid4().hex)
+        ends = translation.end_tokens(folder)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
+        if not isinstance(error, ModuleNotFoundError):
+            traceback.print_exception(error, file=sys.stderr)
+        fail_start(boot.name, link, watchdog, error)
+    leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
+    peer = Peer(boot.name, serves_max=boot.slots + WAITING_MAX + CONTROL_STREAMS)
+    reason = asyncio.run(_serve(TrtllmHost(llm, names, info, ends, peer, link, watchdog), watchdog))
+    print_reason(reason)
+    watchdog.unwatch_children()
+    llm.shutdown()
+    leftover_memory.remove(Path(boot.folder))
+    os._exit(0)
+
+
+async def _serve(host: TrtllmHost, watchdog: Watchdog) -> str:
+    loop = asyncio.get_running_loop()
+    for handled in (signal.SIGTERM, signal.SIGQUIT):
+        loop.add_signal_handler(handled, watchdog.end, handled.name)
+    return await host.serve()

@@ -1,0 +1,47 @@
+"""The arguments with which a host starts `tensorrt_llm.LLM`, each one that its published signature has."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.engines.trtllm import boot_message
+from actors.engines.trtllm.signatures import LLM_INIT, Signatures
+from actors.engines.trtllm.spec import TrtllmSpec
+from protocol.messages.cluster import Leg
+
+SPEC = TrtllmSpec("e", "/models/m", slots=8, kv_tokens_max=4096)
+
+
+def test_an_engine_of_both_legs_has_the_arguments_of_its_description() -> None:
+    assert boot_message.build(SPEC, "/run/e").arguments == {
+        "model": "/models/m",
+        "tensor_parallel_size": 1,
+        "max_batch_size": 8,
+        "max_num_tokens": 8192,
+        "enable_chunked_prefill": True,
+        "enable_iter_perf_stats": True,
+        "guided_decoding_backend": "xgrammar",
+        "kv_cache_config": {"max_tokens": 4096, "tokens_per_block": 32},
+    }
+
+
+@pytest.mark.parametrize("leg", [Leg.BOTH, Leg.PREFILL, Leg.DECODE])
+def test_every_argument_is_one_of_the_published_signature(leg: Leg) -> None:
+    spec = TrtllmSpec("e", "/m", 8, 4096, context_max=2048, memory_fraction=0.5, leg=leg, publishes=True)
+    arguments = boot_message.build(spec, "/run/e").arguments
+    assert not Signatures.of("1.3.0rc29").unknown(LLM_INIT, arguments)
+    assert ("cache_transceiver_config" in arguments) is (leg is not Leg.BOTH)
+    assert ("disable_overlap_scheduler" in arguments) is (leg is Leg.PREFILL)
+
+
+def test_settings_come_last_and_fields_of_objects_join_those_of_the_keys() -> None:
+    settings = {"dtype": "bfloat16", "kv_cache_config.dtype": "fp8"}
+    spec = TrtllmSpec("e", "/m", 8, 4096, settings={**settings})
+    arguments = boot_message.build(spec, "/run/e").arguments
+    assert arguments["dtype"] == "bfloat16"
+    assert arguments["kv_cache_config"] == {"max_tokens": 4096, "tokens_per_block": 32, "dtype": "fp8"}
+
+
+def test_a_boot_message_is_the_same_once_it_has_been_sent() -> None:
+    boot = boot_message.build(TrtllmSpec("e", "/m", 8, 4096, environment={"A": "b"}), "/run/e")
+    assert boot_message.decode(boot_message.encode(boot)) == boot
