@@ -1,0 +1,124 @@
+"""The KV memory of one rank: blocks of running requests, the prefix cache, and the events of its changes."""
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+from attrs import define, field
+
+PRIORITY = 35
+
+
+@define
+class Cached:
+    parent: int | None
+    tokens: tuple[int, ...]
+
+
+def block_hash(parent: int | None, tokens: Sequence[int], salt: str | None) -> int:
+    """Return the hash of a block, which no other package computes."""
+    packed = struct.pack(f"<q{len(tokens)}I", (parent or 0) % 2**63, *tokens)
+    return int.from_bytes(sha256(packed + (salt or "").encode()).digest()[:8], "little")
+
+
+@define
+class Cache:
+    blocks_max: int
+    block_tokens: int
+    windows: tuple[int, ...]  # of the attention's layers, the largest first
+    rank: int | None  # None: the engine has one rank
+    events_max: int
+    reuses: bool = True
+    used: int = 0  # blocks of requests
+    events: deque[dict[str, Any]] = field(init=False)
+    missed: int = 0
+    _number: int = 0
+    _cached: OrderedDict[int, Cached] = field(init=False, factory=OrderedDict)
+
+    def __attrs_post_init__(self) -> None:
+        self.events = deque()
+        for window in self.windows:
+            self._emit({"type": "created", "num_blocks_per_cache_level": [self.blocks_max, 0]}, window)
+
+    def blocks(self, tokens: int) -> int:
+        """Return how many blocks so many tokens take."""
+        return -(-tokens // self.block_tokens)
+
+    def found(self, prompt: Sequence[int], salt: str | None) -> int:
+        """Return how many tokens of a prompt are in the cache; the last one always is computed."""
+        parent, count = None, 0
+        if not self.reuses:
+            return 0
+        for start in range(0, len(prompt) - self.block_tokens, self.block_tokens):
+            parent = block_hash(parent, prompt[start : start + self.block_tokens], salt)
+            if parent not in self._cached:
+                break
+            count = start + self.block_tokens
+        return count
+
+    def store(self, tokens: Sequence[int], salt: str | None, *, ended: bool = False) -> None:
+        """Keep the full blocks of tokens; at the end of a request the partial one is reported as well."""
+        if not self.reuses:
+            return
+        parent: int | None = None
+        before, new = parent, list[dict[str, Any]]()
+        for start in range(0, len(tokens), self.block_tokens):
+            block = tuple(tokens[start : start + self.block_tokens])
+            if len(block) < self.block_tokens and not ended:
+                break
+            own = block_hash(parent, block, salt)
+            if own in self._cached:
+                self._cached.move_to_end(own)
+            else:
+                if not new:
+                    before = parent
+                self._cached[own] = Cached(parent, block)
+                new.append(_stored(own, block, salt))
+            parent = own
+        if new:
+            for window in self.windows:
+                self._emit({"type": "stored", "parent_hash": before, "blocks": new}, window)
+        self.make_room(0)
+
+    def make_room(self, blocks: int) -> bool:
+        """Drop cached blocks until so many more can be used; whether there is room for them at all."""
+        if self.used + blocks > self.blocks_max:
+            return False
+        removed = []
+        while self._cached and self.used + blocks + len(self._cached) > self.blocks_max:
+            removed.append(self._cached.popitem(last=False)[0])
+        if removed:
+            for window in self.windows:
+                self._emit({"type": "removed", "block_hashes": removed}, window)
+        return True
+
+    def forget(self) -> None:
+        """Lose all blocks without an event, as memory that is released does."""
+        self._cached.clear()
+
+    def _emit(self, data: dict[str, Any], window: int) -> None:
+        event = {"event_id": self._number, "data": data, "window_size": window}
+        if self.rank is not None:
+            event["attention_dp_rank"] = self.rank
+        self._number += 1
+        if not self.events_max:
+            return
+        if len(self.events) == self.events_max:
+            self.events.popleft()
+            self.missed += 1
+        self.events.append(event)
+
+
+def _stored(own: int, tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
+    ids = [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in tokens]
+    return {
+        "type": "stored_block",
+        "block_hash": own,
+        "tokens": ids,
+        "cache_level": 0,
+        "priority": PRIORITY,
+        "mm_keys": [],
+        "cache_salt": salt,
+    }

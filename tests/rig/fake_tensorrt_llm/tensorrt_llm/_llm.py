@@ -1,0 +1,268 @@
+"""`LLM` and `MultimodalEncoder`, with the calls and the arguments that are published."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ._cache import Cache
+from ._executor import Executor, Request, RequestOutput, drained
+from ._faults import Fault, fault_of
+from ._model import digest
+from ._types import (
+    DEFAULT_REQUEST_PRIORITY,
+    CacheTransceiverConfig,
+    DisaggregatedParams,
+    KvCacheConfig,
+    LoRARequest,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+)
+
+VOCABULARY = int(os.environ.get("ESPALIER_FAKE_TRTLLM_VOCABULARY", "512"))
+WINDOW = os.environ.get("ESPALIER_FAKE_TRTLLM_WINDOW")
+"""The tokens of a second, smaller window of attention; no such layers if it is not set."""
+
+KV_TOKENS = 32_768  # of a rank, unless its configuration names another number
+MAX_SEQ_LEN = 4096
+
+ARGUMENTS: Mapping[str, object] = {  # by their names, with their defaults
+    "pipeline_parallel_size": 1,
+    "moe_expert_parallel_size": None,
+    "enable_lora": False,
+    "lora_config": None,
+    "guided_decoding_backend": None,
+    "max_batch_size": 2048,
+    "max_input_len": 1024,
+    "max_seq_len": None,
+    "max_beam_width": 1,
+    "max_num_tokens": 8192,
+    "load_format": 0,
+    "enable_chunked_prefill": False,
+    "kv_cache_config": None,
+    "gpus_per_node": None,
+    "enable_attention_dp": False,
+    "iter_stats_max_iterations": None,
+    "scheduler_config": None,
+    "cache_transceiver_config": None,
+    "stream_interval": 1,
+    "backend": None,
+    "disable_overlap_scheduler": False,
+    "enable_iter_perf_stats": False,
+    "return_perf_metrics": False,
+    "sleep_config": None,
+    "otlp_traces_endpoint": None,
+}
+ConfigT = TypeVar("ConfigT")
+
+
+def configured(kind: type[ConfigT], given: object) -> ConfigT:
+    """Return a configuration that is given as an object, a dictionary, or not at all."""
+    if isinstance(given, kind):
+        return given
+    return kind(**given) if isinstance(given, Mapping) else kind()
+
+
+class LLM:
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: object = None,
+        tokenizer_mode: str = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for key in kwargs:
+            if key not in ARGUMENTS:
+                raise ValueError(f"LLM got invalid argument: {key}")
+        self.args = {**ARGUMENTS, **kwargs, "model": model, "tensor_parallel_size": tensor_parallel_size}
+        self._vocabulary = VOCABULARY
+        self._numbers = count(1)
+        kv = configured(KvCacheConfig, self.args["kv_cache_config"])
+        self._max_seq_len = int(self.args["max_seq_len"] or MAX_SEQ_LEN)
+        ranks = tensor_parallel_size if self.args["enable_attention_dp"] else 1
+        windows = (self._max_seq_len, *([int(WINDOW)] if WINDOW else []))
+        caches = [
+            Cache(
+                blocks_max=(kv.max_tokens or KV_TOKENS) // kv.tokens_per_block,
+                block_tokens=kv.tokens_per_block,
+                windows=windows,
+                rank=rank if ranks > 1 else None,
+                events_max=kv.event_buffer_max_size,
+                reuses=kv.enable_block_reuse,
+            )
+            for rank in range(ranks)
+        ]
+        self._executor: Executor | None = Executor(
+            caches,
+            vocabulary=self._vocabulary,
+            batch_max=int(self.args["max_batch_size"]),
+            tokens_max=self._max_seq_len,
+            stats=bool(self.args["enable_iter_perf_stats"]),
+        )
+        scheduler = configured(SchedulerConfig, self.args["scheduler_config"])
+        self._executor.by_priority = scheduler.waiting_queue_policy == "priority"
+        if self.args["cache_transceiver_config"] is not None:
+            transceiver = configured(CacheTransceiverConfig, self.args["cache_transceiver_config"])
+            self._executor.transfers = transceiver.backend is not None
+            if transceiver.kv_transfer_timeout_ms is not None:
+                self._executor.hold_s = transceiver.kv_transfer_timeout_ms / 1000
+
+    def generate_async(
+        self,
+        inputs: Sequence[int] | Mapping[str, Any],
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: object = None,
+        streaming: bool = False,
+        kv_cache_retention_config: object = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        _postproc_params: object = None,
+        scheduling_params: SchedulingParams | None = None,
+        conversation_params: object = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_REQUEST_PRIORITY,
+    ) -> RequestOutput:
+        if self._executor is None or self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
+        params = sampling_params or SamplingParams()
+        if params.end_id is None:
+            raise ValueError("tokenizer is required to reset end_id if it is None")
+        handed = disaggregated_params
+        if handed is not None and handed.request_type == "context_only":
+            params.max_tokens = 1
+        prompt = list(inputs["prompt_token_ids"] if isinstance(inputs, Mapping) else inputs)
+        self._check(prompt, params, lora_request, handed, priority)
+        fault = fault_of(prompt)
+        if fault is Fault.REFUSED:
+            raise ValueError("the request is refused")
+        adapter = "" if lora_request is None else f"{lora_request.lora_name}@{lora_request.lora_path}"
+        request = Request(
+            number=next(self._numbers),
+            prompt=prompt,
+            params=params,
+            streaming=streaming,
+            handed=handed,
+            salt=cache_salt,
+            known=digest(list(adapter.encode())) if adapter else 0,
+            priority=priority,
+            rank=(scheduling_params.attention_dp_rank if scheduling_params else None) or 0,
+            fault=fault,
+        )
+        self._executor.submit(request)
+        return RequestOutput(request)
+
+    def _check(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        lora: LoRARequest | None,
+        handed: DisaggregatedParams | None,
+        priority: float,
+    ) -> None:
+        executor = self._executor
+        assert executor is not None
+        if not prompt or len(prompt) >= self._max_seq_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens exceeds max_seq_len {self._max_seq_len}")
+        if params.n > 1:
+            raise ValueError("the fake gives one answer a request")
+        if params.guided_decoding is not None and self.args["guided_decoding_backend"] is None:
+            raise ValueError("guided decoding needs a guided_decoding_backend")
+        if params.embedding_bias is not None and len(params.embedding_bias) != self._vocabulary:
+            raise ValueError(f"embedding_bias must have {self._vocabulary} values")
+        if lora is not None and not self.args["enable_lora"] and self.args["lora_config"] is None:
+            raise ValueError("LoRA is not enabled")
+        if not 0 <= priority <= 1:
+            raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
+        leg = handed is not None and handed.request_type in {"context_only", "generation_only"}
+        if leg and not executor.transfers:
+            raise ValueError("kv_cache_transceiver is disabled, please set 'cache_transceiver_config'")
+        if executor.asleep:
+            raise RuntimeError("the KV cache is released")
+
+    def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        assert self._executor is not None
+        return drained([self._executor.stats] if self._executor.stats is not None else [], timeout)
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
+        assert self._executor is not None
+        return drained([cache.events for cache in self._executor.caches], timeout)
+
+    def get_kv_cache_capacity(self) -> dict[str, int]:
+        assert self._executor is not None
+        cache = self._executor.caches[0]
+        tokens = cache.blocks_max * cache.block_tokens
+        return {"maxNumBlocks": cache.blocks_max, "tokensPerBlock": cache.block_tokens, "maxNumTokens": tokens}
+
+    def _collective_rpc(
+        self, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, non_block: bool = False
+    ) -> list[object]:
+        executor = self._executor
+        assert executor is not None
+        if method not in {"sleep", "wakeup"}:
+            raise ValueError(f"unknown method {method}")
+        if self.args["sleep_config"] is None:
+            raise ValueError("Sleep feature is not enabled, please set sleep_config in the LLM arguments.")
+        if self.args["tensor_parallel_size"] != 1:
+            raise NotImplementedError(f"{method}() requires parallel_config.world_size == 1")
+        if executor.requests:
+            raise RuntimeError("the real one would wait for the requests that run")
+        if "kv_cache" in args[0]:
+            executor.asleep = method == "sleep"
+            for cache in executor.caches:
+                cache.forget()
+        return [None]
+
+    def _check_health(self) -> bool:
+        return self._executor is not None and self._executor.check_health()
+
+    def shutdown(self) -> None:
+        if self._executor is not None:
+            self._executor.shutdown()
+            self._executor = None
+
+
+class MultimodalEncoder:
+    """The encoder of images, whose results are handles of memory on the same host."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        max_batch_size: int | None = None,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        self.args = {"model": model, "max_batch_size": max_batch_size, **kwargs}
+        self._numbers = count(1)
+
+    def generate_async(self, inputs: Mapping[str, Any]) -> RequestOutput:
+        items = inputs["multi_modal_data"]["image"]
+        request = Request(
+            number=next(self._numbers),
+            prompt=list(inputs.get("prompt_token_ids", [0])),
+            params=SamplingParams(end_id=-1, max_tokens=1),
+            streaming=False,
+            handed=None,
+            salt=None,
+            known=0,
+            priority=DEFAULT_REQUEST_PRIORITY,
+            rank=0,
+            fault=None,
+        )
+        output = RequestOutput(request)
+        handles = [{"method_key": 1, "tensor_size": [1, len(str(item))]} for item in items]
+        output.outputs[0].disaggregated_params = DisaggregatedParams(multimodal_embedding_handles=handles)
+        output.finished = True
+        return output
+
+    def shutdown(self) -> None:
+        pass

@@ -1,0 +1,40 @@
+"""The KV caches that prefills hold for decodes of other processes: a file for each, which the decode takes away."""
+
+import os
+import tempfile
+from pathlib import Path
+from uuid import uuid4
+
+
+def folder() -> Path:
+    """Return the folder that all processes share."""
+    return Path(os.environ.get("ESPALIER_FAKE_TRTLLM_FOLDER") or tempfile.gettempdir())
+
+
+def hold() -> bytes:
+    """Hold a state, and return what a decode is to be given."""
+    name = f"trtllm-{uuid4().hex}"
+    (folder() / name).write_text(str(os.getpid()))
+    return name.encode()
+
+
+def is_held(state: bytes) -> bool:
+    """Whether no decode has taken a state yet."""
+    return (folder() / state.decode()).exists()
+
+
+def take(state: bytes) -> bool:
+    """Take a state; False if it is not held any more, or by a process that has ended."""
+    path = folder() / Path(state.decode()).name
+    try:
+        process = int(path.read_text())
+        path.unlink()
+        os.kill(process, 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def free(state: bytes) -> None:
+    """Hold a state no more."""
+    (folder() / state.decode()).unlink(missing_ok=True)

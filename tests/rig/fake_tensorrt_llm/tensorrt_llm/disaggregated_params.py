@@ -1,0 +1,3 @@
+from ._types import DisaggregatedParams, DisaggScheduleStyle
+
+__all__ = ["DisaggScheduleStyle", "DisaggregatedParams"]

@@ -1,0 +1,3 @@
+from .._types import DEFAULT_REQUEST_PRIORITY, LoRARequest
+
+__all__ = ["DEFAULT_REQUEST_PRIORITY", "LoRARequest"]

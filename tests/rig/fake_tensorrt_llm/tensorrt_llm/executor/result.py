@@ -1,0 +1,3 @@
+from .._types import CompletionOutput, Logprob
+
+__all__ = ["CompletionOutput", "Logprob"]

@@ -1,0 +1,3 @@
+from .._types import RequestError
+
+__all__ = ["RequestError"]

@@ -1,0 +1,28 @@
+from .._executor import RequestOutput
+from .._llm import LLM, MultimodalEncoder
+from .._types import (
+    CacheTransceiverConfig,
+    CompletionOutput,
+    DisaggregatedParams,
+    GuidedDecodingParams,
+    KvCacheConfig,
+    LoraConfig,
+    SamplingParams,
+    SchedulerConfig,
+    SleepConfig,
+)
+
+__all__ = [
+    "LLM",
+    "CacheTransceiverConfig",
+    "CompletionOutput",
+    "DisaggregatedParams",
+    "GuidedDecodingParams",
+    "KvCacheConfig",
+    "LoraConfig",
+    "MultimodalEncoder",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+    "SleepConfig",
+]

@@ -1,0 +1,3 @@
+from ._types import GuidedDecodingParams, SamplingParams
+
+__all__ = ["GuidedDecodingParams", "SamplingParams"]

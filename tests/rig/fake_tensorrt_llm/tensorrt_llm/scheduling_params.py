@@ -1,0 +1,3 @@
+from ._types import SchedulingParams
+
+__all__ = ["SchedulingParams"]
