@@ -113,7 +113,7 @@ async def until(condition: Callable[[], bool]) -> None:
 # Its signatures ------------------------------------------------------------------------
 
 
-CALLED = {
+CALLED: dict[str, Callable[..., object]] = {
     signatures.LLM_INIT: LLM.__init__,
     signatures.GENERATE: LLM.generate_async,
     signatures.STATS: LLM.get_stats_async,
@@ -203,7 +203,7 @@ def test_a_stop_token_is_cut_off_unless_it_is_to_be_included() -> None:
         llm = LLM("m")
         whole = await tokens(llm)
         stop = next(place for place in range(1, 8) if whole[place] not in whole[:place])
-        wanted = {"stop_token_ids": [whole[stop]]}
+        wanted: dict[str, Any] = {"stop_token_ids": [whole[stop]]}
         cut = await read(ask(llm, **wanted))
         kept = await read(ask(llm, include_stop_str_in_output=True, **wanted))
         assert (cut.token_ids, kept.token_ids) == (whole[:stop], whole[: stop + 1])
