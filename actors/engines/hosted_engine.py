@@ -45,38 +45,38 @@ class HostedEngine:
     link: HostLink
     info: EngineInfo
     adapters: AdapterList | None = None  # its adapters after the last operation that changed them
-    _streams: dict[str, tuple[int, Generation]] = field(factory=dict)
+    streams: dict[str, tuple[int, Generation]] = field(factory=dict)
     _controls: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONTROLS_MAX))
 
     @property
     def unreleased(self) -> int:
         """The number of requests that have not been released."""
-        return len(self._streams)
+        return len(self.streams)
 
-    def check_hand_off(self, hand_off: bytes) -> None:
+    def check_hand_off(self, request: Generate) -> None:
         """Raise `HandOffFailed` for a hand-off that the engine would wait for in vain."""
-        del hand_off
+        del request
 
     def submit(self, request: Generate) -> Generation:
         """Start a request; raises `BadRequest` for one that would crash the engine or be changed by it."""
         check_request(request, self.info)
-        self.check_hand_off(request.hand_off)
+        self.check_hand_off(request)
         stream, answer = self.link.open(request, request.sampling.tokens_max)
         generation = cast("Generation", answer)  # the host answers a Generate with nothing else
-        self._streams[request.id] = stream, generation
+        self.streams[request.id] = stream, generation
         return generation
 
     def abort(self, request_id: str) -> None:
         """Stop a request at any point of its life."""
-        if (running := self._streams.get(request_id)) is not None:
+        if (running := self.streams.get(request_id)) is not None:
             self.link.cancel(running[0])
 
     async def wait_released(self, request_id: str) -> None:
         """Wait until the host has closed the request's stream, as it does once the scheduler has released the slot."""
         await trio.lowlevel.checkpoint()
-        if (running := self._streams.get(request_id)) is not None:
+        if (running := self.streams.get(request_id)) is not None:
             await running[1].over.wait()
-            self._streams.pop(request_id, None)
+            self.streams.pop(request_id, None)
 
     async def wait_lost(self) -> None:
         """Wait for the end of the link, which is the end of the engine."""

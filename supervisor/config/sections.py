@@ -19,6 +19,7 @@ from actors.text.formats.table import REASONING, TOOLS
 from protocol.dialects.responses.tools import OtherToolName
 from protocol.dialects.targets import TargetMs
 from protocol.messages.cluster import PORT
+from protocol.messages.engine import HandOff
 from protocol.strict.checks import Holds, Matches, OneOf, Within
 from protocol.strict.mistakes import Mistake, Mistakes, describe, join, segment
 from supervisor.config.keyfile import GrammarName
@@ -32,6 +33,7 @@ COLLECTOR = rf"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:{PORT})?(/[^\s?#]*
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 PROCESSES_MAX = 64  # of one gateway's node; a process costs memory, and links to all workers
 PolicyName = Annotated[str, OneOf(tuple(POLICIES))]
+HandOffName = Annotated[str, OneOf((HandOff.CONCURRENT.value, HandOff.SEQUENTIAL.value))]
 EncoderName = Annotated[str, OneOf(("tokenizers", "fastokens"))]
 ToolsName = Annotated[str, OneOf((AUTO, NONE, *TOOLS))]
 ReasoningName = Annotated[str, OneOf((AUTO, NONE, *REASONING))]
@@ -220,6 +222,9 @@ class ModelSection:
     # `session`, the worker of the session's last request while it has room; `kv`, by the contents of prefix caches and
     # the queued tokens
     policy: PolicyName = "least_loaded"
+    # order in which a pair of engines is asked: `concurrent`, both at once; or `sequential`, the prefill first, and the
+    # decode once the prompt is computed; by default the engines' own, which is `concurrent` for `sglang`
+    hand_off: HandOffName | None = None
     # prompts with fewer tokens skip a remote prefill
     prefill_tokens_min: Annotated[int, Within(at_least=0, at_most=1_000_000_000)] = 0
     # continuations of a request on another worker after the loss of its own; then it fails

@@ -113,6 +113,7 @@ class BootMessage:
     batch_max: int | None = None  # items of an encoder's batch; None: it is no encoder
     task: str | None = None  # of an embedder: "embed" or "score"
     requests_max: int = 0  # of an embedder, at once
+    sequential: bool = False  # whether the hand-off of its leg is a sequential one
     has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
     files: str = ""  # the folder for what its operations leave; empty: it has no operations that leave files
     files_bytes_max: int = 0
@@ -149,6 +150,8 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
             "disaggregation_transfer_backend": spec.transfer or default_transfer(spec.device),
             "disaggregation_bootstrap_port": spec.bootstrap_port,
         }
+    if spec.leg is Leg.PREFILL and spec.sequential:
+        arguments["optimistic_prefill_attempts"] = 1  # a prompt is computed before its decode is asked
     if spec.leg is Leg.DECODE and on_cpu:
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     if spec.adapters is not None:
@@ -174,6 +177,7 @@ def build(spec: SglangSpec, folder: str, files: str = "") -> BootMessage:
             **({PROFILES_FOLDER: files, RECORDS_FOLDER: files} if files else {}),
         },
         checks=spec.grammars if spec.checks_grammars else None,
+        sequential=spec.sequential and spec.leg is not Leg.BOTH,
         has_tower=spec.has_tower,
         files=files,
         files_bytes_max=spec.files_bytes_max,

@@ -1,18 +1,24 @@
-"""SGLang's hand-off: a prefill and a decode meet in a room of the prefill's bootstrap server.
+"""SGLang's hand-offs: a prefill and a decode meet in a room of the prefill's bootstrap server.
 
 A room is a number. Modulo the prefill's number of ranks it is the prefill's rank, so a decode finds the rank by it.
 SGLang moves the KV cache itself, while both legs run.
+
+In a concurrent hand-off the router draws the room. In a sequential one the prefill does: the state of a prompt is the
+rendezvous at which the prefill waits with the KV cache, with a digest of the prompt. Each life of a prefill has another
+port, so that no decode meets a later life with a state.
 """
 
 from __future__ import annotations
 
 import struct
+from hashlib import sha256
 
 from attrs import frozen
 
 from actors.kit.hand_off import KindHandOff
 from protocol.errors import HandOffFailed
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate
 
 ROOM_MAX = 2**63 - 1  # SGLang's scheduler computes with 64 bits, one of them a sign
 HOST_LENGTH_MAX = 253  # the longest name in the DNS
@@ -20,6 +26,8 @@ HOST_LENGTH_MAX = 253  # the longest name in the DNS
 NO_PARTNER = "2.2.2.2"
 """The host of a rendezvous without a partner, by which SGLang chooses a transfer that moves nothing."""
 
+_END_OF_HOST = b"\0"  # before the digest of a state
+_DIGEST_BYTES = 8
 _ROOM, _PORT = struct.Struct("!Q"), struct.Struct("!H")
 
 
@@ -30,6 +38,7 @@ class Rendezvous:
     room: int
     host: str
     port: int
+    prompt: bytes = b""  # the digest of a state's prompt
 
     @property
     def has_partner(self) -> bool:
@@ -53,7 +62,9 @@ class Rendezvous:
         (room,) = _ROOM.unpack_from(hand_off)
         if room > ROOM_MAX:
             raise HandOffFailed(f"the room of a hand-off must be from 0 to {ROOM_MAX}, got {room}")
-        return cls(room, *_host_and_port(hand_off[_ROOM.size :]))
+        port_at, host_at = _ROOM.size, _ROOM.size + _PORT.size
+        host, _, prompt = hand_off[host_at:].partition(_END_OF_HOST)
+        return cls(room, *_host_and_port(hand_off[port_at:host_at] + host), prompt)
 
 
 def address(host: str, port: int) -> bytes:
@@ -86,15 +97,39 @@ def rendezvous(info: EngineInfo, *, rank: int, number: int) -> bytes:
 
 
 def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
-    """Return a rendezvous at which neither leg waits for the other, and no KV cache is moved."""
+    """Return a rendezvous at which neither leg waits for the other; nothing for a prefill that returns states."""
+    if info.returns_states:
+        return b""
     return Rendezvous(_room(info, rank, number), NO_PARTNER, 1).encode()
 
 
-def check_place(hand_off: bytes, info: EngineInfo) -> None:
-    """Raise `HandOffFailed` for a rendezvous at another prefill, such as one for a decode that has become a prefill."""
+def state(info: EngineInfo, request: Generate, *, number: int) -> bytes:
+    """Return the state of a request's prompt at a prefill; no other request has the `number`."""
+    return rendezvous(info, rank=request.rank, number=number) + _END_OF_HOST + _digest(request)
+
+
+def _digest(request: Generate) -> bytes:
+    digest = sha256(request.tokens.packed)
+    for item in request.media:
+        digest.update(item.digest.encode())
+    return digest.digest()[:_DIGEST_BYTES]
+
+
+def check_hand_off(request: Generate, info: EngineInfo) -> None:
+    """Raise `HandOffFailed` for a hand-off that an engine would wait for in vain.
+
+    A rendezvous may be at another prefill, such as one for a decode that has become a prefill. A state may be of
+    another prompt.
+    """
+    if info.returns_states:
+        return
     own = info.hand_off_address
-    if own is not None and hand_off[_ROOM.size :] not in {own, address(NO_PARTNER, 1)}:
+    if own is not None and request.hand_off[_ROOM.size :] not in {own, address(NO_PARTNER, 1)}:
         raise HandOffFailed("the rendezvous is at another prefill")
+    if info.hand_off is HandOff.SEQUENTIAL:
+        found = Rendezvous.decode(request.hand_off)
+        if found.has_partner and found.prompt != _digest(request):
+            raise HandOffFailed("the hand-off is no state of this prompt")
 
 
 HAND_OFF = KindHandOff(without_partner, rendezvous)

@@ -60,6 +60,7 @@ class SglangSpec:
     task: str | None = None  # of an engine whose leg is EMBED: "embed" or "score"
     host: str = "127.0.0.1"  # where other engines reach this one
     bootstrap_port: int | None = None  # a prefill's
+    sequential: bool = False  # whether a prefill returns a state, with which the decode is asked
     transfer: str | None = None  # how KV caches move from a prefill to a decode
     nodes: int = 1  # the number of nodes with a host of the engine
     rank: int = 0  # this node's, among them

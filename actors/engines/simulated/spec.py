@@ -93,7 +93,7 @@ class SimulatedSpec:
     """Sizes, costs and faults of one simulated engine; sizes are of each rank, and lengths in tokens."""
 
     leg: Leg = Leg.BOTH  # which part of a request it computes
-    hand_off: HandOff = HandOff.CONCURRENT  # of a leg of a pair; tests choose it, no configuration does
+    hand_off: HandOff = HandOff.CONCURRENT  # of a leg of a pair
     ranks: Count = 1  # data-parallel ones, each with slots, KV memory and steps of its own
     slots: Count = 64  # requests that run at once
     waiting_max: Annotated[int, Within(at_least=0, at_most=2**31 - 1)] = 64  # requests that wait for a slot

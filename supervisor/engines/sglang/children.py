@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 
 from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
-from protocol.messages.engine import Done
+from protocol.messages.engine import Done, HandOff
 from protocol.messages.kind import Message
 from protocol.messages.operations import RankStarted, RunRank
 from supervisor.config.schema import Cluster
@@ -303,6 +303,7 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         task=None if section.task == "generate" else section.task,
         host=ranks.host_address(cluster.node[section.nodes[rank]].host),
         bootstrap_port=section.bootstrap_port if section.leg == "prefill" else None,
+        sequential=cluster.model[section.model].hand_off == HandOff.SEQUENTIAL,
         transfer=section.transfer,
         nodes=len(section.nodes),
         rank=rank,

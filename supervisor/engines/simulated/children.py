@@ -24,7 +24,7 @@ from actors.text.model import TextModel
 from protocol.errors import StartFailed
 from protocol.messages.cluster import Leg
 from protocol.messages.embedding import EmbeddingInfo, EmbeddingOutput, Pooling
-from protocol.messages.engine import EngineInfo
+from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.media import MediaForm, MediaInfo
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
 from supervisor.engines.simulated.section import SimulatedMedia, SimulatedSection
@@ -49,6 +49,7 @@ def _engine(
     assert model is not None  # the section says that it reads text
     eos_id = min(model.eos_token_ids, default=None)
     form = MediaForm.EMBEDDINGS if context.cluster.encodes(section.model) else MediaForm.PIXELS
+    hand_off = HandOff(context.cluster.model[section.model].hand_off or HandOff.CONCURRENT)
     vocabulary_size, media = model.tokenizer.get_vocab_size(), _media(section, model, form)
     adapters = {} if section.adapters is None else section.adapters.folders(context.cluster.folder)
     sentences = tuple(tuple(model.encode_text(f" {sentence}", special=False)) for sentence in SENTENCES)
@@ -57,7 +58,7 @@ def _engine(
         present = local.section
         assert isinstance(present, SimulatedSection)
         return SimulatedEngine(
-            _spec(present, vocabulary_size, eos_id, media),
+            _spec(present, vocabulary_size, eos_id, media, hand_off),
             chance,
             sentences=sentences,
             digest=model.digest,
@@ -154,7 +155,11 @@ def _vocabulary_size(name: str, folder: Path) -> int:
 
 
 def _spec(
-    section: SimulatedSection, vocabulary_size: int, eos_id: int | None, media: MediaInfo | None
+    section: SimulatedSection,
+    vocabulary_size: int,
+    eos_id: int | None,
+    media: MediaInfo | None,
+    hand_off: HandOff,
 ) -> SimulatedSpec:
     own = section.simulated
     return SimulatedSpec(
@@ -173,6 +178,7 @@ def _spec(
         length_max=own.length_max,
         seed=own.seed,
         media=media,
+        hand_off=hand_off,
         adapters_max=0 if section.adapters is None else section.adapters.loaded_max,
         experts=own.experts,
         costs=own.costs,

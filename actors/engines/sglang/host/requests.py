@@ -15,7 +15,7 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from actors.engines.sglang.host import translation
 from actors.engines.sglang.host.outputs import EngineFinishReason, StepOutput
-from protocol.errors import RequestError
+from protocol.errors import AskerLeft, RequestError
 from protocol.link.frames import Begun, Ended, Step
 from protocol.messages.adapters import Adapter
 from protocol.messages.generation import Finished, FinishReason, Started, Tokens, Usage
@@ -36,6 +36,9 @@ class Running:
     # Whether its beginning and the present weights have been announced, if they have to be.
     announced: bool = False
     tokens: int = 0  # the number of its tokens so far
+    state: bytes = b""  # a prefill's in a sequential hand-off: its whole answer
+    is_held: bool = False  # whether the decode has the KV cache, and its asker has yet to leave
+    is_left: bool = False  # whether its asker has left, and the scheduler has to end it
 
     def announce(self, version: str) -> None:
         """Note that its beginning and this version have been announced."""
@@ -90,12 +93,19 @@ class Requests:
         for index, (request_id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
             running = self.by_id.get(request_id)
             finish = output.finished.get(index)
-            if running is None or (not count and finish is None):  # the block of a diffusion model is not ready
+            if running is None or (not count and finish is None and not running.state):  # a diffusion model's block
                 foreign.append(index)
             elif finish is not None and translation.is_failure(finish.reason):
                 foreign.append(index)  # its tokens are garbage where the scheduler found an error
                 failed.append((running.stream, translation.abort_error(finish.reason)))
                 self._forget(running, finish.reason)
+            elif running.state:
+                foreign.append(index)
+                if running.is_left and finish is not None:  # the decode had it before the scheduler knew
+                    failed.append((running.stream, AskerLeft("the asker left")))
+                    self._forget(running, finish.reason)
+                else:
+                    self._hold(running, output, index, parts)
             else:
                 streams.append(running.stream)
                 running.tokens += count
@@ -109,6 +119,14 @@ class Requests:
         if foreign:
             self._take_out(output, foreign)
         return step, parts, failed
+
+    def _hold(self, running: Running, output: StepOutput, index: int, parts: list[SeparatePart]) -> None:
+        """Hold a prefill's request until it is left, and send the state of its prompt if that has just been computed."""
+        running.is_held = index in output.finished
+        if not running.begun:
+            running.begun = True
+            started = Started(output.cached_tokens[index], hand_off=running.state, version=output.version)
+            parts.append(SeparatePart(running, (started,), None))
 
     def _add_rarities(self, step: Step, running: Running, output: StepOutput, index: int) -> None:
         """Add to a frame the rare parts: the beginning, new weights, log probabilities, the end."""

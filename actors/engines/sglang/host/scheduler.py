@@ -31,7 +31,7 @@ from sglang.srt.mem_cache.events import KvEventLoraNames
 from sglang.srt.model_executor.model_runner_components import weight_updater
 
 from actors.engines.sglang.boot_message import EMBEDDINGS_ONLY, VISION_PART
-from actors.engines.sglang.host import hand_off_terms, outputs, penalties, poolers, vectors
+from actors.engines.sglang.host import computed_prompts, hand_off_terms, outputs, penalties, poolers, vectors
 from actors.engines.sglang.host.vision import towers
 from protocol.messages.weights import JOIN_WITHIN_S
 
@@ -57,6 +57,7 @@ def prepare() -> None:
     weight_updater.init_custom_process_group = partial(join, timeout=timeout)
     penalties.count_exactly()
     outputs.send_steps()
+    computed_prompts.report()
     hand_off_terms.report()
     if (pooling := os.environ.get(poolers.OF_FILES)) is not None:
         poolers.pool_by_files(pooling)

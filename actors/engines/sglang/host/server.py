@@ -29,7 +29,7 @@ from actors.engines.host.served_link import ServedLink, last_line
 from actors.engines.host.watchdog import Watchdog
 from actors.engines.host.watchers import Watchers
 from actors.engines.media_check import check_media
-from actors.engines.sglang import boot_message
+from actors.engines.sglang import boot_message, hand_off
 from actors.engines.sglang.host import engine_process, outputs, translation
 from actors.engines.sglang.host.adapters import Adapters, first_adapters
 from actors.engines.sglang.host.engine_process import OwnEngine, take_over
@@ -157,6 +157,9 @@ class Host:
         elif isinstance(request, Generate):
             scored_tokens = request.scored_tokens if request.prompt_logprobs else None
             running = Running(request.id, frame.stream, request.logprobs, scored_tokens, request.adapter)
+            if self._info.returns_states:
+                running.state = hand_off.state(self._info, request, number=uuid4().int)
+                request = evolve(request, hand_off=running.state)
             self._start(running, request)
         elif isinstance(request, WatchBlocks | WatchLoad):
             self.watchers.open(frame, request)
@@ -199,7 +202,8 @@ class Host:
                 running, InternalError(f"the engine failed the request: {type(error).__name__}"), last_line(error)
             )
         else:
-            if running.id in self.requests.by_id:  # it ended outside a step: refused, or aborted while it waited
+            # Else it ended outside a step: it was refused, or aborted while it waited.
+            if running.id in self.requests.by_id and not running.is_held:
                 self._fail(running, translation.abort_error(last["meta_info"]["finish_reason"] if last else {}))
         finally:
             if output is not None and self.media is not None:
@@ -214,6 +218,7 @@ class Host:
         """Stop a request at any point of its life."""
         state = self.manager.rid_to_state.get(running.id)
         if state is not None and state.dispatched:
+            running.is_left = True
             self.manager.abort_request(running.id)  # the scheduler answers with the end
         elif running.task is not None:  # it was not sent to the scheduler yet, so SGLang holds nothing for it
             running.task.cancel()
@@ -312,7 +317,8 @@ def _host(
     folder = engine.server_args.model_path
     layout, form = folder_layout(folder), MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
     media = media_info(engine.tokenizer_manager, layout, form)
-    info = translation.engine_info(engine, model_files.model_digest(Path(folder)), media)
+    digest = model_files.model_digest(Path(folder))
+    info = translation.engine_info(engine, digest, media, sequential=boot.sequential)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
     files = kept_files_of(boot.files, boot.files_bytes_max)
     adapters = Adapters(engine.tokenizer_manager, boot.adapters, table)

@@ -156,7 +156,9 @@ def honours_seed(engine: Engine) -> bool:
     return bool(engine.server_args.enable_deterministic_inference)
 
 
-def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: MediaInfo | None = None) -> EngineInfo:
+def engine_info(
+    engine: Engine, digest: tuple[tuple[str, str], ...], media: MediaInfo | None = None, *, sequential: bool = False
+) -> EngineInfo:
     """Return the properties and limits of an engine; `digest` is of its model's folder."""
     arguments, manager = engine.server_args, engine.tokenizer_manager
     scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001
@@ -187,7 +189,7 @@ def engine_info(engine: Engine, digest: tuple[tuple[str, str], ...], media: Medi
         honours_seed=honours_seed(engine),
         # A request with a grammar for a diffusion model never ends.
         grammars=() if block or arguments.grammar_backend == "none" else tuple(GrammarKind),
-        hand_off=HandOff.NONE if mode == "null" else HandOff.CONCURRENT,
+        hand_off=HandOff.NONE if mode == "null" else HandOff.SEQUENTIAL if sequential else HandOff.CONCURRENT,
         hand_off_address=hand_off.address(arguments.host, arguments.disaggregation_bootstrap_port)
         if mode == "prefill"
         else None,

@@ -1,4 +1,4 @@
-"""SGLang's hand-off: rooms, hosts and ports as bytes, and bytes that are none of these."""
+"""SGLang's hand-offs: rooms, hosts, ports and states as bytes, and bytes that are none of these."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ from actors.engines.sglang.hand_off import (
     ROOM_MAX,
     Rendezvous,
     address,
-    check_place,
+    check_hand_off,
     rendezvous,
+    state,
 )
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
+from protocol.messages.generation import Generate, Sampling
+from protocol.token_ids import TokenIds
 
 INFO = EngineInfo("sglang", "1", 100, 64, 128, 60, 4, 16, honours_seed=True, hand_off=HandOff.CONCURRENT)
 PREFILL = evolve(INFO, hand_off_address=address("::1", 8998), data_parallel=3)
+
+
+def asked(hand_off: bytes) -> Generate:
+    return Generate("r", TokenIds.of([1, 2, 3]), Sampling(4), hand_off=hand_off)
 
 
 @given(st.integers(0, ROOM_MAX), st.integers(1, 65535), st.sampled_from(["10.0.0.1", "::1", "p.example", NO_PARTNER]))
@@ -46,10 +53,29 @@ def test_a_leg_without_a_partner_meets_nobody_in_a_room_of_its_rank() -> None:
 def test_a_prefill_meets_no_decode_elsewhere_and_a_decode_meets_any_prefill() -> None:
     other = rendezvous(evolve(PREFILL, hand_off_address=address("::1", 8999)), rank=0, number=1)
     with pytest.raises(HandOffFailed, match="the rendezvous is at another prefill"):
-        check_place(other, PREFILL)
-    check_place(other, INFO)
-    check_place(rendezvous(PREFILL, rank=2, number=1), PREFILL)
-    check_place(HAND_OFF.without_partner(PREFILL, rank=2, number=7), PREFILL)
+        check_hand_off(asked(other), PREFILL)
+    check_hand_off(asked(other), INFO)
+    check_hand_off(asked(rendezvous(PREFILL, rank=2, number=1)), PREFILL)
+    check_hand_off(asked(HAND_OFF.without_partner(PREFILL, rank=2, number=7)), PREFILL)
+
+
+def test_a_state_is_a_rendezvous_at_its_prefill_and_a_decode_takes_it_for_its_own_prompt_alone() -> None:
+    prefill, decode = (evolve(info, hand_off=HandOff.SEQUENTIAL) for info in (PREFILL, INFO))
+    found = state(prefill, evolve(asked(b""), rank=2), number=5)
+    meeting = Rendezvous.decode(found)
+    assert (meeting.host, meeting.port, meeting.room % 3) == ("::1", 8998, 2)
+    check_hand_off(asked(b""), prefill)
+    check_hand_off(asked(found), decode)
+    with pytest.raises(HandOffFailed, match="no state of this prompt"):
+        check_hand_off(evolve(asked(found), tokens=TokenIds.of([1, 2])), decode)
+    with pytest.raises(HandOffFailed, match="no state of this prompt"):
+        check_hand_off(asked(rendezvous(prefill, rank=0, number=1)), decode)
+
+
+def test_a_leg_of_a_sequential_pair_is_asked_alone_without_a_state() -> None:
+    prefill, decode = (evolve(info, hand_off=HandOff.SEQUENTIAL) for info in (PREFILL, INFO))
+    assert HAND_OFF.without_partner(prefill, rank=0, number=7) == b""
+    check_hand_off(asked(HAND_OFF.without_partner(decode, rank=0, number=7)), decode)
 
 
 @pytest.mark.parametrize(
