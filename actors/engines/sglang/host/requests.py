@@ -101,11 +101,7 @@ class Requests:
                 self._forget(running, finish.reason)
             elif running.state:
                 foreign.append(index)
-                if running.is_left and finish is not None:  # the decode had it before the scheduler knew
-                    failed.append((running.stream, AskerLeft("the asker left")))
-                    self._forget(running, finish.reason)
-                else:
-                    self._hold(running, output, index, parts)
+                self._hold(running, output, index, parts, failed)
             else:
                 streams.append(running.stream)
                 running.tokens += count
@@ -120,9 +116,21 @@ class Requests:
             self._take_out(output, foreign)
         return step, parts, failed
 
-    def _hold(self, running: Running, output: StepOutput, index: int, parts: list[SeparatePart]) -> None:
-        """Hold a prefill's request until it is left, and send the state of its prompt if that has just been computed."""
-        running.is_held = index in output.finished
+    def _hold(
+        self,
+        running: Running,
+        output: StepOutput,
+        index: int,
+        parts: list[SeparatePart],
+        failed: list[tuple[int, RequestError]],
+    ) -> None:
+        """Send the state of a prompt that has just been computed, and hold its request until that is left."""
+        finish = output.finished.get(index)
+        if finish is not None and running.is_left:  # the decode had the KV cache before the scheduler knew
+            failed.append((running.stream, AskerLeft("the asker left")))
+            self._forget(running, finish.reason)
+            return
+        running.is_held = finish is not None
         if not running.begun:
             running.begun = True
             started = Started(output.cached_tokens[index], hand_off=running.state, version=output.version)
