@@ -41,7 +41,6 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
         "actors/engines/trtllm/host/server.py",
         "actors/engines/trtllm/host/translation.py",
     ),
-    "system/sglang/test_contract.py": ("actors/engines/sglang/adapter.py",),
 }
 RUN_BY_HAND = {  # they check their own results
     "bench/faults/honest_client.py",
