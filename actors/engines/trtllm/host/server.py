@@ -16,7 +16,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 from uuid import uuid4
 
 from actors.engines import leftover_memory, model_files
@@ -30,6 +30,7 @@ from actors.engines.trtllm.host import library, translation
 from actors.engines.trtllm.host.engine_state import TrtllmState
 from actors.engines.trtllm.host.library import Library, Llm, Result
 from actors.engines.trtllm.host.operations import TrtllmOperations
+from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
 from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError
@@ -68,7 +69,8 @@ class TrtllmHost:
         self.outgoing = OutgoingSteps(self._send)
         blocks = BlockLog(uuid4().hex)
         self.state = TrtllmState(llm, info, blocks, self.link.end)
-        self.operations = TrtllmOperations(llm, self.by_stream.keys, blocks)
+        self.cache = PrefixCache()
+        self.operations = TrtllmOperations(info.version, self.by_stream.keys, self.cache, blocks)
         self.info = translation.with_operations(info, operation_names(self.operations.handlers))
         self.watchers = Watchers(self.link, blocks, self._loads)
 
@@ -123,7 +125,10 @@ class TrtllmHost:
 
     def _ask(self, running: TrtllmRequest) -> Result:
         try:
-            return self.llm.generate_async(**translation.call(self.names, running.request, self.info, self.ends))
+            arguments = translation.call(self.names, running.request, self.info, self.ends)
+            if self.cache.period:
+                arguments["cache_salt"] = self.cache.salt(cast("str | None", arguments.get("cache_salt")))
+            return self.llm.generate_async(**arguments)
         except CALL_ERRORS as error:
             raise EngineRefused(str(error)) from error
 

@@ -131,8 +131,8 @@ def test_experts_are_for_a_model_that_has_some_and_a_layout_is_looked_for_beside
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        (f'{GOOD}kind = "vllm"\n', 'engine.tiny-0.kind: expected "sglang" or "simulated", got "vllm"'),
-        (f"{GOOD}kind = 3\n", 'engine.tiny-0.kind: expected "sglang" or "simulated", got 3'),
+        (f'{GOOD}kind = "vllm"\n', 'engine.tiny-0.kind: expected "sglang" or "simulated" or "trtllm", got "vllm"'),
+        (f"{GOOD}kind = 3\n", 'engine.tiny-0.kind: expected "sglang" or "simulated" or "trtllm", got 3'),
         (f'{GOOD}settings.load_format = ["auto"]\n', "engine.tiny-0.settings.load_format: "),
         (GOOD.replace(str(TINY), "~no-such-user/model") + "context_max = 5000\n", "model.tiny.path: "),
     ],

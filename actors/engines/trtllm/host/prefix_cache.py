@@ -1,0 +1,26 @@
+"""The flush of an engine's prefix cache, for which TensorRT-LLM has no published call.
+
+Requests with different salts share no blocks. So a flush gives each later request a salt of a new period: nothing from
+before is found any more, and the engine drops the old blocks when it needs their room.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+
+@define(eq=False)
+class PrefixCache:
+    """The periods of one engine's prefix cache, each begun by a flush; requests of the first one keep their salts."""
+
+    period: int = 0
+
+    def flush(self) -> None:
+        """Begin the next period."""
+        self.period += 1
+
+    def salt(self, own: str | None) -> str | None:
+        """Return the salt with which the engine is asked for a request with a salt of its own, or none."""
+        if not self.period:
+            return own
+        return f"{self.period}:" if own is None else f"{self.period}:{own}"

@@ -1,0 +1,15 @@
+"""A flush changes the salt of each later request, and no two requests of different periods or salts share one."""
+
+from __future__ import annotations
+
+from actors.engines.trtllm.host.prefix_cache import PrefixCache
+
+
+def test_salts_are_kept_until_the_first_flush_and_differ_behind_each() -> None:
+    cache, salts = PrefixCache(), list[str | None]()
+    assert [cache.salt(own) for own in (None, "a")] == [None, "a"]
+    for _ in range(12):
+        salts += [cache.salt(own) for own in (None, "", "a")]
+        cache.flush()
+    # Without a salt and with an empty one a request is the same from the first flush on.
+    assert len({*salts}) == 3 + 11 * 2
