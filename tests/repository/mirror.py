@@ -31,7 +31,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
         "actors/engines/host/watchers.py",
         "actors/engines/sglang/host/__main__.py",
     ),
-    "supervisor/engines/trtllm/test_engine.py": (
+    "system/trtllm": (
         "actors/engines/trtllm/engine.py",
         "actors/engines/trtllm/host/__main__.py",
         "actors/engines/trtllm/host/engine_state.py",

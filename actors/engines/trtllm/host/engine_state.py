@@ -20,6 +20,7 @@ from protocol.messages.engine import EngineInfo, RankLoad
 STATS_S = 0.5  # longest wait for statistics in one call
 RETRY_S = 0.2
 POLL_S = 0.5
+CHECK = "_check_health"  # TensorRT-LLM's own server asks by it as well; not published
 
 
 class TrtllmState:
@@ -60,8 +61,11 @@ class TrtllmState:
         )
 
     async def probe(self, computes: Callable[[], bool]) -> None:
-        """Wait until the engine has given a sign of life, if a step of it is due."""
+        """Wait until the engine has given a sign of life, if a step of it is due; a broken engine is ended."""
         before = self._steps
+        check = cast("Callable[[], bool] | None", getattr(self._llm, CHECK, None))
+        if check is not None and not check():
+            self._end("the engine says that it is not healthy")
         while computes() and self._steps == before:
             self._changed.clear()
             with suppress(TimeoutError):

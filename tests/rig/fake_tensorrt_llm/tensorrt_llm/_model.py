@@ -61,7 +61,8 @@ def place_of(
 ) -> Place:
     """Return the logits of the next token, as the parameters change them."""
     place = Place(known, vocabulary)
-    for token, bias in enumerate(params.embedding_bias or ()):
+    biases = params.embedding_bias  # a tensor, or a list
+    for token, bias in enumerate(()) if biases is None else enumerate(map(float, biases)):
         if bias:
             place.change(token, place.logit(token) + bias)
     if params.presence_penalty or params.frequency_penalty:

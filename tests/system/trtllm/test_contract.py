@@ -1,0 +1,27 @@
+"""The engine contract on TensorRT-LLM's kind: a real host process, with the recorded fake as its package."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors.engines.port import Engine
+from tests.contracts.engine import check_engine
+from tests.rig.trtllm_engines import trtllm_engine
+
+pytestmark = pytest.mark.realtime
+
+
+async def test_trtllm_keeps_the_contract() -> None:
+    async with trtllm_engine() as engines:
+        engine = engines.current
+        assert engine is not None
+        assert (engine.info.kind, engine.info.version) == ("trtllm", "1.3.0rc29")
+
+        @asynccontextmanager
+        async def same() -> AsyncIterator[Engine]:
+            yield engine
+
+        await check_engine(same)
