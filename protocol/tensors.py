@@ -1,7 +1,8 @@
 """Tensors as raw bytes with a checked description; unlike a pickle, they cannot run code.
 
-The bytes of a tensor are attached to its message or, between the processes of one machine, in shared memory. In the
-second case the message has the region, and the process that opens the region compares it with the description.
+The bytes of a tensor are attached to its message. Between the processes of one machine they may be in shared memory,
+and between nodes with a transfer engine in the memory of the sender. Then the message has their place, and the process
+that reads them compares it with the description.
 """
 
 from __future__ import annotations
@@ -56,22 +57,48 @@ class SharedRegion:
     size: int
 
 
+STAMP_BYTES = 16
+"""The random bytes of a stamp."""
+
+STAMP_GAP_BYTES = 64
+"""The bytes from the beginning of a stamp to those behind it, which are aligned for copying."""
+
+
+@frozen
+class MemoryRange:
+    """The bytes of a tensor in the offered memory of a node: a stamp at `offset`, and `size` bytes behind its gap.
+
+    The sender overwrites the stamp when it frees the range. So a reader that finds the stamp after its bytes has read
+    the right bytes.
+    """
+
+    offset: int
+    size: int
+    stamp: bytes
+
+
 @frozen
 class Tensor:
     """A dense, C-ordered array: `data` holds `prod(shape)` elements of `dtype`.
 
     On send, `data` is empty if the bytes are in the `shared` region. On receive, `shared` is this process's mapping,
-    which can be forwarded without copying.
+    which can be forwarded without copying. Bytes in a `remote` range have to be read before anybody uses the tensor.
     """
 
     dtype: Dtype
     shape: tuple[int, ...]
     data: memoryview = field(repr=False)
     shared: SharedRegion | None = field(default=None, eq=False)
+    remote: MemoryRange | None = field(default=None, eq=False)
 
 
 NO_TENSOR = Tensor(Dtype.UINT8, (0,), memoryview(b""))
 """The value of a field without a tensor."""
+
+
+def has_place(tensor: Tensor) -> bool:
+    """Return whether the bytes of a tensor are in shared memory or in another node's."""
+    return tensor.shared is not None or tensor.remote is not None
 
 
 def size_bytes(tensor: Tensor) -> int:

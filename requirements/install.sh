@@ -19,7 +19,7 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-echo "Installing $(grep -c == "$list") packages into $venv (a minute or two, 2.6 GB) ..." >&2
+echo "Installing $(grep -c == "$list") packages into $venv (a minute or two, 2.8 GB) ..." >&2
 sh "$(dirname "$0")/packages.sh" "$venv" "$list"
 if ! "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' 2>/dev/null; then
     echo "This index has no CPU build of torch: run again with PIP_INDEX_URL set to PyTorch's CPU index for torch and" \

@@ -16,7 +16,7 @@ from protocol.messages import cluster, embedding, engine, generation, kv_events,
 from protocol.messages.generation import Started, Tokens
 from protocol.messages.kind import Kind, Message, by_message
 from protocol.messages.text import Accepted, CallPart, Reasoning, Text
-from protocol.tensors import Tensor, check_tensor, size_bytes
+from protocol.tensors import Tensor, check_tensor, has_place, size_bytes
 
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The errors of msgspec for invalid bytes; the last two are for text that is not UTF-8 and for deep nesting."""
@@ -59,14 +59,14 @@ def attached(message: Message) -> tuple[memoryview, ...]:
     return tuple(memoryview(check_tensor(tensor).data).cast("B") for tensor in message.tensors if len(tensor.data))
 
 
-def decode(data: bytes, attached: memoryview = NOTHING, *, shared: bool = False) -> Message:
+def decode(data: bytes, attached: memoryview = NOTHING, *, shared: bool = False, remote: bool = False) -> Message:
     """Return the message encoded in `data` and its attachment; raises `PeerViolation` if they encode none.
 
-    If regions may be `shared`, tensors in them have no bytes yet; else a region is a violation.
+    If regions may be `shared`, tensors in them have no bytes yet; else a region is a violation. So for `remote` ranges.
     """
     message = _described(data)
     if type(message) in WITH_TENSORS and (tensors := message.tensors):
-        return message.with_tensors(_filled(tensors, attached, shared=shared))
+        return message.with_tensors(_filled(tensors, attached, shared=shared, remote=remote))
     if attached:
         raise PeerViolation(f"{len(attached)} bytes are attached to a {type(message).__name__}")
     return message
@@ -79,7 +79,7 @@ def check_attached(data: bytes, size: int) -> None:
     """
     message = _described(data)
     message.check_tensors()
-    if sum(size_bytes(tensor) for tensor in message.tensors if tensor.shared is None) != size:
+    if sum(size_bytes(tensor) for tensor in message.tensors if not has_place(tensor)) != size:
         raise PeerViolation(f"{size} bytes are attached to a {type(message).__name__} whose tensors take others")
 
 
@@ -116,17 +116,21 @@ def _described(data: bytes) -> Message:
 
 
 def _description(tensor: Tensor) -> Tensor:
-    return evolve(tensor, data=NOTHING, shared=None if len(tensor.data) else tensor.shared)
+    if len(tensor.data):
+        return evolve(tensor, data=NOTHING, shared=None, remote=None)
+    return tensor
 
 
-def _filled(tensors: Iterable[Tensor], data: memoryview, *, shared: bool) -> tuple[Tensor, ...]:
+def _filled(tensors: Iterable[Tensor], data: memoryview, *, shared: bool, remote: bool) -> tuple[Tensor, ...]:
     """Return the tensors with their bytes; raises `PeerViolation` unless their shapes take all of `data`."""
     filled, offset = [], 0
     for tensor in tensors:
         size = size_bytes(tensor)
-        if tensor.shared is not None:
-            if not shared or tensor.shared.size != size:
+        if has_place(tensor):
+            if tensor.shared is not None and (not shared or tensor.shared.size != size):
                 raise PeerViolation(f"a tensor of {size} bytes in shared memory, where there is none of it")
+            if tensor.remote is not None and (not remote or tensor.remote.size != size):
+                raise PeerViolation(f"a tensor of {size} bytes in offered memory, where there is none of it")
             filled.append(tensor)
             continue
         filled.append(evolve(tensor, data=data[offset : offset + size]))

@@ -15,6 +15,7 @@ from attrs import Factory, frozen
 from protocol.errors import PeerViolation
 from protocol.link.codec import DECODE_ERRORS
 from protocol.messages.generation import FinishReason, Logprob
+from protocol.tensors import STAMP_BYTES
 
 VERSION = 5
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -25,12 +26,39 @@ STEP_TOKENS_MAX = 256
 """The most tokens of a `Step` between nodes: its reader handles them in one turn of its event loop."""
 
 
+AGENT_BYTES_MAX = 64 * 1024
+"""The most bytes of the description of a transfer agent."""
+
+MEMORY_BYTES_MAX = 2**40
+
+
+@frozen
+class OfferedMemory:
+    """The memory in which an end offers tensors to a transfer engine: `size` bytes from `address`.
+
+    `agent` describes the end's transfer agent to those of other nodes. The memory begins with `stamp`.
+    """
+
+    agent: bytes
+    address: int
+    size: int
+    stamp: bytes
+
+    def check(self) -> None:
+        """Raise `PeerViolation` for a memory that cannot be."""
+        if not 0 < len(self.agent) <= AGENT_BYTES_MAX or len(self.stamp) != STAMP_BYTES:
+            raise PeerViolation("a transfer agent or a stamp of an impossible size")
+        if not (STAMP_BYTES <= self.size <= MEMORY_BYTES_MAX and 0 < self.address < 2**64 - self.size):
+            raise PeerViolation(f"{self.size} bytes of offered memory from {self.address:#x}")
+
+
 @frozen
 class Hello:
     """The first frame of either end: its version of the protocol, its name, and the most streams it serves at once.
 
     An end that `takes_steps` may be sent tokens in a `Step`; nodes of earlier versions take a `Step` from hosts alone.
-    The sender holds at most `attached_bytes_max` bytes of incomplete attachments.
+    The sender holds at most `attached_bytes_max` bytes of incomplete attachments. Once it is sent `ReadsMemory`, it may
+    offer tensors in its `memory`.
     """
 
     version: int
@@ -38,6 +66,7 @@ class Hello:
     streams_max: int
     takes_steps: bool = False
     attached_bytes_max: int = ATTACHED_BYTES_MAX
+    memory: OfferedMemory | None = None
 
 
 @frozen
@@ -108,6 +137,18 @@ class WindowUpdate:
 @frozen
 class KeepAlive:
     """The sender is alive, and has had nothing else to send for a while."""
+
+
+@frozen
+class ReadsMemory:
+    """The sender can read the offered memory of the other end, as it has tried: requests and results may be in it."""
+
+
+@frozen
+class Taken:
+    """The sender has read the tensors of the request on this stream; their memory is free."""
+
+    stream: int
 
 
 @frozen
@@ -209,6 +250,8 @@ Frame = (
     | WindowUpdate
     | KeepAlive
     | Announce
+    | ReadsMemory
+    | Taken
 )
 
 KINDS: dict[int, type[Frame]] = {
@@ -226,6 +269,8 @@ KINDS: dict[int, type[Frame]] = {
     12: WindowUpdate,
     13: KeepAlive,
     14: Announce,
+    15: ReadsMemory,
+    16: Taken,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _DECODERS = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in KINDS.items()}

@@ -34,10 +34,13 @@ from protocol.link.frames import (
     Hello,
     Item,
     KeepAlive,
+    OfferedMemory,
     Open,
+    ReadsMemory,
     ReplyData,
     RequestData,
     Step,
+    Taken,
     WindowUpdate,
     encode,
 )
@@ -54,7 +57,9 @@ ASKER_FRAMES = (Credit, Open, RequestData, Cancel)
 ANSWERER_FRAMES = (Item, ReplyData, End, Fail)
 WITH_ATTACHED = (Item, Open)
 ENDS_EARLY = (Cancel, Fail)
-WITHOUT_ATTACHMENT = frozenset({Hello, Step, End, Bye, Announce})  # frames that have nothing to do with attachments
+WITHOUT_ATTACHMENT = frozenset(
+    {Hello, Step, End, Bye, Announce, ReadsMemory, Taken}
+)  # frames that have nothing to do with attachments
 
 
 @frozen
@@ -93,6 +98,7 @@ class Peer:
         serves_max: int,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         attached_bytes_max: int = ATTACHED_BYTES_MAX,
+        memory: OfferedMemory | None = None,  # this end's
     ) -> None:
         self.hello: Hello | None = None  # the other end's, once it has arrived
         self.asked = Streams(0)
@@ -104,7 +110,8 @@ class Peer:
         self._queued_bytes = 0
         self._outgoing = Outgoing(attached_bytes_max)
         self._incoming = Incoming(attached_bytes_max)
-        self._enqueue(Hello(VERSION, name, serves_max, takes_steps=True, attached_bytes_max=attached_bytes_max))
+        hello = Hello(VERSION, name, serves_max, True, attached_bytes_max, memory)  # it takes steps
+        self._enqueue(hello)
 
     @property
     def queued_bytes(self) -> int:
@@ -328,6 +335,8 @@ class Peer:
             raise PeerViolation(f"the other end speaks version {hello.version} of the protocol, this one {VERSION}")
         if hello.attached_bytes_max < 0:
             raise PeerViolation(f"the other end takes {hello.attached_bytes_max} attached bytes")
+        if hello.memory is not None:
+            hello.memory.check()
         self.hello = hello
         self.asked.open_max = hello.streams_max
         self._outgoing.budget.bytes_max = hello.attached_bytes_max

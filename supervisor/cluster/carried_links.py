@@ -37,9 +37,11 @@ from supervisor.links.heartbeat import Heartbeat, HeartbeatTask
 from supervisor.links.link import Link
 from supervisor.links.link_log import LinkLog
 from supervisor.links.serving import Service, Services
+from supervisor.links.tensor_road import Attachments
 from supervisor.links.traffic import Traffic
 from supervisor.printable import printable
 from supervisor.supervision.supervise import OnStarted
+from supervisor.tensors.transfer_road import TransferMemory, TransferRoad
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class CarriedLinks:
     services: Services
     traffic: defaultdict[str, Traffic]  # by node, over all its links
     link_log: LinkLog
+    memory: TransferMemory | None = None  # for tensors that other nodes read
     announcer: Announcer = field(default=Factory(lambda self: Announcer(self.directory), takes_self=True))
     heartbeat_task: HeartbeatTask = field(factory=HeartbeatTask)
     dialed: set[str] = field(factory=set)  # the nodes to which this one has dialed the link
@@ -108,13 +111,20 @@ class CarriedLinks:
                 await transport.send_all(encode(Bye(NAME_CONFLICT, conflict)))
             raise PeerRefused(conflict)
         section = self.section
+        road = Attachments() if self.memory is None else TransferRoad(self.memory)
         link = Link(
             transport,
-            Peer(self.name, serves_max=section.streams_max, attached_bytes_max=section.attached_bytes_max),
+            Peer(
+                self.name,
+                serves_max=section.streams_max,
+                attached_bytes_max=section.attached_bytes_max,
+                memory=None if road.reader is None else road.reader.offered,
+            ),
             {key: _service_for(service, peer) for key, service in self.services.items()},
             heartbeat=Heartbeat(section.heartbeat_s, section.silent_s, section.stalled_s),
             heartbeat_task=self.heartbeat_task,
             acknowledged_s=transport.acknowledged_s,
+            road=road,
         )
         link.on_stalled = partial(self._on_stalled, peer, link)
         carried = CarriedLink(link, dialer, incarnation)

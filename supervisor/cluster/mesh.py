@@ -41,6 +41,7 @@ from supervisor.sockets.descriptor_reserve import DescriptorReserve, GuardedList
 from supervisor.sockets.unauthenticated import UnauthenticatedConnections, address_of
 from supervisor.supervision.supervise import RandomSource
 from supervisor.supervision.tree import Backoff
+from supervisor.tensors.transfer_road import TransferMemory
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Mesh:
     reserve: DescriptorReserve = field(factory=DescriptorReserve)  # of descriptors, which no connection takes
     traffic: defaultdict[str, Traffic] = field(factory=lambda: defaultdict(Traffic))  # by node, over all its links
     node_log: LinkLog = field(factory=LinkLog)
+    memory: TransferMemory | None = None  # for tensors that other nodes read; None: all are attached
     carried: CarriedLinks = field()
     _other_log: LinkLog = field(factory=LinkLog)  # of operators, and of connections that have proved no name
     _dialing: set[str] = field(factory=set)  # the nodes for which a task runs that dials them
@@ -111,12 +113,16 @@ class Mesh:
 
     @carried.default
     def _new_carried(self) -> CarriedLinks:
-        return CarriedLinks(self.name, self.section, self.directory, self.services, self.traffic, self.node_log)
+        return CarriedLinks(
+            self.name, self.section, self.directory, self.services, self.traffic, self.node_log, self.memory
+        )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep the links until cancelled; `started()` means that other nodes can dial this one."""
         self._dialing.clear()  # the tasks of an earlier run have ended with it
         async with trio.open_nursery() as nursery:
+            if self.memory is not None:
+                await nursery.start(self.memory.run)
             if self.listen is not None:
                 await self._listen(nursery, self.listen)
             nursery.start_soon(self._forget)

@@ -88,6 +88,9 @@ class ClusterSection:
     tls_names: Literal["hosts", "nodes"] = "hosts"
     # addresses of nodes of a running cluster outside this file, as `--join HOST:PORT`
     join: tuple[Endpoint, ...] = ()
+    # large tensors between nodes: `attached` to their messages; or by `nixl`, an extra of the package, which reads them
+    # from the memory of the other node where its network lets it
+    tensors: Literal["attached", "nixl"] = "attached"
     streams_max: Count = 1024  # open streams of one node at another; further requests wait
     heartbeat_s: Seconds = 1.0  # time between two heartbeats on an idle link
     # time without a frame, then a node gets no new request, and is lost unless its kernel answers

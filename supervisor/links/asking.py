@@ -29,11 +29,12 @@ from protocol.byte_budget import ByteShare
 from protocol.errors import AskerLeft, InternalError, Overloaded, RequestError
 from protocol.link import codec
 from protocol.link.attachments import Views
-from protocol.link.frames import Begun, Cancel, End, Fail, Item, Open, Step
+from protocol.link.frames import Begun, Cancel, End, Fail, Item, Open, Step, Taken
 from protocol.link.peer import Peer
 from protocol.messages.generation import Finished, Started, Tokens, Usage, one_token
 from protocol.messages.kind import Message
 from supervisor.links.carried_request import CarriedRequest
+from supervisor.links.elsewhere import ResultElsewhere
 from supervisor.links.encoding import (
     ReplyRules,
     attachment,
@@ -45,7 +46,7 @@ from supervisor.links.encoding import (
     request_error,
 )
 from supervisor.links.frame_writer import FrameWriter
-from supervisor.links.tensor_road import TensorRoad
+from supervisor.links.tensor_road import TensorRoad, is_elsewhere
 from supervisor.links.traffic import Traffic
 from supervisor.links.waiting import taken_share
 
@@ -77,10 +78,11 @@ class AskingHalf:
     _numbers: dict[int, int] = field(factory=dict, init=False)
     _last_carried: int = field(default=0, init=False)
     _unsent: int = field(default=0, init=False)  # requests with tensors that have not been sent
+    _readings: dict[int, ResultElsewhere] = field(factory=dict, init=False)  # by number, of ended streams
 
     def __len__(self) -> int:
         """The number of unsent requests, and of requests with a stream that the other end has not ended."""
-        return len(self._answers) + self._unsent
+        return len(self._answers) + self._unsent + len(self._readings)
 
     # What askers do ----------------------------------------------------------------------
 
@@ -134,6 +136,8 @@ class AskingHalf:
         if (carried := self._carried.get(number)) is not None:
             carried.leave(AskerLeft("the asker left"))
             stream = carried.stream
+        if (reading := self._readings.get(number)) is not None:
+            reading.fail(AskerLeft("the asker left"))
         if stream is not None and self.peer.asked.state(stream) == "open":
             if (rules := self._rules.get(stream)) is not None:  # else the link has just ended
                 rules.left = True
@@ -216,6 +220,8 @@ class AskingHalf:
             answer.fail(error())
         for carried in self._carried.values():
             carried.fail_unsent(error())
+        for reading in self._readings.values():
+            reading.fail(error())
 
     def end(self, detail: str) -> None:
         """Fail all askers, and all requests from now on: the link has ended."""
@@ -226,6 +232,8 @@ class AskingHalf:
             answer.fail(self.lost_error(detail))
         for carried in self._carried.values():
             carried.fail_unsent(self.lost_error(detail))
+        for reading in self._readings.values():
+            reading.fail(self.lost_error(detail))
         self.wake()
 
     # What arrives ------------------------------------------------------------------------
@@ -261,14 +269,40 @@ class AskingHalf:
             self._close(end.stream).end(None)
             return
         attached = rules.attached or codec.NOTHING
-        result = decode_body(end.body, attached, shared=self.road.shares) if end.body else None
+        road = self.road
+        result = (
+            decode_body(end.body, attached, shared=road.shares, remote=road.reader is not None) if end.body else None
+        )
         rules.end(result)
+        if result is not None and road.reader is not None and is_elsewhere(result):
+            road.reader.check(result)
+            self._read(end.stream, result)
+            return
         if result is not None and self.road.shares and rules.failure is None:
             try:
                 result = self._take(result, rules)
             except RequestError as error:
                 rules.failure = error
         self._close(end.stream).end(result)
+
+    def _read(self, stream: int, result: Message) -> None:
+        """Read the tensors of a result from the other end's memory, in a task, and end the answer with them."""
+        assert self.nursery is not None
+        assert self.road.reader is not None
+        number = self._numbers.get(stream, stream)
+        reading = self._readings[number] = ResultElsewhere(self._close(stream), result)
+
+        def done() -> None:
+            del self._readings[number]
+            self.writer.send(Cancel(stream, "the tensors were taken"))  # frees the answerer's memory
+
+        self.nursery.start_soon(reading.run, self.road.reader, done)
+
+    def on_taken(self, taken: Taken) -> None:
+        """Free the memory of the tensors of a request, which the other end has read."""
+        carried = self._carried.get(self._numbers.get(taken.stream, 0))
+        if carried is not None and carried.expire is not None:
+            carried.expire()
 
     def on_fail(self, fail: Fail) -> None:
         """End an answer with an error."""

@@ -204,9 +204,9 @@ def encode_body(message: Message) -> bytes:
     return body
 
 
-def decode_body(body: bytes, attached: memoryview, *, shared: bool = False) -> Message:
+def decode_body(body: bytes, attached: memoryview, *, shared: bool = False, remote: bool = False) -> Message:
     """Return the message of a body; raises `PeerViolation` if there is none, or its tensors contradict it."""
-    message = codec.decode(body, attached, shared=shared)
+    message = codec.decode(body, attached, shared=shared, remote=remote)
     if type(message) in codec.WITH_TENSORS:
         message.check_tensors()
     return message

@@ -28,7 +28,22 @@ from attrs import define, field
 
 from protocol.errors import Draining, LinkLost, LocalViolation, PeerLost, PeerViolation, RequestError
 from protocol.link import codec
-from protocol.link.frames import Announce, Bye, Cancel, Credit, End, Fail, Frame, Hello, Item, KeepAlive, Open, Step
+from protocol.link.frames import (
+    Announce,
+    Bye,
+    Cancel,
+    Credit,
+    End,
+    Fail,
+    Frame,
+    Hello,
+    Item,
+    KeepAlive,
+    Open,
+    ReadsMemory,
+    Step,
+    Taken,
+)
 from protocol.link.peer import Peer
 from protocol.messages.kind import Message
 from supervisor.links.asking import AskingHalf, LinkAnswer
@@ -85,7 +100,7 @@ class Link:
     def __attrs_post_init__(self) -> None:
         self._writer = FrameWriter(self.peer, self.transport, self.traffic, self.queued_bytes_max, self.abort)
         self._asking = AskingHalf(self.peer, self._writer, self.road, self.traffic, self._lost_error)
-        self._serving = ServingHalf(self.peer, self._writer, self.services, self.release_s)
+        self._serving = ServingHalf(self.peer, self._writer, self.services, self.road, self.release_s)
         self._liveness = Liveness(self.acknowledged_s, self._on_stalled)
         self.peer.check_attached = self._check_attached
 
@@ -207,6 +222,8 @@ class Link:
             Open: partial(serving.on_open, nursery),
             Credit: serving.on_credit,
             Cancel: serving.on_cancel,
+            Taken: asking.on_taken,
+            ReadsMemory: self._on_reads_memory,
             Announce: self._on_announce,
             Bye: self._on_bye,
         }
@@ -238,10 +255,19 @@ class Link:
         except trio.BrokenResourceError:
             return b""
 
-    def _on_hello(self, task_status: trio.TaskStatus[None], _: Hello) -> None:
+    def _on_hello(self, task_status: trio.TaskStatus[None], hello: Hello) -> None:
+        if self.road.reader is not None and hello.memory is not None:
+            assert self._asking.nursery is not None
+            on_readable = partial(self._writer.send, ReadsMemory())
+            self._asking.nursery.start_soon(self.road.reader.run, hello.memory, on_readable)
         self._greeted.set()
         self._asking.wake()
         task_status.started()
+
+    def _on_reads_memory(self, _: ReadsMemory) -> None:
+        if self.road.reader is None:
+            raise PeerViolation("the other end reads the memory of an end that offers none")
+        self.road.reader.offer()
 
     def _on_bye(self, bye: Bye) -> None:
         self.received_bye = bye

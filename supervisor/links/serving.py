@@ -22,12 +22,13 @@ from actors.kit.calls import Answer, Askable
 from actors.kit.groups import first_leaf
 from protocol.errors import AskerLeft, DeadlineExceeded, EngineLost, NotReady, PeerViolation, RequestError
 from protocol.link import codec
-from protocol.link.frames import Cancel, Credit, End, Fail, Item, Open
+from protocol.link.frames import Cancel, Credit, End, Fail, Item, Open, Taken
 from protocol.link.peer import Peer
 from protocol.messages.generation import Tokens
 from protocol.messages.kind import Message
 from supervisor.links.encoding import attachment, decode_body, encode_body, fail_frame
 from supervisor.links.frame_writer import FrameWriter
+from supervisor.links.tensor_road import TensorRoad, is_elsewhere
 
 Service: TypeAlias = Askable[Message, Message, Message]
 Services: TypeAlias = Mapping[tuple[str, type[Message]], Service]
@@ -63,17 +64,22 @@ class ServingHalf:
     peer: Peer
     writer: FrameWriter
     services: Services
+    road: TensorRoad
     release_s: float  # the time of a call to release its resources, before its stream is closed all the same
     _calls: dict[int, _Call] = field(factory=dict, init=False)
     _unasked: deque[_Call] = field(factory=deque, init=False)  # calls without a running task yet
+    _offered: dict[int, trio.Event] = field(factory=dict, init=False)  # by stream, set once the result has been read
 
     def __len__(self) -> int:
-        """The number of calls in service."""
-        return len(self._calls)
+        """The number of calls in service, and of results whose tensors the other end may still read."""
+        return len(self._calls) + len(self._offered)
 
     def on_open(self, nursery: trio.Nursery, frame: Open) -> None:
         """Start to serve a request; raises `PeerViolation` for a type of request never served here."""
-        request = decode_body(frame.body, self.peer.attached)
+        reader = self.road.reader
+        request = decode_body(frame.body, self.peer.attached, remote=reader is not None)
+        if reader is not None and is_elsewhere(request):
+            reader.check(request)
         service = self.services.get((frame.to, type(request)))
         if service is None and not frame.to:
             raise PeerViolation(f"a {type(request).__name__} was asked of an end that serves none")
@@ -99,6 +105,8 @@ class ServingHalf:
         """Cancel a call; its stream ends when the call has released its resources."""
         if (call := self._calls.get(frame.stream)) is not None:
             call.scope.cancel(reason=f"peer: {frame.reason}")
+        if (taken := self._offered.get(frame.stream)) is not None:
+            taken.set()
 
     async def _serve_next(self) -> None:
         """Serve the oldest waiting request, since Trio runs the tasks started in one turn in any order."""
@@ -107,13 +115,16 @@ class ServingHalf:
     async def _serve(self, call: _Call) -> None:
         stream = call.stream
         last = _failure(stream, AskerLeft("the asker left"))
+        result: Message | None = None
         try:
             try:
                 with call.scope:
+                    await self._read(call)
                     async with call.service.ask(call.request, call.credit) as answer:
                         answer.credit += call.granted
                         call.answer = answer
-                        last = _result_frames(stream, await answer.relay(partial(self._reply, stream)))
+                        result = await answer.relay(partial(self._reply, stream))
+                        last = _result_frames(stream, result)
                 if call.scope.cancelled_caught and trio.current_time() >= call.scope.deadline:
                     last = _failure(stream, DeadlineExceeded("the asker's time is up"))
             except* RequestError as group:
@@ -124,9 +135,36 @@ class ServingHalf:
                         await call.answer.over.wait()
                 # Sent even if the asker has left: the loss concerns the worker, not this answer alone.
                 if isinstance(call.answer.failure, EngineLost):
-                    last = _failure(stream, call.answer.failure)
+                    last, result = _failure(stream, call.answer.failure), None
         finally:
             del self._calls[stream]
+        if self.road.reader is not None and isinstance(last[-1][0], End) and result is not None and result.tensors:
+            await self._offer(stream, result)
+        else:
+            self._send_last(stream, last)
+
+    async def _read(self, call: _Call) -> None:
+        """Read the tensors of a request that are in the memory of its asker."""
+        if self.road.reader is not None and is_elsewhere(call.request):
+            call.request = await self.road.reader.read(call.request)
+            self.writer.send(Taken(call.stream))
+
+    async def _offer(self, stream: int, result: Message) -> None:
+        """Send a result whose tensors may stay in this node's memory, and keep them until they have been read.
+
+        The asker cancels the stream then, or when it leaves.
+        """
+        taken = self._offered[stream] = trio.Event()
+        try:
+            async with self.road.carry(result) as carriage:
+                self._send_last(stream, _result_frames(stream, carriage.message))
+                if carriage.expire is not None:
+                    with trio.move_on_after(self.road.lease_s):
+                        await taken.wait()
+        finally:
+            del self._offered[stream]
+
+    def _send_last(self, stream: int, last: list[_Last]) -> None:
         try:
             for frame, attached in last:
                 self.writer.send(frame, attached)

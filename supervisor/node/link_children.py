@@ -17,12 +17,15 @@ from supervisor.cluster.link_settings import LinkSettings
 from supervisor.cluster.mesh import Mesh
 from supervisor.cluster.workers import LocalWorker
 from supervisor.config.limits import complete
+from supervisor.config.load import Misconfigured
 from supervisor.config.schema import Cluster
 from supervisor.engines.children import offers_of
 from supervisor.links.serving import Service, Services
 from supervisor.node.credentials import Credentials
 from supervisor.runtime import Runtime
 from supervisor.supervision.tree import Child
+from supervisor.tensors.transfer_agent import NoTransfers, check_installed
+from supervisor.tensors.transfer_road import TransferMemory
 
 WORK: Mapping[Leg, type[Message]] = {Leg.ENCODE: Encode, Leg.EMBED: Embed}
 """The requests to workers of a leg, where these are no generations."""
@@ -33,7 +36,8 @@ def make_mesh(
 ) -> Mesh | None:
     """Return the mesh of a node, None if the node has no others; `run` is an id of this run of its process.
 
-    The other nodes of the file are added to the directory. Workers of this node are served besides `services`.
+    The other nodes of the file are added to the directory. Workers of this node are served besides `services`. Raises
+    `Misconfigured` if the package of the transfer engine is missing.
     """
     node = directory.name
     section = cluster.node[node]
@@ -59,7 +63,19 @@ def make_mesh(
         reserve=runtime.reserve,
         incarnation=Incarnation(run, int(runtime.now())),
         join=join,
+        memory=_transfer_memory(cluster, runtime),
     )
+
+
+def _transfer_memory(cluster: Cluster, runtime: Runtime) -> TransferMemory | None:
+    """Return the memory for tensors that other nodes read; None: all are attached. Raises `Misconfigured`."""
+    if cluster.cluster.tensors != "nixl":
+        return None
+    try:
+        check_installed()
+    except NoTransfers as error:
+        raise Misconfigured("cluster.tensors", f'"nixl" {error}') from error
+    return TransferMemory(runtime.new_nonce)
 
 
 def _workers(directory: Directory) -> Services:

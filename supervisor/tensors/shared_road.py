@@ -16,7 +16,7 @@ from actors.engines.shared_tensors import SHARED_BYTES_MIN, open_tensors, passed
 from protocol.errors import InternalError
 from protocol.messages.kind import Message
 from protocol.tensors import Tensor
-from supervisor.links.tensor_road import Carriage
+from supervisor.links.tensor_road import Carriage, MemoryReader
 from supervisor.tensors.shared_memory import SharedMemory
 
 
@@ -28,6 +28,7 @@ class SharedMemoryRoad:
     lease_s: float = 30.0
     process: int | None = None
     shares: bool = True
+    reader: MemoryReader | None = None
 
     @asynccontextmanager
     async def carry(self, message: Message) -> AsyncIterator[Carriage]:

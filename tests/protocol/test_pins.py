@@ -25,7 +25,7 @@ import pytest
 from protocol.errors import ERRORS_BY_CODE
 from protocol.link import codec, frames, greeting
 from protocol.openapi.document import document
-from protocol.tensors import SharedRegion
+from protocol.tensors import MemoryRange, SharedRegion
 from supervisor.gateway.http.routes import ROUTES
 
 PINS = Path(__file__).with_name("pins.json")
@@ -82,7 +82,7 @@ def instance(cls: Any, numbers: Iterator[int], *, full: bool) -> Any:
         return cls(**TRACE)
     fields = {field.name: hints[field.name] for field in attrs.fields(cls) if full or field.default is attrs.NOTHING}
     fixed = {name: CONSTRAINED[name, hint] for name, hint in fields.items() if (name, hint) in CONSTRAINED}
-    if cls is SharedRegion:
+    if cls in {MemoryRange, SharedRegion}:
         fixed["size"] = 0  # as the tensors that it belongs to, of the shape above
     return cls(
         **{name: fixed[name] if name in fixed else example(hint, numbers, full=full) for name, hint in fields.items()}
@@ -183,7 +183,7 @@ def test_every_message_is_encoded_as_pinned(name: str) -> None:
 @pytest.mark.parametrize("name", ["messages", "greeting"])
 def test_every_pinned_message_is_decoded(name: str) -> None:
     module = SETS[name]
-    decode = partial(codec.decode, shared=True) if module is codec else module.decode
+    decode = partial(codec.decode, shared=True, remote=True) if module is codec else module.decode
     for number, both in examples(module.KINDS):
         assert str(number) in PINNED[name], f"{type(both[0]).__name__}, number {number}, has no pin; {RENEW}"
         assert [decode(bytes.fromhex(each)) for each in PINNED[name][str(number)]] == both

@@ -56,7 +56,13 @@ def test_no_older_minor_release_is_allowed_than_the_tested_one() -> None:
     pins = LOCKING["pins"]((FOLDER / "cpu.txt").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for requirement in (*project["dependencies"], *extras["media"], *extras["fastokens"], *extras["tracing"]):
+    for requirement in (
+        *project["dependencies"],
+        *extras["media"],
+        *extras["fastokens"],
+        *extras["nixl"],
+        *extras["tracing"],
+    ):
         name, _, floor = requirement.partition(">=")
         tested = [int(part) for part in pins[LOCKING["canonical"](name)].partition("==")[2].split(".")]
         stated_floor = [int(part) for part in floor.split(".")]

@@ -102,6 +102,7 @@ HANDS = {  # where clock, chance and libc are taken in hand: each has its reason
     Path("supervisor/media/filter_check.py"): {"ctypes"},
     Path("supervisor/processes/reaper.py"): {"time", "ctypes"},
     Path("supervisor/telemetry/loop_monitor.py"): {"time", "threading"},
+    Path("supervisor/tensors/transfer_agent.py"): {"ctypes"},
     Path("supervisor/threads/queued_writer.py"): {"threading"},
     Path("supervisor/threads/text_threads.py"): {"threading"},
 }

@@ -42,7 +42,7 @@ def views(*data: bytes) -> tuple[Any, ...]:
 class Pair:
     """Two ends after their greeting: `near` asks and `far` answers."""
 
-    def __init__(self, *, streams: int = 4, **fields: int) -> None:
+    def __init__(self, *, streams: int = 4, **fields: Any) -> None:
         self.near, self.far = Peer("near", serves_max=0, **fields), Peer("far", serves_max=streams, **fields)
         self.to_near(), self.to_far()
 

@@ -27,7 +27,7 @@ from tests.rig.tensors import embeddings, pixels
 class Host:
     """A host and its node at the two ends of a link, whose bytes are carried by `settle`."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.node, self.peer = Peer("node", serves_max=0, **limits), Peer("host", serves_max=4, **limits)
         self.later: list[tuple[float, Callable[[int], None], int]] = []
         self.messages = LinkMessages(self.peer, self.call_later, lease_s=7.0)
