@@ -92,6 +92,7 @@ TRADES = {  # what an actor's file may import beside `protocol`, trio and attrs:
     Path("actors/text/whole_tokens.py"): {"tokenizers"},
     SGLANG / "boot_message.py": {"msgspec"},
     ENGINES / "trtllm/boot_message.py": {"msgspec"},
+    ENGINES / "trtllm/handed.py": {"msgspec"},
     Path("actors/media/jobs.py"): {"msgspec"},
 }
 HANDS = {  # where clock, chance and libc are taken in hand: each has its reason in the file
