@@ -80,10 +80,10 @@ class HandedFields:
 
 @frozen
 class State:
-    """The state of a computed prompt: of which version, life, KV cache and prompt, and what a decode fetches it by.
+    """The state of a computed prompt: its version, life, KV cache and prompt, and the fields by which a decode fetches it.
 
-    An answer that has ended already has the `reason`, and the token that `matched`. Of the prompt, `cached_tokens` came
-    from the prefill's cache; a decode counts all that it fetches.
+    Of an answer that has ended already it has the `reason`, and the token that ended it. Of the prompt, `cached_tokens`
+    came from the prefill's cache; a decode counts all tokens as cached.
     """
 
     version: str
@@ -131,7 +131,7 @@ def generation_fields(state: State, logprob: Callable[[float, int | None], objec
 def state_of(
     request: Generate, info: EngineInfo, handed: object, *, ending: Ending | None = None, cached_tokens: int = 0
 ) -> bytes:
-    """Return the state of a prompt that the prefill with that info has computed, as the `hand_off` of its `Started`.
+    """Return the state of a prompt that a prefill has computed, as the `hand_off` of its `Started`.
 
     Raises `HandOffFailed` for a state of too many bytes, and without a KV cache unless the answer has ended.
     """
@@ -158,10 +158,10 @@ def state_of(
 
 
 def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None = None) -> State | None:
-    """Return the state with which the decode with that info is asked, None for one without a partner.
+    """Return the state with which a decode is asked, None for one without a partner.
 
-    Raises `HandOffFailed` for bytes that are none, and for a state of another version, KV cache or prompt, or of a life
-    that is none of the `lives`, if these are known.
+    Raises `HandOffFailed` for any other bytes, and for a state of another version, KV cache or prompt. If the `lives`
+    of prefills are known, so it does for any other life.
     """
     if request.hand_off == ALONE:
         return None
@@ -203,7 +203,7 @@ def _check_numbers(state: State, info: EngineInfo) -> None:
 
 @define(eq=False)
 class TakenStates:
-    """The states that a decode has been given, of which none may be taken twice."""
+    """The states that a decode has been given; none may be taken twice."""
 
     taken_max: int = TAKEN_MAX
     _taken: dict[bytes, None] = field(init=False, factory=dict)

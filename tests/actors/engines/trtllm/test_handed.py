@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -56,8 +56,7 @@ def state(request: Generate = REQUEST, info: EngineInfo = PREFILL, **changes: An
 
 def made(found: State) -> DisaggregatedParams:
     """Return what a decode gives its engine."""
-    fields_: dict[str, Any] = generation_fields(found, Logprob)
-    return DisaggregatedParams(**fields_)
+    return DisaggregatedParams(**cast("Any", generation_fields(found, Logprob)))
 
 
 def asked(hand_off: bytes, **changes: Any) -> Generate:
