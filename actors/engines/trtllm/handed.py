@@ -80,10 +80,10 @@ class HandedFields:
 
 @frozen
 class State:
-    """The state of a computed prompt: its version, life, KV cache and prompt, and the fields by which a decode fetches it.
+    """The state of a computed prompt: its version, life, KV cache and prompt, and the fields for its decode.
 
-    Of an answer that has ended already it has the `reason`, and the token that ended it. Of the prompt, `cached_tokens`
-    came from the prefill's cache; a decode counts all tokens as cached.
+    `reason` and `matched` are the end of an answer of one token. Of the prompt, `cached_tokens` came from the
+    prefill's cache; a decode counts all tokens as cached.
     """
 
     version: str

@@ -44,10 +44,8 @@ ITEM = MediaItem(Modality.IMAGE, "0" * 32, (1, 2, 2), 1, MediaForm.PLACES)
 
 def handed(**changes: Any) -> DisaggregatedParams:
     """Return what a prefill of the fake returns."""
-    return DisaggregatedParams(
-        **{"request_type": "context_only", "first_gen_tokens": [7], "ctx_request_id": 3, "opaque_state": b"kv"}
-        | changes
-    )
+    usual: dict[str, Any] = {"request_type": "context_only", "first_gen_tokens": [7], "ctx_request_id": 3}
+    return DisaggregatedParams(**usual | {"opaque_state": b"kv"} | changes)
 
 
 def state(request: Generate = REQUEST, info: EngineInfo = PREFILL, **changes: Any) -> bytes:
@@ -56,7 +54,8 @@ def state(request: Generate = REQUEST, info: EngineInfo = PREFILL, **changes: An
 
 def made(found: State) -> DisaggregatedParams:
     """Return what a decode gives its engine."""
-    return DisaggregatedParams(**cast("Any", generation_fields(found, Logprob)))
+    values = cast("dict[str, Any]", generation_fields(found, Logprob))
+    return DisaggregatedParams(**values)
 
 
 def asked(hand_off: bytes, **changes: Any) -> Generate:
