@@ -79,7 +79,7 @@ class HandedFields:
 
 
 @frozen
-class State:
+class HandedState:
     """The state of a computed prompt: its version, life, KV cache and prompt, and the fields for its decode.
 
     `reason` and `matched` are the end of an answer of one token. Of the prompt, `cached_tokens` came from the
@@ -103,7 +103,7 @@ class State:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(State).decode
+_decode = msgspec.msgpack.Decoder(HandedState).decode
 
 
 def context_fields(number: int | None = None) -> dict[str, object]:
@@ -114,7 +114,7 @@ def context_fields(number: int | None = None) -> dict[str, object]:
     return {"request_type": CONTEXT} if number is None else {"request_type": CONTEXT, "disagg_request_id": number}
 
 
-def generation_fields(state: State, logprob: Callable[[float, int | None], object]) -> dict[str, object]:
+def generation_fields(state: HandedState, logprob: Callable[[float, int | None], object]) -> dict[str, object]:
     """Return the fields of `DisaggregatedParams` for a decode's request; `logprob` makes TensorRT-LLM's object."""
     handed = state.handed
     found = {name: value for name, value in asdict(handed, recurse=False).items() if value is not None}
@@ -139,7 +139,7 @@ def state_of(
     if ending is None and not (found.opaque_state and found.first_gen_tokens):
         raise HandOffFailed("TensorRT-LLM returned no state with the first token")
     matched = None if ending is None or not isinstance(ending.matched, int) else ending.matched
-    state = State(
+    state = HandedState(
         version=info.version,
         life=(info.hand_off_address or b"").decode(),
         layout=_layout(info),
@@ -157,7 +157,7 @@ def state_of(
     return encoded
 
 
-def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None = None) -> State | None:
+def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None = None) -> HandedState | None:
     """Return the state with which a decode is asked, None for one without a partner.
 
     Raises `HandOffFailed` for any other bytes, and for a state of another version, KV cache or prompt. If the `lives`
@@ -185,7 +185,7 @@ def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None
     return state
 
 
-def _check_numbers(state: State, info: EngineInfo) -> None:
+def _check_numbers(state: HandedState, info: EngineInfo) -> None:
     """Raise `HandOffFailed` for numbers that TensorRT-LLM would crash on."""
     handed = state.handed
     tokens = (*handed.first_gen_tokens, *(handed.draft_tokens or ()))

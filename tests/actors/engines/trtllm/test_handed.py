@@ -16,7 +16,7 @@ from actors.engines.trtllm.handed import (
     ALONE,
     HAND_OFF,
     HandedFields,
-    State,
+    HandedState,
     TakenStates,
     context_fields,
     generation_fields,
@@ -52,7 +52,7 @@ def state(request: Generate = REQUEST, info: EngineInfo = PREFILL, **changes: An
     return state_of(request, info, handed(**changes))
 
 
-def made(found: State) -> DisaggregatedParams:
+def made(found: HandedState) -> DisaggregatedParams:
     """Return what a decode gives its engine."""
     values = cast("dict[str, Any]", generation_fields(found, Logprob))
     return DisaggregatedParams(**values)
@@ -230,7 +230,7 @@ def test_a_state_that_is_cut_off_is_none(length: int) -> None:
     ],
 )
 def test_a_field_of_another_type_is_refused(changes: dict[str, Any]) -> None:
-    found = msgspec.msgpack.Decoder(State).decode(WHOLE)
+    found = msgspec.msgpack.Decoder(HandedState).decode(WHOLE)
     other = msgspec.msgpack.encode(asdict(found) | changes)
     with pytest.raises(HandOffFailed):
         read_state(asked(other), DECODE)
