@@ -9,6 +9,7 @@ from actors.engines import leftover_memory
 from actors.engines.sglang import hand_off as sglang_hand_off
 from actors.engines.sglang.spec import METRICS_PREFIX
 from actors.engines.simulated import hand_off as simulated_hand_off
+from actors.engines.trtllm import handed as trtllm_hand_off
 from actors.kit.hand_off import KindHandOff
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
@@ -44,6 +45,7 @@ KINDS: Mapping[str, EngineKind] = {
         section=TrtllmSection,
         children=trtllm_children,
         mistakes_here=trtllm_host_checks.mistakes,
+        hand_off=trtllm_hand_off.HAND_OFF,
         remove_leftovers=leftover_memory.remove,
     ),
 }

@@ -162,8 +162,9 @@ async def frees_a_state_whose_prefill_is_left(pair: Pair) -> None:
         state = await state_of(prompt)
         assert (await pair.prefill.load()).running == 1, "nothing is held for the decode"
     await at_rest(pair.prefill)
-    with pytest.raises(HandOffFailed):
-        pair.decode.submit(evolve(wanted, hand_off=state))
+    with pytest.raises(HandOffFailed), trio.fail_after(ANSWERED_WITHIN_S):  # by `submit`, or by the answer
+        async with slot(pair.decode, evolve(wanted, hand_off=state)) as answer:
+            await answer.result()
 
 
 async def fails_a_decode_whose_prefill_is_left_before_it_has_begun(pair: Pair) -> None:

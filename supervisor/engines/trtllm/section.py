@@ -84,8 +84,6 @@ class TrtllmSection(EngineSection):
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield the mistakes in this section at `path`."""
         del cluster
-        if self.leg in {"prefill", "decode"}:
-            yield Mistake(f"{path}.leg", f"is {self.leg}, and an engine of this kind computes both legs so far")
         if self.data_parallel > 1:
             yield Mistake(f"{path}.data_parallel", "must be 1 for an engine of this kind: name more engines")
         if self.page_size & (self.page_size - 1):

@@ -84,6 +84,7 @@ class Library:
         self.sampling_params = cast("Make", package.SamplingParams)
         self.guided_decoding = cast("Make", self.llmapi.GuidedDecodingParams)
         self.disaggregated_params = cast("Make", self.llmapi.DisaggregatedParams)
+        self.logprob = cast("Make", import_module(f"{PACKAGE}.executor.result").Logprob)
         self.request_error = _request_error()
 
     def start(self, arguments: Mapping[str, object]) -> Llm:

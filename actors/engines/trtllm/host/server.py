@@ -26,6 +26,7 @@ from actors.engines.host.served_link import ServedLink, last_line
 from actors.engines.host.watchdog import Watchdog, print_reason
 from actors.engines.host.watchers import Watchers
 from actors.engines.trtllm.boot_message import TrtllmBoot
+from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
 from actors.engines.trtllm.host.engine_state import TrtllmState
 from actors.engines.trtllm.host.library import Library, Llm, Result
@@ -94,16 +95,24 @@ class TrtllmHost:
     def _opened(self, frame: Open) -> None:
         request = self.link.request(frame)
         if isinstance(request, Generate):
-            reader, handed = Reader(request, self.ends), translation.is_handed(request, self.info)
-            running = TrtllmRequest(request, frame.stream, reader, waits_for_transfer=handed)
-            self.by_stream[frame.stream] = running
-            running.task = asyncio.get_running_loop().create_task(self._generate(running))
+            self._start(frame.stream, request)
         elif isinstance(request, WatchBlocks | WatchLoad):
             self.watchers.open(frame, request)
         elif request is not None:
             self.link.control(frame.stream, request, self._controlled)
 
     # One request -----------------------------------------------------------------------
+
+    def _start(self, stream: int, request: Generate) -> None:
+        state = translation.state_for(request, self.info)  # the node has checked it
+        reader = Reader(request, self.ends, None if state is None else state.cached_tokens)
+        running = TrtllmRequest(request, stream, reader)
+        self.by_stream[stream] = running
+        if state is not None and state.ending is not None:
+            self._answer(running, translation.whole_answer(request, state))
+            return
+        running.waits_for_transfer = state is not None
+        running.task = asyncio.get_running_loop().create_task(self._generate(running))
 
     async def _generate(self, running: TrtllmRequest) -> None:
         try:
@@ -117,7 +126,7 @@ class TrtllmHost:
             own_end = isinstance(error, AskerLeft) and not running.left
             self._fail(running, InternalError("the engine ended the request by itself") if own_end else error)
         except self.names.request_error as error:  # of this request alone
-            self._fail(running, translation.request_error(error, self.info))
+            self._fail(running, translation.request_error(error, waits_for_transfer=running.waits_for_transfer))
         except Exception as error:  # noqa: BLE001  # the engine itself cannot be trusted any more
             why = last_line(error)
             self._fail(running, InternalError(f"the engine failed the request: {type(error).__name__}"))
@@ -154,6 +163,23 @@ class TrtllmHost:
             running.abort_if_safe()
         if running.left or running.stream not in self.by_stream:
             return
+        if self.info.returns_states:
+            self._hand_over(running, result, part)
+        else:
+            self._answer(running, part)
+
+    def _hand_over(self, running: TrtllmRequest, result: Result, part: AnswerPart) -> None:
+        """Answer with the state of a computed prompt, which is held until the request is left."""
+        handed = result.outputs[0].disaggregated_params
+        running.state = state_of(
+            running.request, self.info, handed, ending=part.ending, cached_tokens=part.cached_tokens
+        )
+        started = Started(part.cached_tokens, hand_off=running.state, scores=part.scores)
+        self.link.messages.reply(running.stream, started)
+        self.link.flush()
+
+    def _answer(self, running: TrtllmRequest, part: AnswerPart) -> None:
+        """Send a part of an answer."""
         if running.request.prompt_logprobs:
             self._answer_alone(running, part)
         elif part.tokens is not None or part.ending is not None:

@@ -12,10 +12,11 @@ from attrs import define, evolve, field, frozen
 
 from actors.engines.trtllm.boot_message import TrtllmBoot
 from actors.engines.trtllm.deltas import Deltas, Ending, ending
+from actors.engines.trtllm.handed import HandedState, context_fields, generation_fields, read_state
 from actors.engines.trtllm.host.library import Library, Result
-from actors.engines.trtllm.log_probabilities import read_prompt
+from actors.engines.trtllm.log_probabilities import read, read_prompt
 from actors.engines.trtllm.sampling import engine_request
-from protocol.errors import EngineRefused, RequestError, Unsupported
+from protocol.errors import EngineRefused, HandOffFailed, RequestError, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, GrammarKind, PromptScores, Tokens
@@ -31,13 +32,26 @@ GENERATION_CONFIG = "generation_config.json"
 
 def call(names: Library, request: Generate, info: EngineInfo, ends: tuple[int, ...]) -> dict[str, object]:
     """Return the arguments of `generate_async` for a request; `ends` are the model's end-of-sequence tokens."""
-    wanted = engine_request(request, info, ends)
+    wanted, handed = engine_request(request, info, ends), _handed(names, request, info)
     sampling = dict(wanted.sampling)
     if BIAS in sampling:
         sampling[BIAS] = _tensor(cast("list[float]", sampling[BIAS]))
     if wanted.guided is not None:
         sampling["guided_decoding"] = names.guided_decoding(**wanted.guided)
-    return {**wanted.call, "sampling_params": names.sampling_params(**sampling)}
+    return {**wanted.call, **handed, "sampling_params": names.sampling_params(**sampling)}
+
+
+def _handed(names: Library, request: Generate, info: EngineInfo) -> dict[str, object]:
+    """Return the argument for a leg of a pair: none for an engine of both, and for a decode without a partner."""
+    if info.returns_states:
+        return {"disaggregated_params": names.disaggregated_params(**context_fields())}
+    if not info.is_decode or (state := read_state(request, info)) is None:
+        return {}
+
+    def logprob(value: float, rank: int | None) -> object:
+        return names.logprob(logprob=value, rank=rank)
+
+    return {"disaggregated_params": names.disaggregated_params(**generation_fields(state, logprob))}
 
 
 class _Torch(Protocol):
@@ -51,9 +65,17 @@ def _tensor(values: list[float]) -> object:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def is_handed(request: Generate, info: EngineInfo) -> bool:
-    """Whether a KV cache comes to a request from another engine."""
-    return info.is_decode and bool(request.hand_off)
+def state_for(request: Generate, info: EngineInfo) -> HandedState | None:
+    """Return the state with which a decode is asked, None for any other request."""
+    return read_state(request, info) if info.is_decode else None
+
+
+def whole_answer(request: Generate, state: HandedState) -> AnswerPart:
+    """Return the answer of a prompt whose first token has ended it: the engine is not asked."""
+    ids, places = state.handed.first_gen_tokens, state.handed.first_gen_log_probs or ()
+    found = [{token: Likely(value, rank) for token, value, rank in place} for place in places]
+    logprobs = () if request.logprobs is None else read(found, ids, request.logprobs)
+    return AnswerPart(Tokens(ids, logprobs), state.ending, state.cached_tokens)
 
 
 # Steps ---------------------------------------------------------------------------------------
@@ -69,12 +91,21 @@ class AnswerPart:
     scores: PromptScores | None = None
 
 
+@frozen
+class Likely:
+    """A log probability of a state, as TensorRT-LLM's own are read."""
+
+    logprob: float
+    rank: int | None
+
+
 @define(eq=False)
 class Reader:
     """Reads the additions of a request's steps; `ends` are the model's end-of-sequence tokens."""
 
     request: Generate
     ends: tuple[int, ...]
+    cached_tokens: int | None = None  # of a decode's prompt, by its prefill: the engine counts all that it fetches
     _deltas: Deltas = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -89,13 +120,14 @@ class Reader:
         if wanted.prompt_logprobs and is_first and tokens is not None:
             found = output.prompt_logprobs or ()
             scores = read_prompt(found, wanted.tokens, wanted.scored_tokens, wanted.logprobs or 0)
-        return AnswerPart(tokens, end, int(getattr(result, "cached_tokens", 0) or 0), scores)
+        cached_tokens = int(getattr(result, "cached_tokens", 0) or 0)
+        return AnswerPart(tokens, end, cached_tokens if self.cached_tokens is None else self.cached_tokens, scores)
 
 
-def request_error(error: Exception, info: EngineInfo) -> RequestError:
+def request_error(error: Exception, *, waits_for_transfer: bool) -> RequestError:
     """Return the error of a request that the engine has failed alone."""
-    del info
-    return EngineRefused(str(error) or type(error).__name__)
+    why = str(error) or type(error).__name__
+    return HandOffFailed(why) if waits_for_transfer else EngineRefused(why)
 
 
 # The engine ------------------------------------------------------------------------------------

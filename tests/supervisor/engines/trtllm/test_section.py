@@ -26,7 +26,6 @@ kv_tokens_max = 4096
     ("keys", "why"),
     [
         ('leg = "encode"', "engine.e.leg: an engine of kind trtllm cannot be an encoder"),
-        ('leg = "prefill"', "engine.e.leg: is prefill, and an engine of this kind computes both legs so far"),
         ("data_parallel = 2", "engine.e.data_parallel: must be 1 for an engine of this kind"),
         ("page_size = 24", "engine.e.page_size: must be a power of two, got 24"),
         ('python = " "', "engine.e.python: is empty"),
