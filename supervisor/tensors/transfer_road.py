@@ -80,6 +80,7 @@ class TransferMemory:
                 self.free(taken)
                 return None
             taken.append(MemoryRange(offset, size, self._new_stamp()))
+            self.transfers.offer(1)
         return taken
 
     async def write(self, place: MemoryRange, data: memoryview) -> None:
@@ -97,6 +98,7 @@ class TransferMemory:
             place = places.pop()
             self._memory[place.offset : place.offset + STAMP_BYTES] = NO_STAMP
             self._ranges.give_back(place.offset, STAMP_GAP_BYTES + place.size)
+            self.transfers.offer(-1)
 
     def _new_stamp(self) -> bytes:
         return self.new_nonce()[:STAMP_BYTES]

@@ -1,6 +1,7 @@
 """The reads of other nodes' memory by a transfer engine, in one thread that uses it, off the event loop.
 
-The thread takes commands in their order, and looks at each read that is running every half millisecond. A read that
+The thread takes commands in their order, and lets the engine progress: every half millisecond while anything is read or
+offered, else twenty times a second, for connections. A read that
 nobody waits for any more goes on until it is over: its bytes may arrive at any time until then, so its buffer must not
 be freed, and its node's agent not be forgotten. A process that stands still keeps its reads for as long; `bytes_max`
 bounds their bytes. A node that dies ends them within a moment.
@@ -36,7 +37,7 @@ from supervisor.tensors.transfer_agent import (
 )
 
 T = TypeVar("T")
-POLL_S = 0.0005
+POLL_S, IDLE_S = 0.0005, 0.05
 ROOM_S = 10.0  # the longest wait for room: what never ends may hold it
 
 
@@ -121,6 +122,7 @@ class TransferThread:
     _budget: ByteBudget = field(init=False)
     _commands: queue.SimpleQueue[Callable[[TransferAgent], None] | None] = field(init=False)
     _running: list[Read] = field(factory=list, init=False)
+    _offered: int = field(default=0, init=False)
     _kept: list[mmap.mmap] = field(factory=list, init=False)  # of reads that an earlier agent had not ended
     _loaded: Counter[str] = field(factory=Counter, init=False)  # links by the agent of their other end
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
@@ -156,6 +158,12 @@ class TransferThread:
             return name
 
         return await self._call(load)
+
+    def offer(self, count: int) -> None:
+        """Count offered ranges, which other nodes may read from now on, or no longer if `count` is negative."""
+        self._offered += count
+        if self._offered == count > 0:  # the thread may be idle
+            self._commands.put(_nothing)
 
     def unload(self, name: str) -> None:
         """Forget an agent once its last link has ended and nothing of it is being read."""
@@ -228,7 +236,7 @@ class TransferThread:
         try:
             while True:
                 try:
-                    command = self._commands.get(timeout=POLL_S if self._running else None)
+                    command = self._commands.get(timeout=POLL_S if self._running or self._offered else IDLE_S)
                 except queue.Empty:
                     self._poll(agent)
                     continue
@@ -248,6 +256,7 @@ class TransferThread:
             self._running.append(read)
 
     def _poll(self, agent: TransferAgent) -> None:
+        agent.progress()
         for read in list(self._running):
             try:
                 over, failure = read.advance(agent), None
@@ -277,3 +286,7 @@ class TransferThread:
         for read in ended:
             read.error = LinkLost("the transfer engine of this node has ended")
             self._on_over(read)
+
+
+def _nothing(_: TransferAgent) -> None:
+    pass
