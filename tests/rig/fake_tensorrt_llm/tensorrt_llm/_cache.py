@@ -13,8 +13,10 @@ PRIORITY = 35
 
 @define
 class Cached:
-    parent: int | None
-    tokens: tuple[int, ...]
+    """A block in the cache, with all tokens up to its end."""
+
+    prefix: tuple[int, ...]
+    salt: str | None
 
 
 def block_hash(parent: int | None, tokens: Sequence[int], salt: str | None) -> int:
@@ -35,7 +37,7 @@ class Cache:
     events: deque[dict[str, Any]] = field(init=False)
     missed: int = 0
     _number: int = 0
-    _cached: OrderedDict[int, Cached] = field(init=False, factory=OrderedDict)
+    cached: OrderedDict[int, Cached] = field(init=False, factory=OrderedDict)  # a block behind those that follow it
 
     def __attrs_post_init__(self) -> None:
         self.events = deque()
@@ -53,7 +55,7 @@ class Cache:
             return 0
         for start in range(0, len(prompt) - self.block_tokens, self.block_tokens):
             parent = block_hash(parent, prompt[start : start + self.block_tokens], salt)
-            if parent not in self._cached:
+            if parent not in self.cached:
                 break
             count = start + self.block_tokens
         return count
@@ -63,20 +65,20 @@ class Cache:
         if not self.reuses:
             return
         parent: int | None = None
-        before, new = parent, list[dict[str, Any]]()
+        before, new, chain = parent, list[dict[str, Any]](), list[int]()
         for start in range(0, len(tokens), self.block_tokens):
             block = tuple(tokens[start : start + self.block_tokens])
             if len(block) < self.block_tokens and not ended:
                 break
             own = block_hash(parent, block, salt)
-            if own in self._cached:
-                self._cached.move_to_end(own)
-            else:
-                if not new:
-                    before = parent
-                self._cached[own] = Cached(parent, block)
+            if own not in self.cached:
+                before = before if new else parent
+                self.cached[own] = Cached(tuple(tokens[: start + len(block)]), salt)
                 new.append(_stored(own, block, salt))
+            chain.append(own)
             parent = own
+        for own in reversed(chain):  # so a block is dropped only after those that follow it
+            self.cached.move_to_end(own)
         if new:
             for window in self.windows:
                 self._emit({"type": "stored", "parent_hash": before, "blocks": new}, window)
@@ -87,8 +89,8 @@ class Cache:
         if self.used + blocks > self.blocks_max:
             return False
         removed = []
-        while self._cached and self.used + blocks + len(self._cached) > self.blocks_max:
-            removed.append(self._cached.popitem(last=False)[0])
+        while self.cached and self.used + blocks + len(self.cached) > self.blocks_max:
+            removed.append(self.cached.popitem(last=False)[0])
         if removed:
             for window in self.windows:
                 self._emit({"type": "removed", "block_hashes": removed}, window)
@@ -96,7 +98,7 @@ class Cache:
 
     def forget(self) -> None:
         """Lose all blocks without an event, as memory that is released does."""
-        self._cached.clear()
+        self.cached.clear()
 
     def _emit(self, data: dict[str, Any], window: int) -> None:
         event = {"event_id": self._number, "data": data, "window_size": window}
