@@ -62,9 +62,9 @@ class BlockTranslator:
         rank, data = event.get("attention_dp_rank") or 0, _fields(event.get("data"))
         if not isinstance(rank, int) or not 0 <= rank < self.ranks:
             return
-        known = self._ranks.setdefault(rank, _Rank())
-        if not self._follows(known, event.get("event_id")):
-            known.blocks.clear()
+        table = self._ranks.setdefault(rank, _Rank())
+        if not self._follows(table, event.get("event_id")):
+            table.blocks.clear()
             yield BlockEvent(BlockChange.CLEARED, rank)
         window = event.get("window_size")
         if isinstance(window, int) and window != self._window:
@@ -75,27 +75,27 @@ class BlockTranslator:
             self._window = window
         match data.get("type"):
             case "stored":
-                yield from self._stored(known, rank, data)
+                yield from self._stored(table, rank, data)
             case "removed":
-                yield from _removed(known, rank, _items(data.get("block_hashes")))
+                yield from _removed(table, rank, _items(data.get("block_hashes")))
             case "updated":
-                yield from _moved(known, rank, data)
+                yield from _moved(table, rank, data)
 
     def forget(self) -> Iterator[BlockEvent]:
         """Yield the loss of all blocks, as when the memory is released, which is in no event."""
-        for rank, known in self._ranks.items():
-            known.blocks.clear()
+        for rank, table in self._ranks.items():
+            table.blocks.clear()
             yield BlockEvent(BlockChange.CLEARED, rank)
 
-    def _follows(self, known: _Rank, number: object) -> bool:
+    def _follows(self, table: _Rank, number: object) -> bool:
         """Whether no event has been missed before this one."""
         if not isinstance(number, int):
             return False
-        follows = known.next is None or number == known.next
-        known.next = number + 1
+        follows = table.next is None or number == table.next
+        table.next = number + 1
         return follows
 
-    def _stored(self, known: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
+    def _stored(self, table: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
         """Yield the stored blocks up to one that is not full; none without a known block before them."""
         blocks = [_fields(each) for each in _items(data.get("blocks"))]
         salts, parent, lora = (
@@ -103,7 +103,7 @@ class BlockTranslator:
             data.get("parent_hash"),
             data.get("lora_name"),
         )
-        before = known.blocks.get(parent) if isinstance(parent, int) else None
+        before = table.blocks.get(parent) if isinstance(parent, int) else None
         if len(salts) != 1 or (parent is not None and before is None):
             return
         digest = root_digest(next(iter(salts))) if before is None else before.digest
@@ -113,8 +113,8 @@ class BlockTranslator:
             if tokens is None or not isinstance(own, int):
                 break
             (digest,) = block_digests(digest, tokens.packed, self.page_size)
-            known.blocks[own] = _Block(digest, _text(lora), _medium(block.get("cache_level")))
-            stored.append(known.blocks[own])
+            table.blocks[own] = _Block(digest, _text(lora), _medium(block.get("cache_level")))
+            stored.append(table.blocks[own])
         for medium, run in _runs(stored):
             place = stored.index(run[0])
             first = stored[place - 1].hash if place else None if before is None else before.hash
@@ -132,20 +132,20 @@ class BlockTranslator:
             return None
 
 
-def _removed(known: _Rank, rank: int, hashes: Sequence[object]) -> Iterator[BlockEvent]:
+def _removed(table: _Rank, rank: int, hashes: Sequence[object]) -> Iterator[BlockEvent]:
     """Yield the removal of the known ones of the blocks."""
-    found = [block for each in hashes if isinstance(each, int) and (block := known.blocks.pop(each, None)) is not None]
+    found = [block for each in hashes if isinstance(each, int) and (block := table.blocks.pop(each, None)) is not None]
     yield from _events(BlockChange.REMOVED, rank, found)
 
 
-def _moved(known: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
+def _moved(table: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
     """Yield the move of a block to another medium."""
     own, level = data.get("block_hash"), _fields(data.get("cache_level")).get("new_value")
-    block = known.blocks.get(own) if isinstance(own, int) else None
+    block = table.blocks.get(own) if isinstance(own, int) else None
     if block is None or level is None or _medium(level) == block.medium:
         return
     assert isinstance(own, int)
-    known.blocks[own] = moved = _Block(block.digest, block.lora, _medium(level))
+    table.blocks[own] = moved = _Block(block.digest, block.lora, _medium(level))
     yield from _events(BlockChange.REMOVED, rank, [block])
     yield from _events(BlockChange.STORED, rank, [moved])
 

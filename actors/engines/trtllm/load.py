@@ -20,7 +20,7 @@ WAITING_TOKENS = ("numQueuedCtxTokens",)
 
 
 @define
-class RankLoads:
+class RankStatistics:
     """The loads of an engine's ranks by their last statistics; each has `slots`, and memory for `kv_tokens_max`."""
 
     ranks: int

@@ -100,6 +100,8 @@ def test_removed_blocks_are_named_by_the_hashes_that_they_were_stored_under() ->
     found = translated(stored(*blocks(1, 2, 3)), removed(3, 2, 99))
     assert found[1:] == [BlockEvent(BlockChange.REMOVED, 0, (HASHES[2], HASHES[1]))]
     assert translated(removed(5)) == []
+    again = translated(stored(*blocks(1)), removed(1), removed(1), stored(*blocks(2, first=1), parent=1))
+    assert [each.change for each in again] == [BlockChange.STORED, BlockChange.REMOVED], "it is not there any more"
 
 
 def test_a_salt_and_an_adapter_keep_blocks_apart() -> None:

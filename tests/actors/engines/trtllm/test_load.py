@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.engines.trtllm.load import RankLoads
+from actors.engines.trtllm.load import RankStatistics
 from protocol.messages.engine import RankLoad
 
 AT_REST = RankLoad(slots=8, kv_tokens_max=4096)
@@ -30,8 +30,8 @@ def stats(rank: int | None = None, **changes: Any) -> dict[str, Any]:
     return found if rank is None else {**found, "attentionDpRank": rank}
 
 
-def loads(ranks: int = 1) -> RankLoads:
-    return RankLoads(ranks, slots=8, page_size=16, kv_tokens_max=4096)
+def loads(ranks: int = 1) -> RankStatistics:
+    return RankStatistics(ranks, slots=8, page_size=16, kv_tokens_max=4096)
 
 
 def test_blocks_become_tokens_and_requests_are_counted() -> None:
