@@ -95,6 +95,10 @@ refused as `too_large` before anything is sent.
 The tensors of a result come before its `End`, in an `Item` of their own with an empty body and no units, after which nothing but
 `End` or `Fail` may come.
 
+Between nodes, once the receiver has sent `ReadsMemory`, a tensor of a request or of a result may be in the `memory` of its sender's `Hello`
+instead, as a `MemoryRange` says ([decision 17](decisions/0017-offered-memory.md)). The receiver of a request that has read it sends
+`Taken`; the asker that has read those of a result, a `Cancel` of its stream, which has ended.
+
 Between a node and the process of an engine, a tensor may be described by a `SharedRegion` instead
 ([decision 16](decisions/0016-shared-memory.md)); from another node, that ends the link. An asker that has taken the shared tensors of
 an answer says so by a `Cancel` of its stream, which has ended.
