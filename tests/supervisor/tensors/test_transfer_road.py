@@ -178,3 +178,31 @@ async def test_places_outside_of_the_offered_memory_are_violations() -> None:
         with pytest.raises(PeerViolation, match="offered bytes"):
             reader.check(message(place))
     assert MEMORY_BYTES >= MIB
+
+
+@needs_nixl
+@pytest.mark.realtime
+@pytest.mark.nightly
+@pytest.mark.parametrize("transport", ["", "tcp"])
+async def test_a_sender_that_dies_at_any_moment_leaves_a_result_or_a_retryable_error(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport:
+        monkeypatch.setenv("UCX_TLS", transport)
+    for wait_ms in (1, 5, 10, 20, 40, 60, 80, 120, 160):
+        async with linked_process() as ends:
+            with trio.fail_after(10):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(expect_bytes_or_loss, ends)
+                    await trio.sleep(wait_ms / 1000)
+                    ends.process.kill()
+                while ends.memory.free_bytes != ends.memory.size - 128 or ends.memory.transfers.reading_bytes:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+
+
+async def expect_bytes_or_loss(ends: Ends) -> None:
+    try:
+        result = await encode(ends, Encode("a", pixels(16 * SIZE)))
+    except LinkLost:
+        return
+    assert result.item.data.data == bytes_of(16 * SIZE)
