@@ -13,7 +13,7 @@ engine does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from attrs import define, field, frozen
@@ -48,12 +48,20 @@ class _Rank:
     blocks: dict[int, _Block] = field(factory=dict)  # by TensorRT-LLM's own hashes
 
 
+def _same(salt: str | None) -> str | None:
+    return salt
+
+
 @define
 class BlockTranslator:
-    """Translates the events of all ranks, in the order in which they come."""
+    """Translates the events of all ranks, in the order in which they come.
+
+    `own_salt` returns a request's salt from the one that its engine was given, since a host may change salts.
+    """
 
     page_size: int
     ranks: int = 1
+    own_salt: Callable[[str | None], str | None] = _same
     _ranks: dict[int, _Rank] = field(init=False, factory=dict)
     _window: int = field(init=False, default=0)  # the largest one
 
@@ -106,7 +114,7 @@ class BlockTranslator:
         before = table.blocks.get(parent) if isinstance(parent, int) else None
         if len(salts) != 1 or (parent is not None and before is None):
             return
-        digest = root_digest(next(iter(salts))) if before is None else before.digest
+        digest = root_digest(self.own_salt(next(iter(salts)))) if before is None else before.digest
         stored = list[_Block]()
         for block in blocks:
             tokens, own = self._tokens(block), block.get("block_hash")

@@ -114,6 +114,16 @@ def test_a_salt_and_an_adapter_keep_blocks_apart() -> None:
     assert translated(stored(*blocks(1), *blocks(2, first=1, cache_salt="red"))) == [], "blocks of two salts"
 
 
+def test_a_salt_that_the_host_has_changed_is_that_of_the_request_again() -> None:
+    def own_salt(salt: str | None) -> str | None:
+        return salt and (salt.partition(":")[2] or None)
+
+    translator = BlockTranslator(PAGE, own_salt=own_salt)
+    for given, own in (("1:red", "red"), ("1:", None), (None, None)):
+        (found,) = translated(stored(*blocks(1, cache_salt=given)), translator=translator)[-1:]
+        assert found.hashes == block_hashes(PROMPT[:PAGE], PAGE, own)
+
+
 def test_a_gap_forgets_all_blocks_and_what_follows_on_them() -> None:
     found = translated(stored(*blocks(1)), None, stored(*blocks(2, first=1), parent=1), removed(1))
     assert found == [BlockEvent(BlockChange.STORED, 0, HASHES[:1]), BlockEvent(BlockChange.CLEARED)]
