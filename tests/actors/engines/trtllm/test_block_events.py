@@ -119,8 +119,8 @@ def test_a_salt_that_the_host_has_changed_is_that_of_the_request_again() -> None
         return salt and (salt.partition(":")[2] or None)
 
     translator = BlockTranslator(PAGE, own_salt=own_salt)
-    for given, own in (("1:red", "red"), ("1:", None), (None, None)):
-        (found,) = translated(stored(*blocks(1, cache_salt=given)), translator=translator)[-1:]
+    for changed, own in (("1:red", "red"), ("1:", None), (None, None)):
+        (found,) = translated(stored(*blocks(1, cache_salt=changed)), translator=translator)[-1:]
         assert found.hashes == block_hashes(PROMPT[:PAGE], PAGE, own)
 
 
