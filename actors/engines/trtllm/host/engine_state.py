@@ -13,12 +13,15 @@ from typing import cast
 
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.host.served_link import last_line
+from actors.engines.trtllm.block_events import BlockTranslator
 from actors.engines.trtllm.host.library import Llm
+from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import TrtllmRequest
 from protocol.messages.engine import EngineInfo, RankLoad
 
 STATS_S = 0.5  # longest wait for statistics in one call
 RETRY_S = 0.2
+BLOCKS_EVERY_S = 0.05
 POLL_S = 0.5
 CHECK = "_check_health"  # TensorRT-LLM's own server asks by it as well; not published
 
@@ -26,19 +29,23 @@ CHECK = "_check_health"  # TensorRT-LLM's own server asks by it as well; not pub
 class TrtllmState:
     """The state of one engine; `end` gets the reason when the engine says that it is broken."""
 
-    def __init__(self, llm: Llm, info: EngineInfo, blocks: BlockLog, end: Callable[[str], None]) -> None:
+    def __init__(
+        self, llm: Llm, info: EngineInfo, blocks: BlockLog, cache: PrefixCache, end: Callable[[str], None]
+    ) -> None:
         self._llm = llm
         self._info = info
         self._blocks = blocks
+        self._translator = BlockTranslator(info.page_size, own_salt=cache.own_salt)
         self._end = end
         self._blocks_used = 0
         self._steps = 0  # the number of signs of life
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Read the engine's statistics from now on."""
-        self._tasks.append(asyncio.get_running_loop().create_task(self._read_stats()))
+    def start(self, *, publishes: bool) -> None:
+        """Read the engine's statistics from now on, and its events of blocks if it `publishes` them."""
+        reading = [self._read_stats(), *([self._read_blocks()] if publishes else [])]
+        self._tasks += [asyncio.get_running_loop().create_task(each) for each in reading]
 
     def on_step(self) -> None:
         """Note that something has been computed."""
@@ -80,6 +87,16 @@ class TrtllmState:
             except Exception as error:  # noqa: BLE001  # no request depends on statistics
                 last_line(error)
             await asyncio.sleep(RETRY_S)
+
+    async def _read_blocks(self) -> None:
+        while True:
+            try:
+                async for event in self._llm.get_kv_cache_events_async(STATS_S):
+                    self._blocks.apply(self._translator.translate(event))
+            except Exception as error:  # noqa: BLE001  # only the choice of an engine depends on its blocks
+                last_line(error)
+                self._blocks.apply(self._translator.forget())
+            await asyncio.sleep(BLOCKS_EVERY_S)
 
     def _note(self, stats: Mapping[str, object]) -> None:
         memory = stats.get("kvCacheStats")

@@ -20,7 +20,7 @@ PACKAGE = "tensorrt_llm"
 WHERE = (
     "TensorRT-LLM is not installed for {python}: NVIDIA's own index has it, pip install --extra-index-url"
     f" https://pypi.nvidia.com tensorrt-llm=={VERSIONS[-1]}, as wheels for CPython 3.10 and 3.12 with CUDA;"
-    " [engine.NAME] python names the interpreter that has it, which is 3.12 here"
+    " [engine.NAME] python names the interpreter of 3.12 that has it"
 )
 
 

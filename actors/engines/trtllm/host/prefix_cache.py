@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from attrs import define
 
+OLD = "old:"
+"""The beginning of the salt of a block that no request finds any more."""
+
 
 @define(eq=False)
 class PrefixCache:
@@ -24,3 +27,12 @@ class PrefixCache:
         if not self.period:
             return own
         return f"{self.period}:" if own is None else f"{self.period}:{own}"
+
+    def own_salt(self, salt: str | None) -> str | None:
+        """Return the own salt of the requests that can find a block with a salt; one of no request for an old block."""
+        if not self.period:
+            return salt
+        begin = f"{self.period}:"
+        if salt is not None and salt.startswith(begin):
+            return salt.removeprefix(begin) or None
+        return f"{OLD}{salt or ''}"

@@ -61,23 +61,26 @@ class TrtllmHost:
         peer: Peer,
         link: socket.socket,
         watchdog: Watchdog,
+        *,
+        publishes: bool,
     ) -> None:
         self.llm = llm
+        self.publishes = publishes
         self.names = names
         self.ends = ends
         self.link = ServedLink(link, peer, watchdog, self._received)
         self.by_stream: dict[int, TrtllmRequest] = {}
         self.outgoing = OutgoingSteps(self._send)
         blocks = BlockLog(uuid4().hex)
-        self.state = TrtllmState(llm, info, blocks, self.link.end)
         self.cache = PrefixCache()
+        self.state = TrtllmState(llm, info, blocks, self.cache, self.link.end)
         self.operations = TrtllmOperations(info.version, self.by_stream.keys, self.cache, blocks)
         self.info = translation.with_operations(info, operation_names(self.operations.handlers))
         self.watchers = Watchers(self.link, blocks, self._loads)
 
     async def serve(self) -> str:
         """Carry the link until its end, and return the reason."""
-        self.state.start()
+        self.state.start(publishes=self.publishes)
         return await self.link.serve()
 
     def _received(self, frame: Frame) -> None:
@@ -261,7 +264,8 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
         fail_start(boot.name, link, watchdog, error)
     leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
     peer = Peer(boot.name, serves_max=boot.slots + WAITING_MAX + CONTROL_STREAMS)
-    reason = asyncio.run(_serve(TrtllmHost(llm, names, info, ends, peer, link, watchdog), watchdog))
+    host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, publishes=boot.publishes)
+    reason = asyncio.run(_serve(host, watchdog))
     print_reason(reason)
     watchdog.unwatch_children()
     llm.shutdown()

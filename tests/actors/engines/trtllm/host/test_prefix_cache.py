@@ -13,3 +13,12 @@ def test_salts_are_kept_until_the_first_flush_and_differ_behind_each() -> None:
         cache.flush()
     # Without a salt and with an empty one a request is the same from the first flush on.
     assert len({*salts}) == 3 + 11 * 2
+
+
+def test_a_reported_salt_is_that_of_the_requests_that_find_the_block_now() -> None:
+    cache, salts = PrefixCache(), (None, "a", "1:a")
+    assert [cache.own_salt(salt) for salt in salts] == [*salts]
+    before = [cache.salt(own) for own in salts]
+    cache.flush()
+    assert [cache.own_salt(cache.salt(own)) for own in salts] == [*salts]
+    assert not {cache.own_salt(salt) for salt in before[:2]} & {*salts}
