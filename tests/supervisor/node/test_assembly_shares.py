@@ -80,6 +80,7 @@ MADE = {
     "supervisor/node/preview.py": "prints the limits of slots",
     "supervisor/telemetry/metrics.py": "scrapes, for monitors",
     "supervisor/tensors/shared_memory.py": "one thread that frees memory",
+    "supervisor/tensors/transfer_thread.py": "the one thread of a transfer engine",
     "supervisor/threads/file_threads.py": "files of the operator",
 }
 """Each file of the product that makes a limiter, and how its units are shared between keys."""
