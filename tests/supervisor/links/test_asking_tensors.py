@@ -29,6 +29,7 @@ from supervisor.links.link import Link
 from tests.rig.calls import AnyAnswer, AnyCall, mailbox
 from tests.rig.links import Ends, HandWritten, Service, hand_written, linked, never_answer, serve
 from tests.rig.network import sim_pair
+from tests.rig.nodes import until
 from tests.rig.tensors import bytes_of, embeddings, pixels
 from tests.system.simulator import simulate
 
@@ -208,8 +209,7 @@ async def test_a_result_behind_a_request_that_leaves_is_sent_though_nothing_else
         number, _ = other.link.open(Encode("a", pixels(150_000)), 0)
         await wait_all_tasks_blocked()
         await other.send(Open(1, codec.encode(Encode("a", ITEM)), 0, attached=12), RequestData(1, bytes(bytes_of(12))))
-        await trio.sleep(0.01)
-        assert other.link.peer.statistics().waiting == 2
+        await until(lambda: other.link.peer.statistics().waiting == 2)
         await other.receive()
         other.link.cancel(number)
         await wait_all_tasks_blocked()
