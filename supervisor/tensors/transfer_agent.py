@@ -110,7 +110,10 @@ class TransferAgent:
 
     def deregister(self, registered: Registered) -> None:
         """End a registration."""
-        self._agent.deregister_memory(registered)
+        try:
+            self._agent.deregister_memory(registered)
+        except Exception as error:
+            raise TransferFailed(f"memory cannot be given back: {error}") from error
 
     def load(self, description: bytes) -> str:
         """Load another agent, and return its name."""
@@ -132,7 +135,17 @@ class TransferAgent:
 
         Its own thread for that, which NIXL starts by default, takes two thirds of a core while nothing is transferred.
         """
-        self._agent.get_new_notifs()
+        try:
+            self._agent.get_new_notifs()
+        except Exception as error:
+            raise TransferFailed(f"the transfer engine does not progress: {error}") from error
+
+    def release(self, handle: Handle) -> None:
+        """Release a transfer that is over."""
+        try:
+            handle.release()
+        except Exception as error:
+            raise TransferFailed(f"a transfer cannot be released: {error}") from error
 
     def begin(self, name: str, into: Sequence[Range], source: Sequence[Range]) -> Handle:
         """Begin to read ranges of another agent's memory."""

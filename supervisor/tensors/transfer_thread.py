@@ -89,8 +89,8 @@ class Read:
             return False
         if self._reads_stamps:
             return True
-        self._handle.release()
-        self._handle, self._reads_stamps = None, True
+        handle, self._handle, self._reads_stamps = self._handle, None, True
+        agent.release(handle)
         base = address_of(self.buffer) + sum(size for _, size in self.source)
         into = [(base + number * STAMP_BYTES, STAMP_BYTES) for number in range(len(self.source))]
         self._handle = agent.begin(self.agent, into, [(address, STAMP_BYTES) for address, _ in self.source])
@@ -98,12 +98,14 @@ class Read:
 
     def end(self, agent: TransferAgent, failure: TransferFailed | None) -> None:
         """Release what NIXL holds for the read, and compare the stamps."""
-        if self._handle is not None:
-            self._handle.release()
-            self._handle = None
-        if self._registered is not None:
-            agent.deregister(self._registered)
-            self._registered = None
+        handle, self._handle = self._handle, None
+        registered, self._registered = self._registered, None
+        with suppress(TransferFailed):  # a library that keeps something of a read that is over
+            if handle is not None:
+                agent.release(handle)
+        with suppress(TransferFailed):
+            if registered is not None:
+                agent.deregister(registered)
         if failure is not None:
             self.error = LinkLost(f"the tensors of a message could not be read: {failure}")
         elif self.buffer[-STAMP_BYTES * len(self.stamps) :] != b"".join(self.stamps):
@@ -256,7 +258,8 @@ class TransferThread:
             self._running.append(read)
 
     def _poll(self, agent: TransferAgent) -> None:
-        agent.progress()
+        with suppress(TransferFailed):  # each read finds out by itself
+            agent.progress()
         for read in list(self._running):
             try:
                 over, failure = read.advance(agent), None
@@ -282,7 +285,8 @@ class TransferThread:
         ended, self._running = self._running, []
         self._kept += [read.buffer for read in ended]
         self._loaded.clear()
-        agent.deregister(registered)
+        with suppress(TransferFailed):
+            agent.deregister(registered)
         for read in ended:
             read.error = LinkLost("the transfer engine of this node has ended")
             self._on_over(read)

@@ -273,7 +273,7 @@ def test_a_decode_gets_all_tokens_from_the_state_of_a_prefill() -> None:
     async def body() -> None:
         prefill, decode, whole = LLM("m", **PAIR), LLM("m", **PAIR), LLM("m")
         output, state = await handed(prefill)
-        assert (output.outputs[0].finish_reason, len(output.outputs[0].token_ids)) == ("not_finished", 1)
+        assert (output.outputs[0].finish_reason, len(output.outputs[0].token_ids)) == ("length", 1)
         assert used(prefill) > 0, "it is held"
         assert await tokens(decode, disaggregated_params=state) == await tokens(whole)
         await until(partial(is_empty, prefill))

@@ -16,9 +16,10 @@ from math import isnan
 from typing import Protocol, TypeAlias, cast
 
 import msgspec
-from attrs import asdict, define, field, fields, frozen
+from attrs import asdict, define, evolve, field, fields, frozen
 
 from actors.engines.trtllm.deltas import Ending
+from actors.engines.trtllm.log_probabilities import Place
 from actors.kit.hand_off import KindHandOff
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo
@@ -41,6 +42,22 @@ _Place: TypeAlias = tuple[tuple[int, float, int | None], ...]
 class _Logprob(Protocol):
     logprob: float
     rank: int | None
+
+
+class PrefillAnswer(Protocol):
+    """The answer of a prefill (`CompletionOutput`)."""
+
+    @property
+    def token_ids(self) -> Sequence[int] | None:
+        """The first token."""
+
+    @property
+    def logprobs(self) -> Sequence[Place] | None:
+        """Its log probabilities."""
+
+    @property
+    def disaggregated_params(self) -> object:
+        """The object for the decode, None if the answer has ended."""
 
 
 @frozen
@@ -129,13 +146,20 @@ def generation_fields(state: HandedState, logprob: Callable[[float, int | None],
 
 
 def state_of(
-    request: Generate, info: EngineInfo, handed: object, *, ending: Ending | None = None, cached_tokens: int = 0
+    request: Generate, info: EngineInfo, answer: PrefillAnswer, *, ending: Ending | None = None, cached_tokens: int = 0
 ) -> bytes:
     """Return the state of a prompt that a prefill has computed, as the `hand_off` of its `Started`.
 
-    Raises `HandOffFailed` for a state of too many bytes, and without a KV cache unless the answer has ended.
+    TensorRT-LLM ends each prefill by its length of one token, which is the end of an answer of one token alone. Raises
+    `HandOffFailed` for a state of too many bytes, and without a KV cache unless the answer has ended.
     """
-    found = HandedFields.of(handed)
+    if ending is not None and ending.reason is FinishReason.LENGTH and request.sampling.tokens_max > 1:
+        ending = None
+    found = HandedFields.of(answer.disaggregated_params)
+    if ending is not None:  # then TensorRT-LLM returns no such object
+        ids = tuple(answer.token_ids or ())[:1]
+        places = _first_place(ids[0], answer.logprobs) if ids else None
+        found = evolve(found, first_gen_tokens=ids, first_gen_log_probs=places, by_beam=False)
     if ending is None and not (found.opaque_state and found.first_gen_tokens):
         raise HandOffFailed("TensorRT-LLM returned no state with the first token")
     matched = None if ending is None or not isinstance(ending.matched, int) else ending.matched
@@ -228,6 +252,16 @@ def _places(found: object) -> tuple[tuple[_Place, ...] | None, bool]:
     return tuple(
         tuple((int(token), float(each.logprob), each.rank) for token, each in place.items()) for place in places
     ), by_beam
+
+
+def _first_place(token: int, places: Sequence[Place] | None) -> tuple[_Place, ...] | None:
+    """Return the log probabilities of the only token of an answer, None without any."""
+    if not places:
+        return None
+    place = places[0]
+    if isinstance(place, Mapping):
+        return (tuple((int(each), float(likely.logprob), likely.rank) for each, likely in place.items()),)
+    return (((token, place, None),),)
 
 
 def _layout(info: EngineInfo) -> bytes:

@@ -12,6 +12,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.runtime_context import get_disagg
 
 from actors.engines.sglang.host.outputs import StepOutput, StepSender
+from protocol.weight_versions import VERSION_CHARACTERS_MAX
 
 _sglang_process = Scheduler.process_batch_result_disagg_prefill
 _REPORTED = "espalier_reported"
@@ -30,7 +31,7 @@ def _process(scheduler: Scheduler, *arguments: object, **named: object) -> None:
     new = [req for req in scheduler.disagg_prefill_inflight_queue if req.pending_bootstrap and not _is_reported(req)]
     sender = scheduler.output_streamer.rust_server
     if new and isinstance(sender, StepSender):
-        sender.send(computed(new))
+        sender.send(computed(new, sender.version))
 
 
 def _is_reported(req: Req) -> bool:
@@ -40,8 +41,8 @@ def _is_reported(req: Req) -> bool:
     return reported
 
 
-def computed(requests: list[Req]) -> StepOutput:
-    """Return a step with no token for some requests, and with their cached tokens."""
+def computed(requests: list[Req], version: str) -> StepOutput:
+    """Return a step with no token for some requests, and with their cached tokens and the version of the weights."""
     return StepOutput(
         ids=[req.rid for req in requests],
         counts=[0] * len(requests),
@@ -50,4 +51,5 @@ def computed(requests: list[Req]) -> StepOutput:
         finished={},
         logprobs={},
         scored={},
+        version=version[:VERSION_CHARACTERS_MAX],
     )

@@ -115,7 +115,12 @@ class StepSender:
     def push_generation(self, output: BatchTokenIDOutput, _decode_latencies: dict[int, float]) -> None:
         """Send the tokens of one step."""
         if self._socket is not None:
-            self.send(step_output(output, self._version()))
+            self.send(step_output(output, self.version))
+
+    @property
+    def version(self) -> str:
+        """The version of the weights."""
+        return self._version()
 
     def send(self, step: object) -> None:
         """Send what a step has computed, and wait while the host is far behind."""

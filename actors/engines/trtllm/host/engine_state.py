@@ -17,6 +17,7 @@ from actors.engines.trtllm.block_events import BlockTranslator
 from actors.engines.trtllm.host.library import Llm
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import TrtllmRequest
+from actors.engines.trtllm.load import RankStatistics
 from protocol.messages.engine import EngineInfo, RankLoad
 
 STATS_S = 0.5  # longest wait for statistics in one call
@@ -37,7 +38,7 @@ class TrtllmState:
         self._blocks = blocks
         self._translator = BlockTranslator(info.page_size, own_salt=cache.own_salt)
         self._end = end
-        self._blocks_used = 0
+        self._statistics = RankStatistics(1, info.running_max, info.page_size, info.kv_tokens_max)
         self._steps = 0  # the number of signs of life
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -54,7 +55,9 @@ class TrtllmState:
 
     def load(self, running: Collection[TrtllmRequest]) -> RankLoad:
         """Return the load of an engine with these requests."""
-        slots, page = self._info.running_max, self._info.page_size
+        if not running:
+            self._statistics.rest()
+        (last,), slots = self._statistics.total.by_rank, self._info.running_max
         begun = sum(each.tokens > 0 or bool(each.state) for each in running)
         inside = max(begun, min(slots, len(running)))
         own = sum(len(each.request.tokens) + each.tokens for each in running if each.tokens or each.state)
@@ -63,8 +66,10 @@ class TrtllmState:
             slots=slots,
             waiting=len(running) - inside,
             waiting_tokens=sum(len(each.request.tokens) for each in running if not each.tokens and not each.state),
-            kv_tokens_used=max(self._blocks_used * page, own) if running else 0,
-            kv_tokens_max=self._info.kv_tokens_max,
+            kv_tokens_used=max(last.kv_tokens_used, own),
+            kv_tokens_max=last.kv_tokens_max,
+            hit_rate=last.hit_rate,
+            throughput=last.throughput,
         )
 
     async def probe(self, computes: Callable[[], bool]) -> None:
@@ -99,9 +104,5 @@ class TrtllmState:
             await asyncio.sleep(BLOCKS_EVERY_S)
 
     def _note(self, stats: Mapping[str, object]) -> None:
-        memory = stats.get("kvCacheStats")
-        if isinstance(memory, Mapping):
-            used = cast("Mapping[str, object]", memory).get("usedNumBlocks")
-            if isinstance(used, int):
-                self._blocks_used = used
+        self._statistics.note(stats)
         self.on_step()

@@ -34,7 +34,7 @@ from actors.engines.trtllm.host.operations import TrtllmOperations
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
-from protocol.errors import AskerLeft, EngineRefused, InternalError, RequestError
+from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, RequestError
 from protocol.link.frames import Cancel, Frame, Open, Step
 from protocol.link.peer import Peer
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
@@ -107,6 +107,14 @@ class TrtllmHost:
     # One request -----------------------------------------------------------------------
 
     def _start(self, stream: int, request: Generate) -> None:
+        try:
+            self._begin(stream, request)
+        except RequestError as error:
+            self.by_stream.pop(stream, None)
+            self.link.fail(stream, error)
+            self.link.flush()
+
+    def _begin(self, stream: int, request: Generate) -> None:
         state = translation.state_for(request, self.info)  # the node has checked it
         reader = Reader(request, self.ends, None if state is None else state.cached_tokens)
         running = TrtllmRequest(request, stream, reader)
@@ -126,14 +134,31 @@ class TrtllmHost:
                 self._stepped(running, step)
             self._ended(running)
         except RequestError as error:
-            own_end = isinstance(error, AskerLeft) and not running.left
-            self._fail(running, InternalError("the engine ended the request by itself") if own_end else error)
+            await self._let_end(running)
+            self._fail(running, self._own_end(running) if isinstance(error, AskerLeft) and not running.left else error)
         except self.names.request_error as error:  # of this request alone
             self._fail(running, translation.request_error(error, waits_for_transfer=running.waits_for_transfer))
         except Exception as error:  # noqa: BLE001  # the engine itself cannot be trusted any more
             why = last_line(error)
             self._fail(running, InternalError(f"the engine failed the request: {type(error).__name__}"))
             self.link.end(f"the engine failed: {why}")
+
+    async def _let_end(self, running: TrtllmRequest) -> None:
+        """Stop a request that has failed here, and wait until the engine's iteration over it ends: it has the slot."""
+        if running.result is None:
+            return
+        running.result.abort()
+        try:
+            async for _ in running.result:
+                self.state.on_step()
+        except Exception as error:  # noqa: BLE001  # the first error is the request's
+            last_line(error)
+
+    def _own_end(self, running: TrtllmRequest) -> RequestError:
+        """Return the error of a request that the engine has ended by itself."""
+        if running.waits_for_transfer:  # no fault of this engine: the prefill may have died
+            return HandOffFailed("the engine ended the request before the KV cache had come")
+        return InternalError("the engine ended the request by itself")
 
     def _ask(self, running: TrtllmRequest) -> Result:
         try:
@@ -173,10 +198,8 @@ class TrtllmHost:
 
     def _hand_over(self, running: TrtllmRequest, result: Result, part: AnswerPart) -> None:
         """Answer with the state of a computed prompt, which is held until the request is left."""
-        handed = result.outputs[0].disaggregated_params
-        running.state = state_of(
-            running.request, self.info, handed, ending=part.ending, cached_tokens=part.cached_tokens
-        )
+        answer, cached_tokens = result.outputs[0], part.cached_tokens
+        running.state = state_of(running.request, self.info, answer, ending=part.ending, cached_tokens=cached_tokens)
         started = Started(part.cached_tokens, hand_off=running.state, scores=part.scores)
         self.link.messages.reply(running.stream, started)
         self.link.flush()
@@ -210,7 +233,7 @@ class TrtllmHost:
         """End a stream whose iteration is over without an end of the answer."""
         if running.stream in self.by_stream and not running.state:
             left = AskerLeft("the asker left")
-            self._fail(running, left if running.left else InternalError("the engine ended the request by itself"))
+            self._fail(running, left if running.left else self._own_end(running))
 
     def _forget(self, running: TrtllmRequest) -> None:
         del self.by_stream[running.stream]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from attrs import asdict, evolve, fields
+from attrs import asdict, evolve, fields, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,8 +48,17 @@ def handed(**changes: Any) -> DisaggregatedParams:
     return DisaggregatedParams(**usual | {"opaque_state": b"kv"} | changes)
 
 
+@frozen
+class Computed:
+    """A prefill's answer of one token."""
+
+    disaggregated_params: object
+    logprobs: list[Any] | None = None
+    token_ids: tuple[int, ...] = (7,)
+
+
 def state(request: Generate = REQUEST, info: EngineInfo = PREFILL, **changes: Any) -> bytes:
-    return state_of(request, info, handed(**changes))
+    return state_of(request, info, Computed(handed(**changes)))
 
 
 def made(found: HandedState) -> DisaggregatedParams:
@@ -109,13 +118,13 @@ def test_an_object_of_an_older_version_has_fewer_fields() -> None:
         opaque_state = bytearray(b"kv")
         ctx_request_id = 3
 
-    found = read_state(asked(state_of(REQUEST, PREFILL, Older())), DECODE)
+    found = read_state(asked(state_of(REQUEST, PREFILL, Computed(Older()))), DECODE)
     assert found is not None
     assert found.handed == HandedFields((7,), None, 3, b"kv")
 
 
 def test_a_state_names_its_prefill_and_what_came_from_its_cache() -> None:
-    found = read_state(asked(state_of(REQUEST, PREFILL, handed(), cached_tokens=2)), DECODE)
+    found = read_state(asked(state_of(REQUEST, PREFILL, Computed(handed()), cached_tokens=2)), DECODE)
     assert found is not None
     assert (found.version, found.life, found.cached_tokens, found.ending) == (NEWEST, "life-1", 2, None)
 
@@ -124,9 +133,26 @@ def test_a_state_names_its_prefill_and_what_came_from_its_cache() -> None:
     "ending", [Ending(FinishReason.STOP, 7), Ending(FinishReason.STOP), Ending(FinishReason.LENGTH)]
 )
 def test_an_answer_of_one_token_hands_over_its_end(ending: Ending) -> None:
-    found = read_state(asked(state_of(REQUEST, PREFILL, handed(opaque_state=None), ending=ending)), DECODE)
+    wanted = evolve(REQUEST, sampling=Sampling(1))
+    for logprobs, places in (
+        (None, None),
+        ([PLACE], (((7, -0.5, 1), (9, -2.0, None)),)),
+        ([-0.5], (((7, -0.5, None),),)),
+    ):
+        handed_over = state_of(wanted, PREFILL, Computed(None, logprobs), ending=ending)
+        found = read_state(asked(handed_over, sampling=Sampling(1)), DECODE)
+        assert found is not None
+        assert (found.handed.first_gen_tokens, found.ending) == ((7,), ending)
+        assert found.handed.first_gen_log_probs == places
+
+
+def test_the_length_of_one_token_that_every_prefill_has_ends_no_longer_answer() -> None:
+    ending = Ending(FinishReason.LENGTH)
+    found = read_state(asked(state_of(REQUEST, PREFILL, Computed(handed()), ending=ending)), DECODE)
     assert found is not None
-    assert (found.handed.first_gen_tokens, found.ending) == ((7,), ending)
+    assert found.ending is None
+    with pytest.raises(HandOffFailed, match="no state"):
+        state_of(REQUEST, PREFILL, Computed(None), ending=ending)
 
 
 @pytest.mark.parametrize("changes", [{"opaque_state": None}, {"opaque_state": b""}, {"first_gen_tokens": None}])

@@ -292,7 +292,7 @@ class Executor:
         if token in params.stops:
             return "stop", token
         if request.kind == "context_only":
-            return "not_finished", None
+            return "length", None
         return ("length" if len(request.answer) >= params.max_tokens or total >= self.tokens_max else None), None
 
     def _hand_over(self, request: Request, response: Response) -> DisaggregatedParams:
@@ -304,7 +304,7 @@ class Executor:
             ctx_request_id=request.number,
             disagg_request_id=handed.disagg_request_id,
         )
-        if response.finish == "not_finished":
+        if response.finish == "length":
             request.state = held.opaque_state = _states.hold()
             request.stage = Stage.HELD
             if self.hold_s is not None:
