@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import mmap
+from typing import cast
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from protocol.errors import LinkLost, Overloaded, StartFailed
-from supervisor.tensors.transfer_agent import NoTransfers, TransferAgent
+from supervisor.tensors.transfer_agent import NoTransfers, TransferAgent, TransferFailed
 from supervisor.tensors.transfer_thread import TransferThread
 from tests.supervisor.tensors.test_transfer_road import needs_nixl
+
+WITHIN_S = 5.0
 
 
 def missing() -> TransferAgent:
@@ -42,4 +45,36 @@ async def test_an_unknown_agent_cannot_be_read_and_holds_nothing() -> None:
         with pytest.raises(LinkLost, match="could not be read"):
             await transfers.read("there", [(4096, 1)], [bytes(16)])
         assert transfers.reading_bytes == 0
+        nursery.cancel_scope.cancel()
+
+
+class Broken:
+    """An agent of a library that fails at every call but those that begin a transfer."""
+
+    description = b"broken"
+
+    def register(self, _: object) -> object:
+        return object()
+
+    def begin(self, *_: object) -> object:
+        return object()
+
+    def is_over(self, _: object) -> bool:
+        return True
+
+    def _fail(self, *_: object) -> None:
+        raise TransferFailed("the library fails")
+
+    progress = release = deregister = _fail
+
+
+@pytest.mark.realtime
+async def test_a_library_that_fails_ends_the_reads_that_it_concerns_and_not_the_thread() -> None:
+    transfers = TransferThread(lambda: cast("TransferAgent", Broken()), mmap.mmap(-1, 4096))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(transfers.run)
+        for _ in range(2):
+            with trio.fail_after(WITHIN_S), pytest.raises(LinkLost, match="the library fails"):
+                await transfers.read("there", [(4096, 1)], [bytes(16)])
+            assert transfers.reading_bytes == 0
         nursery.cancel_scope.cancel()
