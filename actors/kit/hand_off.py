@@ -11,11 +11,25 @@ state at any moment.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Protocol
 
 from attrs import frozen
 
 from protocol.messages.engine import EngineInfo
+from protocol.messages.generation import Generate
+
+DIGEST_BYTES = 16
+
+
+def prompt_digest(request: Generate) -> bytes:
+    """Return the digest of a prompt, with its images and videos and with the adapter that computes it."""
+    digest = sha256(request.tokens.packed)
+    for item in request.media:
+        digest.update(item.digest.encode())
+    if request.adapter is not None:
+        digest.update(f"{request.adapter.name}@{request.adapter.digest}".encode())
+    return digest.digest()[:DIGEST_BYTES]
 
 
 class MakeHandOff(Protocol):

@@ -11,11 +11,10 @@ port, so that no decode meets a later life with a state.
 from __future__ import annotations
 
 import struct
-from hashlib import sha256
 
 from attrs import frozen
 
-from actors.kit.hand_off import KindHandOff
+from actors.kit.hand_off import KindHandOff, prompt_digest
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate
@@ -27,7 +26,6 @@ NO_PARTNER = "2.2.2.2"
 """The host of a rendezvous without a partner, by which SGLang chooses a transfer that moves nothing."""
 
 _END_OF_HOST = b"\0"  # before the digest of a state
-_DIGEST_BYTES = 8
 _ROOM, _PORT = struct.Struct("!Q"), struct.Struct("!H")
 
 
@@ -105,14 +103,7 @@ def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
 
 def state(info: EngineInfo, request: Generate, *, number: int) -> bytes:
     """Return the state of a request's prompt at a prefill; no other request has the `number`."""
-    return rendezvous(info, rank=request.rank, number=number) + _END_OF_HOST + _digest(request)
-
-
-def _digest(request: Generate) -> bytes:
-    digest = sha256(request.tokens.packed)
-    for item in request.media:
-        digest.update(item.digest.encode())
-    return digest.digest()[:_DIGEST_BYTES]
+    return rendezvous(info, rank=request.rank, number=number) + _END_OF_HOST + prompt_digest(request)
 
 
 def check_hand_off(request: Generate, info: EngineInfo) -> None:
@@ -128,7 +119,7 @@ def check_hand_off(request: Generate, info: EngineInfo) -> None:
         raise HandOffFailed("the rendezvous is at another prefill")
     if info.hand_off is HandOff.SEQUENTIAL:
         found = Rendezvous.decode(request.hand_off)
-        if found.has_partner and found.prompt != _digest(request):
+        if found.has_partner and found.prompt != prompt_digest(request):
             raise HandOffFailed("the hand-off is no state of this prompt")
 
 

@@ -7,11 +7,10 @@ has digests of the KV cache's layout and of the prompt. A decode compares the di
 from __future__ import annotations
 
 import struct
-from hashlib import sha256
 
 from attrs import frozen
 
-from actors.kit.hand_off import KindHandOff
+from actors.kit.hand_off import DIGEST_BYTES, KindHandOff, prompt_digest
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate
@@ -19,7 +18,6 @@ from protocol.messages.generation import Generate
 ALONE = b"alone"
 """The hand-off of a sequential decode without a partner, which takes no state."""
 
-DIGEST_BYTES = 8
 _ROOM_AND_RANK = struct.Struct("!QI")
 _STATE = struct.Struct(f"!QQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
@@ -63,10 +61,7 @@ class State:
     @classmethod
     def of(cls, request: Generate, layout: bytes, *, life: int, number: int, process: str) -> State:
         """Return the state of a request's prompt, its images and videos included."""
-        digest = sha256(request.tokens.packed)
-        for item in request.media:
-            digest.update(item.digest.encode())
-        return cls(life, number, layout, digest.digest()[:DIGEST_BYTES], process)
+        return cls(life, number, layout, prompt_digest(request), process)
 
     def encode(self) -> bytes:
         """Return the state as the `hand_off` of a `Started`, and of its decode's request."""

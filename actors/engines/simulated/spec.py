@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from attrs import frozen
 
-from actors.engines.simulated.hand_off import DIGEST_BYTES
+from actors.kit.hand_off import DIGEST_BYTES
 from protocol.messages.adapters import ADAPTERS_MAX
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff

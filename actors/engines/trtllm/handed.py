@@ -10,7 +10,7 @@ itself. A decode without a partner computes the prompt, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from math import isnan
 from typing import Protocol, TypeAlias, cast
@@ -20,7 +20,7 @@ from attrs import asdict, define, evolve, field, fields, frozen
 
 from actors.engines.trtllm.deltas import Ending
 from actors.engines.trtllm.log_probabilities import Place
-from actors.kit.hand_off import KindHandOff
+from actors.kit.hand_off import DIGEST_BYTES, KindHandOff, prompt_digest
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import HAND_OFF_BYTES_MAX, FinishReason, Generate
@@ -31,7 +31,6 @@ ALONE = b"alone"
 
 CONTEXT, GENERATION = "context_only", "generation_only"  # the types of a prefill's request and a decode's
 FORMAT = 1
-DIGEST_BYTES = 16
 TAKEN_MAX = 65_536
 """The most states that a decode remembers as used."""
 
@@ -123,12 +122,9 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HandedState).decode
 
 
-def context_fields(number: int | None = None) -> dict[str, object]:
-    """Return the fields of `DisaggregatedParams` for a prefill's request.
-
-    `number` is TensorRT-LLM's own of a pair's request, where its version has such numbers.
-    """
-    return {"request_type": CONTEXT} if number is None else {"request_type": CONTEXT, "disagg_request_id": number}
+def context_fields() -> dict[str, object]:
+    """Return the fields of `DisaggregatedParams` for a prefill's request."""
+    return {"request_type": CONTEXT}
 
 
 def generation_fields(state: HandedState, logprob: Callable[[float, int | None], object]) -> dict[str, object]:
@@ -167,7 +163,7 @@ def state_of(
         version=info.version,
         life=(info.hand_off_address or b"").decode(),
         layout=_layout(info),
-        prompt=_prompt(request),
+        prompt=prompt_digest(request),
         handed=found,
         cached_tokens=cached_tokens,
         reason=None if ending is None else ending.reason,
@@ -181,11 +177,10 @@ def state_of(
     return encoded
 
 
-def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None = None) -> HandedState | None:
+def read_state(request: Generate, info: EngineInfo) -> HandedState | None:
     """Return the state with which a decode is asked, None for one without a partner.
 
-    Raises `HandOffFailed` for any other bytes, and for a state of another version, KV cache or prompt. If the `lives`
-    of prefills are known, so it does for any other life.
+    Raises `HandOffFailed` for any other bytes, and for a state of another version, KV cache or prompt.
     """
     if request.hand_off == ALONE:
         return None
@@ -201,10 +196,8 @@ def read_state(request: Generate, info: EngineInfo, lives: Container[str] | None
         raise HandOffFailed(f"the state is of TensorRT-LLM {state.version[:40]!r}, and this engine of {info.version}")
     if state.layout != _layout(info):
         raise HandOffFailed("the state is of another engine, whose KV caches are different")
-    if state.prompt != _prompt(request):
+    if state.prompt != prompt_digest(request):
         raise HandOffFailed("the state is of another prompt")
-    if lives is not None and state.life not in lives:
-        raise HandOffFailed("the state is of another life of its engine, which has ended")
     _check_numbers(state, info)
     return state
 
@@ -267,16 +260,6 @@ def _first_place(token: int, places: Sequence[Place] | None) -> tuple[_Place, ..
 def _layout(info: EngineInfo) -> bytes:
     """Return the digest of what both legs of a pair agree on."""
     return sha256(repr(info.terms).encode()).digest()[:DIGEST_BYTES]
-
-
-def _prompt(request: Generate) -> bytes:
-    """Return the digest of a prompt, with the adapter that computes it."""
-    digest = sha256(request.tokens.packed)
-    for item in request.media:
-        digest.update(item.digest.encode())
-    if request.adapter is not None:
-        digest.update(f"{request.adapter.name}@{request.adapter.digest}".encode())
-    return digest.digest()[:DIGEST_BYTES]
 
 
 def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:

@@ -23,7 +23,6 @@ from attrs import frozen
 from actors.engines.request_check import check_largest_token
 from actors.engines.trtllm.signatures import GENERATE, SAMPLING, SCHEDULING, Signatures
 from protocol.errors import BadRequest, Unsupported
-from protocol.messages.adapters import Adapter
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, Grammar, GrammarKind, Sampling
 from protocol.trace import as_headers
@@ -84,7 +83,7 @@ def check(request: Generate, info: EngineInfo) -> None:
 def engine_request(request: Generate, info: EngineInfo, ends: tuple[int, ...]) -> EngineRequest:
     """Return the arguments of a request for an engine of this kind; `ends` are the model's end-of-sequence tokens.
 
-    The adapter and the hand-off have functions of their own: `lora_fields`, and those of `handed.py`.
+    The hand-off has functions of its own, in `handed.py`.
     """
     check(request, info)
     tokens = request.tokens.tolist()
@@ -103,11 +102,6 @@ def engine_request(request: Generate, info: EngineInfo, ends: tuple[int, ...]) -
         guided=None if grammar is None else _guide(grammar),
         scheduling={"attention_dp_rank": request.rank, "attention_dp_relax": False} if by_rank else None,
     )
-
-
-def lora_fields(adapter: Adapter, number: int, folder: str) -> dict[str, object]:
-    """Return the fields of `LoRARequest` of a loaded adapter; no other adapter of the engine has the `number`."""
-    return {"lora_name": adapter.name, "lora_int_id": number, "lora_path": folder}
 
 
 def priority(number: int) -> float:

@@ -9,8 +9,8 @@ from attrs import evolve, fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.engines.trtllm.sampling import EngineRequest, check, engine_request, lora_fields, priority
-from actors.engines.trtllm.signatures import GENERATE, GUIDED, LORA, SAMPLING, SCHEDULING, VERSIONS, Signatures
+from actors.engines.trtllm.sampling import EngineRequest, check, engine_request, priority
+from actors.engines.trtllm.signatures import GENERATE, GUIDED, SAMPLING, SCHEDULING, VERSIONS, Signatures
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.adapters import Adapter
 from protocol.messages.engine import EngineInfo, HandOff
@@ -149,12 +149,6 @@ def test_the_end_of_a_grammar_ends_an_answer_whose_end_is_ignored() -> None:
 def test_a_rank_is_an_object_of_its_own() -> None:
     assert asked(rank=2).scheduling == {"attention_dp_rank": 2, "attention_dp_relax": False}
     assert asked(info=evolve(INFO, data_parallel=1)).scheduling is None
-
-
-def test_an_adapter_is_an_object_of_its_own() -> None:
-    found = lora_fields(Adapter("pirate", "d"), 7, "/adapters/pirate")
-    assert found == {"lora_name": "pirate", "lora_int_id": 7, "lora_path": "/adapters/pirate"}
-    assert not Signatures.of(OLDEST).unknown(LORA, found)
 
 
 # Traps --------------------------------------------------------------------------------
