@@ -20,6 +20,7 @@ from tests.system.sglang.test_pair import EXAMPLE, MEMORY, READY_WITHIN_S
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.nightly,  # 50 s: in between, both orders are checked on simulated engines and on TensorRT-LLM's fake
     pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1"),
 ]
 
