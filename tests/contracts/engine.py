@@ -855,8 +855,51 @@ ADAPTER_CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
 # Memory -------------------------------------------------------------------------------
 
 
+RELEASED_AT_ONCE = {"trtllm": (MemoryTag.KV_CACHE, MemoryTag.WEIGHTS)}
+"""The tags that engines of a kind can release, where these are not all of them, or not one after the other.
+
+Such a kind holds no requests, either.
+"""
+
+
+async def releases_what_it_can_at_once(engine: Engine) -> None:
+    if "release-memory" not in engine.info.operations or engine.info.kind not in RELEASED_AT_ONCE:
+        return
+    tags = RELEASED_AT_ONCE[engine.info.kind]
+    wanted = request(engine, prompt=3 * engine.info.page_size)
+    undisturbed, _ = await complete(engine, wanted)
+    with pytest.raises(Unsupported, match=r"cuda_graph: .*kv_cache, weights alone"):
+        await engine.operate(ReleaseMemory())
+    with pytest.raises(Unsupported, match="drain or end them"):
+        await engine.operate(ReleaseMemory(tags=tags, running=RunningRequests.HOLD))
+    with pytest.raises(BadRequest, match="no memory is released"):
+        await engine.operate(ResumeMemory())
+    await serves_on(engine)
+    released = "out of service: memory released: "
+    for tag in tags:
+        assert await engine.operate(ReleaseMemory(tags=(tag,))) == MemoryState((tag,), f"{released}{tag}")
+        with pytest.raises(NotReady):
+            await complete(engine, request(engine))
+        with pytest.raises(BadRequest, match=f"{tag}: released already"):
+            await engine.operate(ReleaseMemory(tags=(tag,)))
+        with pytest.raises(Unsupported, match="resume-memory first"):
+            await engine.operate(ReleaseMemory(tags=tuple({*tags} - {tag})))
+        assert await engine.operate(ResumeMemory()) == MemoryState((), "in service")
+        await serves_on(engine)
+    assert await engine.operate(ReleaseMemory(tags=tags)) == MemoryState(tags, f"{released}kv_cache, weights")
+    state = await engine.operate(ResumeMemory(tags=tags[1:]))
+    assert state == MemoryState(tags[:1], f"{released}kv_cache")
+    with pytest.raises(NotReady):
+        await complete(engine, request(engine))
+    with pytest.raises(BadRequest, match="weights: not released"):
+        await engine.operate(ResumeMemory(tags=tags))
+    assert await engine.operate(ResumeMemory()) == MemoryState((), "in service")
+    again, finished = await complete(engine, evolve(wanted, id=new_id()))
+    assert (again, finished.usage.cached_tokens) == (undisturbed, 0), "a released cache is empty"
+
+
 async def releases_its_memory_and_has_it_again(engine: Engine) -> None:
-    if "release-memory" not in engine.info.operations:
+    if "release-memory" not in engine.info.operations or engine.info.kind in RELEASED_AT_ONCE:
         return
     await complete(engine, request(engine))
     with pytest.raises(BadRequest, match="no memory is released"):
@@ -889,8 +932,9 @@ async def releases_no_memory_while_requests_run_that_it_may_not_hold(engine: Eng
                 with trio.fail_after(ANSWERED_WITHIN_S):
                     await anext(generation)
                 if not generation.over.is_set():
+                    tags = RELEASED_AT_ONCE.get(engine.info.kind, tuple(MemoryTag))
                     with pytest.raises(Overloaded):
-                        await engine.operate(ReleaseMemory(running=running))
+                        await engine.operate(ReleaseMemory(tags=tags, running=running))
                     break
         await at_rest(engine)
     await serves_on(engine)
@@ -898,7 +942,7 @@ async def releases_no_memory_while_requests_run_that_it_may_not_hold(engine: Eng
 
 async def holds_requests_while_its_memory_is_released(engine: Engine) -> None:
     """They go on as if nothing had been; one whose asker leaves meanwhile is released at once."""
-    if "release-memory" not in engine.info.operations:
+    if "release-memory" not in engine.info.operations or engine.info.kind in RELEASED_AT_ONCE:
         return
     if engine.info.hand_off is not HandOff.NONE:
         with pytest.raises(Unsupported, match="drain or end them"):
@@ -964,6 +1008,7 @@ CHECKS: tuple[Callable[[Engine], Awaitable[None]], ...] = (
     refuses_operations_that_it_does_not_list,
     drops_its_cache_right_after_the_last_answer,
     releases_its_memory_and_has_it_again,
+    releases_what_it_can_at_once,
     releases_no_memory_while_requests_run_that_it_may_not_hold,
     holds_requests_while_its_memory_is_released,
     keeps_the_order_of_weight_updates,

@@ -36,6 +36,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
         "actors/engines/trtllm/host/__main__.py",
         "actors/engines/trtllm/host/engine_state.py",
         "actors/engines/trtllm/host/library.py",
+        "actors/engines/trtllm/host/memory.py",
         "actors/engines/trtllm/host/operations.py",
         "actors/engines/trtllm/host/requests.py",
         "actors/engines/trtllm/host/server.py",

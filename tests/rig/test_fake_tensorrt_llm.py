@@ -101,8 +101,8 @@ def is_healthy(llm: LLM) -> bool:
     return llm._check_health()  # noqa: SLF001  # Dynamo asks for it, too
 
 
-def call(llm: LLM, method: str) -> None:
-    llm._collective_rpc(method, args=(["kv_cache"],))  # noqa: SLF001
+def call(llm: LLM, method: str, tag: str = "kv_cache") -> None:
+    llm._collective_rpc(method, args=([tag],))  # noqa: SLF001
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -465,14 +465,30 @@ def test_memory_is_released_only_where_that_is_configured() -> None:
     async def body() -> None:
         with pytest.raises(ValueError, match="sleep_config"):
             call(LLM("m"), "sleep")
-        with pytest.raises(NotImplementedError):
-            call(LLM("m", tensor_parallel_size=2, sleep_config={}), "sleep")
-        llm = LLM("m", sleep_config=_types.SleepConfig())
+        with pytest.raises(ValueError, match="weights"):
+            call(LLM("m", sleep_config={}), "sleep", "weights")
+        llm = LLM("m", tensor_parallel_size=2, sleep_config=_types.SleepConfig())
         call(llm, "sleep")
+        with pytest.raises(RuntimeError, match="further"):
+            call(llm, "sleep", "model_weights")
         with pytest.raises(RuntimeError, match="released"):
             ask(llm)
         call(llm, "wakeup")
         assert len(await tokens(llm)) == 8
+
+    run(body)
+
+
+def test_a_released_cache_still_names_its_blocks_and_answers_by_them_are_wrong() -> None:
+    async def body() -> None:
+        llm, prompt = LLM("m", sleep_config={}), [*range(80)]
+        before = await tokens(llm, prompt)
+        call(llm, "sleep")
+        call(llm, "wakeup")
+        again = ask(llm, prompt)
+        answer = (await read(again)).token_ids
+        assert again.cached_tokens == 64
+        assert answer != before
 
     run(body)
 

@@ -20,7 +20,10 @@ PREFILL_CHUNK = 8192
 EVENTS_MAX = 65_536
 """The most events of KV memory that TensorRT-LLM keeps until its host takes them."""
 
-LlmArguments: TypeAlias = dict[str, TrtllmSetting | dict[str, TrtllmSetting]]
+LlmArguments: TypeAlias = dict[str, TrtllmSetting | dict[str, TrtllmSetting | dict[str, str]]]
+
+RESTORE_MODES = {"kv_cache": "NONE"}
+"""What of released memory is not copied: all else returns from host memory, by TensorRT-LLM's own default."""
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",  # a model is a folder; nothing is fetched
@@ -43,7 +46,13 @@ class TrtllmBoot:
     leg: Leg
     transfer: str
     publishes: bool
+    releases_memory: bool
     environment: dict[str, str]
+
+    @property
+    def owns_weights(self) -> bool:
+        """Whether its weights are in memory of its own, and not in that of the GPU Memory Service."""
+        return str(self.arguments.get("load_format")).lower() != "gms"
 
 
 def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
@@ -51,13 +60,14 @@ def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
     return TrtllmBoot(
         name=spec.name,
         folder=folder,
-        arguments=_nested({**_arguments(spec), **spec.settings}),
+        arguments={**_nested({**_arguments(spec), **spec.settings}), **_sleep(spec)},
         slots=spec.slots,
         kv_tokens_max=spec.kv_tokens_max,
         page_size=spec.page_size,
         leg=spec.leg,
         transfer=spec.transfer,
         publishes=spec.publishes,
+        releases_memory=spec.releases_memory,
         environment={**ENVIRONMENT, **spec.environment},
     )
 
@@ -83,10 +93,14 @@ def _arguments(spec: TrtllmSpec) -> dict[str, TrtllmSetting]:
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _sleep(spec: TrtllmSpec) -> LlmArguments:
+    return {"sleep_config": {"restore_modes": RESTORE_MODES}} if spec.releases_memory else {}
+
+
 def _nested(flat: dict[str, TrtllmSetting]) -> LlmArguments:
     """Return arguments with the fields of each configuration object in a dictionary."""
     nested: LlmArguments = {}
-    objects: dict[str, dict[str, TrtllmSetting]] = {}
+    objects: dict[str, dict[str, TrtllmSetting | dict[str, str]]] = {}
     for name, value in flat.items():
         outer, dot, inner = name.partition(".")
         if dot:

@@ -40,6 +40,7 @@ _GIVEN_BY = {
     "prefill_chunk": "max_num_tokens enable_chunked_prefill",
     "tensor_parallel": "tensor_parallel_size",
     "transfer": "cache_transceiver_config.backend",
+    "releases_memory": "sleep_config",
 }
 _REASONS = {
     "the host runs TensorRT-LLM's PyTorch backend alone, and no other, such as _autodeploy": "backend build_config",

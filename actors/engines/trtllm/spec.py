@@ -27,5 +27,6 @@ class TrtllmSpec:
     leg: Leg = Leg.BOTH
     transfer: str = "DEFAULT"  # how KV caches move from a prefill to a decode
     publishes: bool = False  # whether it reports the blocks of its KV memory
+    releases_memory: bool = False  # whether its GPU memory can be released by tag
     settings: dict[str, TrtllmSetting] = Factory(dict)  # the arguments of `LLM`, unchanged
     environment: dict[str, str] = Factory(dict)

@@ -78,6 +78,7 @@ def spec_of(cluster: Cluster, name: str) -> TrtllmSpec:
         leg=section.worker_leg,
         transfer=section.transfer,
         publishes=section.publishes(cluster),
+        releases_memory=section.releases_memory,
         settings=section.settings,
         environment=section.environment,
     )

@@ -10,6 +10,7 @@ from attrs import Factory, frozen
 from actors.engines.trtllm import setting_rules
 from actors.engines.trtllm.boot_message import PREFILL_CHUNK
 from actors.engines.trtllm.spec import TrtllmSetting
+from protocol.messages.cluster import Leg
 from protocol.pairing import Terms
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
@@ -35,6 +36,8 @@ class TrtllmSection(EngineSection):
     memory_fraction: Annotated[float, Within(above=0, at_most=1)] | None = None
     # TensorRT-LLM's way to move KV caches from a prefill to a decode
     transfer: Literal["DEFAULT", "UCX", "NIXL", "MPI", "MOONCAKE"] = "DEFAULT"
+    # whether release-memory gives back its GPU memory; it then loads the model into memory that can be mapped anew
+    releases_memory: bool = False
     # arguments of TensorRT-LLM's `LLM` by name, fields of its objects as "kv_cache_config.dtype"; those that another
     # key or the engine host decides are refused by name
     settings: dict[str, TrtllmSetting] = Factory(dict)
@@ -88,6 +91,9 @@ class TrtllmSection(EngineSection):
             yield Mistake(f"{path}.data_parallel", "must be 1 for an engine of this kind: name more engines")
         if self.page_size & (self.page_size - 1):
             yield Mistake(f"{path}.page_size", f"must be a power of two, got {self.page_size}")
+        if self.releases_memory and self.worker_leg is not Leg.BOTH:
+            legs = 'needs leg = "both": the KV cache of a leg is registered with the transfer once, at its start'
+            yield Mistake(f"{path}.releases_memory", legs)
         if self.python is not None and not self.python.strip():
             yield Mistake(f"{path}.python", "is empty; expected the path of an interpreter")
         for name in self.settings:

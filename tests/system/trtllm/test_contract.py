@@ -6,18 +6,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from attrs import evolve
 
 from actors.engines.port import Engine
 from tests.contracts.engine import check_engine
-from tests.rig.trtllm_engines import trtllm_engine
+from tests.rig.trtllm_engines import SPEC, trtllm_engine
 
 pytestmark = pytest.mark.realtime
 
 
 async def test_trtllm_keeps_the_contract() -> None:
-    async with trtllm_engine() as engines:
+    async with trtllm_engine(evolve(SPEC, releases_memory=True)) as engines:
         engine = engines.current
         assert engine is not None
+        assert "release-memory" in engine.info.operations
         assert (engine.info.kind, engine.info.version) == ("trtllm", "1.3.0rc29")
 
         @asynccontextmanager

@@ -72,6 +72,10 @@ class TrtllmState:
             throughput=last.throughput,
         )
 
+    def forget_blocks(self) -> None:
+        """Forget all blocks, as none is found any more; their later removals are no changes."""
+        self._blocks.apply(self._translator.forget())
+
     async def probe(self, computes: Callable[[], bool]) -> None:
         """Wait until the engine has given a sign of life, if a step of it is due; a broken engine is ended."""
         before = self._steps

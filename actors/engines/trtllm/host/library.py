@@ -67,6 +67,13 @@ class Llm(Protocol):
         """End the engine."""
 
 
+class CollectiveCall(Protocol):
+    """A call of a method of every rank (`LLM._collective_rpc`, which is not published)."""
+
+    def __call__(self, method: str, args: tuple[object, ...]) -> list[object]:
+        """Return what the ranks return; blocks until they have done it."""
+
+
 class Make(Protocol):
     """A class of the library, called with keywords."""
 

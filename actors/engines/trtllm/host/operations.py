@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from actors.engines.blocks.block_log import BlockLog
 from actors.engines.host.handler import Handler
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.signatures import GENERATE, Signatures
@@ -15,16 +14,26 @@ from protocol.messages.operations import FlushCache
 
 
 class TrtllmOperations:
-    """The operations of one engine of a version; `running` returns the streams of its requests."""
+    """The operations of one engine of a version; `running` returns the streams of its requests.
+
+    `forget_blocks` is called when its prefix cache is empty; `others` have handlers of their own.
+    """
 
     def __init__(
-        self, version: str, running: Callable[[], Collection[int]], cache: PrefixCache, blocks: BlockLog
+        self,
+        version: str,
+        running: Callable[[], Collection[int]],
+        cache: PrefixCache,
+        forget_blocks: Callable[[], object],
+        *others: Mapping[type[Message], Handler],
     ) -> None:
         self._version = version
         self._running = running
         self._cache = cache
-        self._blocks = blocks
+        self._forget_blocks = forget_blocks
         self.handlers: Mapping[type[Message], Handler] = {FlushCache: self._flush_cache}
+        for handlers in others:
+            self.handlers = {**self.handlers, **handlers}
 
     async def operate(self, request: Message) -> Message:
         """Carry out an operation by its handler; raises `EngineRefused` without one."""
@@ -38,5 +47,5 @@ class TrtllmOperations:
         if not Signatures.of(self._version).has(GENERATE, "cache_salt"):
             raise EngineRefused(f"TensorRT-LLM {self._version} cannot drop its prefix cache")
         self._cache.flush()
-        self._blocks.clear()
+        self._forget_blocks()
         return Done()

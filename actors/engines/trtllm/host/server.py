@@ -30,11 +30,12 @@ from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
 from actors.engines.trtllm.host.engine_state import TrtllmState
 from actors.engines.trtllm.host.library import Library, Llm, Result
+from actors.engines.trtllm.host.memory import TrtllmMemory
 from actors.engines.trtllm.host.operations import TrtllmOperations
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
-from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, RequestError
+from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, NotReady, RequestError
 from protocol.link.frames import Cancel, Frame, Open, Step
 from protocol.link.peer import Peer
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
@@ -61,11 +62,10 @@ class TrtllmHost:
         peer: Peer,
         link: socket.socket,
         watchdog: Watchdog,
-        *,
-        publishes: bool,
+        boot: TrtllmBoot,
     ) -> None:
         self.llm = llm
-        self.publishes = publishes
+        self.publishes = boot.publishes
         self.names = names
         self.ends = ends
         self.link = ServedLink(link, peer, watchdog, self._received)
@@ -74,7 +74,12 @@ class TrtllmHost:
         blocks = BlockLog(uuid4().hex)
         self.cache = PrefixCache()
         self.state = TrtllmState(llm, info, blocks, self.cache, self.link.end)
-        self.operations = TrtllmOperations(info.version, self.by_stream.keys, self.cache, blocks)
+        self.memory = TrtllmMemory(
+            llm, info.version, self.by_stream.keys, self._forget_kv_cache, self.link.end, owns_weights=boot.owns_weights
+        )
+        others = [self.memory.handlers] if boot.releases_memory else []
+        forget_blocks = self.state.forget_blocks
+        self.operations = TrtllmOperations(info.version, self.by_stream.keys, self.cache, forget_blocks, *others)
         self.info = translation.with_operations(info, operation_names(self.operations.handlers))
         self.watchers = Watchers(self.link, blocks, self._loads)
 
@@ -97,7 +102,9 @@ class TrtllmHost:
 
     def _opened(self, frame: Open) -> None:
         request = self.link.request(frame)
-        if isinstance(request, Generate):
+        if isinstance(request, Generate) and not self.memory.takes_requests:
+            self.link.messages.fail(frame.stream, NotReady("its memory is released"))
+        elif isinstance(request, Generate):
             self._start(frame.stream, request)
         elif isinstance(request, WatchBlocks | WatchLoad):
             self.watchers.open(frame, request)
@@ -249,6 +256,11 @@ class TrtllmHost:
         self.link.peer.send(step)
         self.link.flush()
 
+    def _forget_kv_cache(self) -> None:
+        """Note that the KV cache has lost its contents: no request may find a block from before."""
+        self.cache.flush()
+        self.state.forget_blocks()
+
     # Control operations ----------------------------------------------------------------
 
     async def _loads(self) -> list[RankLoad]:
@@ -287,7 +299,7 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
         fail_start(boot.name, link, watchdog, error)
     leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
     peer = Peer(boot.name, serves_max=boot.slots + WAITING_MAX + CONTROL_STREAMS)
-    host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, publishes=boot.publishes)
+    host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, boot)
     reason = asyncio.run(_serve(host, watchdog))
     print_reason(reason)
     watchdog.unwatch_children()

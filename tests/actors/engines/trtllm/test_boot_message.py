@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from actors.engines.trtllm import boot_message
 from actors.engines.trtllm.signatures import LLM_INIT, Signatures
@@ -40,6 +41,15 @@ def test_settings_come_last_and_fields_of_objects_join_those_of_the_keys() -> No
     arguments = boot_message.build(spec, "/run/e").arguments
     assert arguments["dtype"] == "bfloat16"
     assert arguments["kv_cache_config"] == {"max_tokens": 4096, "tokens_per_block": 32, "dtype": "fp8"}
+
+
+def test_memory_that_can_be_released_returns_from_a_copy_but_for_the_kv_cache() -> None:
+    spec = TrtllmSpec("e", "/m", 8, 4096, releases_memory=True)
+    boot = boot_message.build(spec, "/run/e")
+    assert boot.arguments["sleep_config"] == {"restore_modes": {"kv_cache": "NONE"}}
+    assert boot_message.decode(boot_message.encode(boot)) == boot
+    assert boot.owns_weights
+    assert not boot_message.build(evolve(spec, settings={"load_format": "GMS"}), "/run/e").owns_weights
 
 
 def test_a_boot_message_is_the_same_once_it_has_been_sent() -> None:

@@ -17,6 +17,7 @@ class Cached:
 
     prefix: tuple[int, ...]
     salt: str | None
+    lost: bool = False  # whether its contents are gone
 
 
 def block_hash(parent: int | None, tokens: Sequence[int], salt: str | None) -> int:
@@ -50,15 +51,20 @@ class Cache:
 
     def found(self, prompt: Sequence[int], salt: str | None) -> int:
         """Return how many tokens of a prompt are in the cache; the last one always is computed."""
-        parent, count = None, 0
-        if not self.reuses:
-            return 0
-        for start in range(0, len(prompt) - self.block_tokens, self.block_tokens):
+        return len(self._found(prompt, salt)) * self.block_tokens
+
+    def reads_lost(self, prompt: Sequence[int], salt: str | None) -> bool:
+        """Whether a block of a prompt is in the cache without its contents."""
+        return any(block.lost for block in self._found(prompt, salt))
+
+    def _found(self, prompt: Sequence[int], salt: str | None) -> list[Cached]:
+        parent, found = None, list[Cached]()
+        for start in range(0, len(prompt) - self.block_tokens if self.reuses else 0, self.block_tokens):
             parent = block_hash(parent, prompt[start : start + self.block_tokens], salt)
             if parent not in self.cached:
                 break
-            count = start + self.block_tokens
-        return count
+            found.append(self.cached[parent])
+        return found
 
     def store(self, tokens: Sequence[int], salt: str | None, *, ended: bool = False) -> None:
         """Keep the full blocks of tokens; at the end of a request the partial one is reported as well."""
@@ -96,9 +102,10 @@ class Cache:
                 self._emit({"type": "removed", "block_hashes": removed}, window)
         return True
 
-    def forget(self) -> None:
-        """Lose all blocks without an event, as memory that is released does."""
-        self.cached.clear()
+    def lose(self) -> None:
+        """Lose the contents of all blocks, which stay in the cache, as released memory does."""
+        for block in self.cached.values():
+            block.lost = True
 
     def _emit(self, data: dict[str, Any], window: int) -> None:
         event = {"event_id": self._number, "data": data, "window_size": window}

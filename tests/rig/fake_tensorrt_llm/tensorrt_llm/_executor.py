@@ -17,6 +17,7 @@ from ._types import (
     CompletionOutput,
     DisaggregatedParams,
     Logprob,
+    MemoryType,
     RequestError,
     SamplingParams,
 )
@@ -136,7 +137,7 @@ class Executor:
         self.requests: list[Request] = []
         self.stats: deque[dict[str, Any]] | None = deque(maxlen=STATS_MAX) if stats else None
         self.steps = 0
-        self.asleep = False
+        self.asleep = set[MemoryType]()  # what is released
         self._fatal_error: Exception | None = None
         self._shut_down = False
         self._task: asyncio.Task[None] | None = None
@@ -209,6 +210,8 @@ class Executor:
         for request in waiting[: max(0, self.batch_max - running)]:
             blocks = cache.blocks(min(len(request.prompt) + request.params.max_tokens, self.tokens_max))
             request.cached = cache.found(request.prompt, request.salt)
+            if cache.reads_lost(request.prompt, request.salt):
+                request.known = digest([request.known], 1)  # an answer by whatever is in the memory
             if not cache.make_room(blocks):
                 return
             request.blocks = blocks

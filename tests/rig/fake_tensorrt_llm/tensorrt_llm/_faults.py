@@ -31,6 +31,8 @@ class Fault(Enum):
     SHUT_DOWN = 11  # the engine is shut down in the middle of an answer
     DEATH = 12  # the process ends in the middle of an answer
     STUCK = 13  # an answer has no next step, and no abort ends it
+    SLEEP_FAILS = 14  # memory is not released
+    WAKEUP_FAILS = 15  # memory does not return: another process has taken it
 
 
 def fault_of(prompt: Sequence[int]) -> Fault | None:

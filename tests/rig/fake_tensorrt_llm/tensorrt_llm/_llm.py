@@ -1,6 +1,7 @@
 """`LLM` and `MultimodalEncoder`, with the calls and the arguments that are published."""
 
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from ._types import (
     DisaggregatedParams,
     KvCacheConfig,
     LoRARequest,
+    MemoryType,
     SamplingParams,
     SchedulerConfig,
     SchedulingParams,
@@ -27,6 +29,7 @@ WINDOW = os.environ.get("ESPALIER_FAKE_TRTLLM_WINDOW")
 
 KV_TOKENS = 32_768  # of a rank, unless its configuration names another number
 MAX_SEQ_LEN = 4096
+SLEEP_S = 0.02  # the time of a release or a return
 
 ARGUMENTS: Mapping[str, object] = {  # by their names, with their defaults
     "pipeline_parallel_size": 1,
@@ -186,7 +189,7 @@ class LLM:
         if leg and not executor.transfers:
             raise ValueError("kv_cache_transceiver is disabled, please set 'cache_transceiver_config'")
         if executor.asleep:
-            raise RuntimeError("the KV cache is released")
+            raise RuntimeError(f"released: {executor.asleep}")
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
         assert self._executor is not None
@@ -211,14 +214,21 @@ class LLM:
             raise ValueError(f"unknown method {method}")
         if self.args["sleep_config"] is None:
             raise ValueError("Sleep feature is not enabled, please set sleep_config in the LLM arguments.")
-        if self.args["tensor_parallel_size"] != 1:
-            raise NotImplementedError(f"{method}() requires parallel_config.world_size == 1")
+        tags = {MemoryType(tag) for tag in args[0]}
         if executor.requests:
             raise RuntimeError("the real one would wait for the requests that run")
-        if "kv_cache" in args[0]:
-            executor.asleep = method == "sleep"
+        time.sleep(SLEEP_S)
+        if fault_of(()) is (Fault.SLEEP_FAILS if method == "sleep" else Fault.WAKEUP_FAILS):
+            raise RuntimeError("CUDA driver error: out of memory")
+        if method == "wakeup":
+            executor.asleep -= tags
+        elif executor.asleep:
+            raise RuntimeError("the real one releases no further tags while some are released")
+        else:
+            executor.asleep |= tags
+        if method == "sleep" and MemoryType.KV_CACHE in tags:
             for cache in executor.caches:
-                cache.forget()
+                cache.lose()
         return [None]
 
     def _check_health(self) -> bool:

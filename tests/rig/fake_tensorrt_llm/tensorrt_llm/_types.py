@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from attrs import define, field
@@ -192,6 +192,22 @@ class LoraConfig:
     max_loras: int | None = None
     max_cpu_loras: int | None = None
     lora_target_modules: list[str] = field(factory=list)
+
+
+class MemoryType(StrEnum):
+    """The tags of memory that can be released (`ExecutorMemoryType`)."""
+
+    SAMPLER = "sampler"
+    DRAFTER = "drafter"
+    GUIDED_DECODER = "guided_decoder"
+    SPEC_RESOURCES = "spec_resource_manager"
+    MODEL_EXTRA = "model_extra"
+    EXTRA_RESOURCES = "executor_extra"
+    KV_CACHE = "kv_cache"
+    MODEL_ENGINE_MAIN = "model"
+    MODEL_ENGINE_DRAFT = "draft_model"
+    MODEL_WEIGHTS_MAIN = "model_weights"
+    MODEL_WEIGHTS_DRAFT = "draft_model_weights"
 
 
 @define(kw_only=True)

@@ -34,6 +34,8 @@ kv_tokens_max = 4096
         ("max_num_tokens = 5", "engine.e.max_num_tokens: is not a key here; did you mean prefill_chunk?"),
         ('attn_backend = "FLASHINFER"', "it is an argument of TensorRT-LLM: write it in [engine.NAME.settings]"),
         ("enable_attention_dp = true", "what TensorRT-LLM has by this name cannot be set"),
+        ("settings.sleep_config = 1", "engine.e.settings.sleep_config: is given by releases_memory"),
+        ('leg = "prefill"\nreleases_memory = true', "engine.e.releases_memory: needs leg = "),
         ('environment."A=B" = "c"', "is no name of a variable"),
         ('transfer = "telepathy"', "engine.e.transfer"),
     ],
@@ -52,7 +54,7 @@ def test_an_interpreter_that_is_not_there_is_a_mistake_on_its_host_alone(written
 
 
 def test_the_keys_reach_the_description_of_the_host(written: Callable[[str], Path]) -> None:
-    keys = 'slots = 4\ncontext_max = 512\nleg = "both"\nevents.publish = true\nsettings.dtype = "bfloat16"\n'
+    keys = 'slots = 4\ncontext_max = 512\nleg = "both"\nreleases_memory = true\nevents.publish = true\nsettings.dtype = "bfloat16"\n'
     spec = spec_of(read_cluster(written(FILE + keys)), "e")
     assert (spec.slots, spec.context_max, spec.kv_tokens_max, spec.page_size) == (4, 512, 4096, 32)
-    assert (spec.publishes, spec.settings) == (True, {"dtype": "bfloat16"})
+    assert (spec.publishes, spec.releases_memory, spec.settings) == (True, True, {"dtype": "bfloat16"})
