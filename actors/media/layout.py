@@ -8,12 +8,14 @@ Qwen2.5-VL in transformers, after SGLang 0.5.23's sampling and resizing of a vid
 
 from __future__ import annotations
 
+from hashlib import sha256
 from math import ceil, floor, prod, sqrt
 
 from attrs import evolve, field, frozen
 
 from protocol.errors import BadRequest
-from protocol.messages.media import Detail, Modality, grid_tokens
+from protocol.messages.media import CHANNELS, Detail, MediaForm, MediaItem, Modality, grid_tokens
+from protocol.tensors import Dtype, Tensor
 
 ASPECT_MAX = 200  # the longer side divided by the shorter: beyond it the models refuse an image
 LOW_DETAIL_TOKENS = 256  # the most tokens of an image of low detail
@@ -198,3 +200,14 @@ def _check_aspect(height: int, width: int) -> None:
         raise BadRequest(
             f"an image of {width} x {height} pixels is too narrow: one side can be {ASPECT_MAX} times the other"
         )
+
+
+def smallest_item(layout: VisionLayout) -> MediaItem:
+    """Return the smallest item that a model takes, an image if it takes any, without colours."""
+    modality = Modality.VIDEO if layout.image_token is None else Modality.IMAGE
+    side, frames = layout.factor, layout.temporal_patch if layout.image_token is None else 1
+    fit = layout.fit_image(side, side) if modality is Modality.IMAGE else layout.fit_video(frames, side, side)
+    shape = (frames, side, side, CHANNELS)
+    data = Tensor(Dtype.UINT8, shape, memoryview(bytes(frames * side * side * CHANNELS)))
+    seconds = None if modality is Modality.IMAGE else 1.0
+    return MediaItem(modality, sha256(b"").hexdigest(), fit.grid, fit.tokens, MediaForm.PIXELS, data, seconds)

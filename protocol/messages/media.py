@@ -28,6 +28,7 @@ CHANNELS = 3  # red, green, blue
 _SALT_TAG = "espalier-media-salt-v1\0"
 PADS_MIN = 2**31
 GRID_MAX = 2**31  # patches in one direction, and tokens of an item
+BATCHES_MAX = 4  # batches in the process of an encoder, the running one and the waiting ones
 
 URL_SHOWN_CHARACTERS_MAX = 40
 """The most characters of a URL in a sentence or a log: a data URL has megabytes, and the rest may be secret."""

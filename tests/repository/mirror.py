@@ -27,7 +27,6 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
     "system/sglang": (
         "actors/engines/host/handler.py",
-        "actors/engines/host/served_link.py",
         "actors/engines/host/watchers.py",
         "actors/engines/sglang/host/__main__.py",
     ),

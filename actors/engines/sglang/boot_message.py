@@ -46,9 +46,6 @@ RECORDS_FOLDER = "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR"
 DIFFUSION_FILE = "diffusion.json"
 """The file in a host's folder with the settings of a diffusion model's algorithm, which is YAML as well."""
 
-BATCHES_MAX = 4
-"""The batches in the process of an encoder, the running one and the waiting ones."""
-
 # The arguments of every host, each with the reason for it.
 DEFAULT_ARGUMENTS: dict[str, Setting] = {
     "incremental_streaming_output": True,  # else every chunk repeats the whole answer

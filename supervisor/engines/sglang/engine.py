@@ -11,11 +11,11 @@ from attrs import evolve
 
 from actors.engines.embedding.port import Embedder
 from actors.engines.encoding.port import Encoder
+from actors.engines.hosted_encoder import HostedEncoder
 from actors.engines.port import Engine
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.embedder import SglangEmbedder
-from actors.engines.sglang.encoder import SglangEncoder
 from actors.engines.sglang.spec import AdapterLimits, SglangSpec
 from protocol.errors import EngineLost
 from supervisor.engines.host.life import HostRuntime, Use, engine_info, run_host, watched
@@ -85,7 +85,7 @@ async def run_encoder(
 
     async def offer(link: Link, process: Process) -> str | None:
         with suppress(EngineLost):
-            offered = SglangEncoder(link, await engine_info(link))
+            offered = HostedEncoder(link, await engine_info(link))
             with registration.publish(offered):
                 task_status.started()
                 return await watched(offered, process, runtime.silent_s)

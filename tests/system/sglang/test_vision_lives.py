@@ -13,10 +13,10 @@ import pytest
 import trio
 from attrs import evolve
 
+from actors.engines.hosted_encoder import HostedEncoder
 from actors.engines.hosted_engine import HostedEngine
 from actors.engines.leftover_memory import SHARED_MEMORY, TENSORS
 from actors.engines.port import Engine
-from actors.engines.sglang.encoder import SglangEncoder
 from protocol.errors import EngineLost, InternalError, RequestError
 from protocol.messages.generation import Generate
 from protocol.messages.media import MediaForm, MediaItem, Modality
@@ -231,7 +231,7 @@ async def test_an_encoder_that_stands_still_is_noticed_and_one_that_computes_is_
     picture = model.image(png(1, 1000, 1000))
     others = set(below({zygote.pid}, HOST))
     async with make_encoder(model_path=str(model.folder), batch_max=64) as encoder:
-        assert isinstance(encoder, SglangEncoder)
+        assert isinstance(encoder, HostedEncoder)
         [host] = set(below({zygote.pid}, HOST)) - others
         batch = encoders.batch(*[picture] * 64)
         async with submitted(encoder, batch) as answer, trio.open_nursery() as nursery:

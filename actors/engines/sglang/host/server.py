@@ -25,6 +25,7 @@ from actors.engines import leftover_memory, model_files
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.host.failed_start import fail_start
+from actors.engines.host.liveness import POLL_S
 from actors.engines.host.served_link import ServedLink, last_line
 from actors.engines.host.watchdog import Watchdog
 from actors.engines.host.watchers import Watchers
@@ -38,7 +39,7 @@ from actors.engines.sglang.host.follower_rank import serve_follower_rank
 from actors.engines.sglang.host.kept_files import KeptFiles, kept_files_of
 from actors.engines.sglang.host.kv.kv_events import EventSource, KvEventReceivers
 from actors.engines.sglang.host.kv.rank_load import rank_loads
-from actors.engines.sglang.host.liveness import POLL_S, scheduler_probe
+from actors.engines.sglang.host.liveness import scheduler_probe
 from actors.engines.sglang.host.metrics import MetricsReader, read_files
 from actors.engines.sglang.host.operations import Operations
 from actors.engines.sglang.host.outputs import StepOutput, StepReceiver

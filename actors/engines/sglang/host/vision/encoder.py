@@ -1,9 +1,4 @@
-"""The encoder's host: the vision tower of one model in a process of its own, which answers its node over a link.
-
-One batch is computed at a time, in a thread, so that the link is answered meanwhile. An abandoned batch ends after its
-current item: nothing can interrupt an item. A wrong item fails alone. The host may decide nothing about a request:
-batches, caches and deadlines are the node's. asyncio stays in this folder.
-"""
+"""The start of an encoder's host: SGLang's vision tower of one model in this process. asyncio stays in this folder."""
 
 from __future__ import annotations
 
@@ -12,150 +7,21 @@ import os
 import signal
 import socket
 import tempfile
-import threading
 import traceback
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
-from attrs import define, field
 from setproctitle import setproctitle
 from sglang.version import __version__
 
 from actors.engines import leftover_memory, model_files
+from actors.engines.host.encoder_host import STREAMS_MAX, EncoderHost
 from actors.engines.host.failed_start import fail_start
-from actors.engines.host.served_link import ServedLink, last_line
 from actors.engines.host.watchdog import Watchdog, print_reason
 from actors.engines.sglang import boot_message
-from actors.engines.sglang.boot_message import BATCHES_MAX
-from actors.engines.sglang.host.liveness import LivenessProbe, thread_of
-from actors.engines.sglang.host.vision.vision_tower import VisionTower, make_tower
-from protocol.errors import AskerLeft, EngineRefused, InternalError, Overloaded
-from protocol.link.frames import Cancel, Frame, Open
+from actors.engines.sglang.host.vision.vision_tower import make_tower
 from protocol.link.peer import Peer
-from protocol.messages.engine import EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, encoder_info
-from protocol.messages.kind import Message
-from protocol.messages.media import EmbeddingBatch, EncodeBatch, MediaItem
-
-STREAMS_BESIDE = 16  # streams of control operations
-
-
-@define(eq=False)
-class _Batch:
-    stream: int
-    items: tuple[MediaItem, ...]
-    left: bool = False
-
-    def is_wanted(self) -> bool:
-        return not self.left
-
-
-@define(eq=False)
-class EncoderHost:
-    """Serves one link from one vision tower."""
-
-    tower: VisionTower
-    info: EngineInfo
-    peer: Peer
-    link: socket.socket
-    watchdog: Watchdog
-    served: ServedLink = field(init=False)
-    _waiting: deque[_Batch] = field(factory=deque)
-    _computing: _Batch | None = None
-    _changed: asyncio.Event = field(factory=asyncio.Event)
-    _thread: ThreadPoolExecutor = field(factory=lambda: ThreadPoolExecutor(1, "tower"))
-    _liveness: LivenessProbe = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.served = ServedLink(self.link, self.peer, self.watchdog, self._received)
-
-    async def serve(self) -> str:
-        """Answer the node until its Bye, or until batches have failed too often, and return the reason."""
-        loop = asyncio.get_running_loop()
-        for handled in (signal.SIGTERM, signal.SIGQUIT):
-            loop.add_signal_handler(handled, self.watchdog.end, handled.name)
-        own, thread = os.getpid(), await loop.run_in_executor(self._thread, threading.get_native_id)
-        self._liveness = LivenessProbe(self._thread_answers, [thread_of(own, thread)], processes=[own])
-        computing, serving = loop.create_task(self._compute()), loop.create_task(self.served.serve())
-        await asyncio.wait({computing, serving}, return_when=asyncio.FIRST_COMPLETED)
-        return serving.result() if serving.done() else computing.result()
-
-    async def _thread_answers(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, int)
-
-    def _received(self, frame: Frame) -> None:
-        match frame:
-            case Open():
-                request = self.served.request(frame)
-                if isinstance(request, EncodeBatch):
-                    self._opened(_Batch(frame.stream, request.items))
-                elif request is not None:
-                    self.served.control(frame.stream, request, self._controlled)
-            case Cancel():
-                self._left(frame.stream)
-            case _:
-                pass
-
-    async def _controlled(self, request: Message) -> Message:
-        match request:
-            case GetInfo():
-                return self.info
-            case Ping():
-                return await self._liveness.probe(lambda: self._computing is not None)
-            case GetLoad():
-                running = 0 if self._computing is None else len(self._computing.items)
-                return EngineLoad(running, sum(len(batch.items) for batch in self._waiting), 0)
-            case _:
-                raise EngineRefused(f"this encodes images and videos, and answers no {type(request).__name__}")
-
-    # Batches -----------------------------------------------------------------------------
-
-    def _opened(self, batch: _Batch) -> None:
-        if not 1 <= len(batch.items) <= self.info.running_max:
-            error = EngineRefused(f"a batch has 1 to {self.info.running_max} items, not {len(batch.items)}")
-            self.served.fail(batch.stream, error)
-        elif len(self._waiting) + (self._computing is not None) >= BATCHES_MAX:
-            self.served.fail(batch.stream, Overloaded(f"{BATCHES_MAX} batches wait or are computed"))
-        else:
-            self._waiting.append(batch)
-            self._changed.set()
-
-    def _left(self, stream: int) -> None:
-        """Drop a waiting batch, or let the running one end after its current item."""
-        if (batch := next((waiting for waiting in self._waiting if waiting.stream == stream), None)) is not None:
-            self._waiting.remove(batch)
-            self.served.fail(stream, AskerLeft("the asker left"))
-        elif self._computing is not None and self._computing.stream == stream:
-            self._computing.left = True
-
-    async def _compute(self) -> str:
-        """Compute the batches in their order, for ever."""
-        while True:
-            while not self._waiting:
-                self._changed.clear()
-                await self._changed.wait()
-            batch = self._computing = self._waiting.popleft()
-            await self._compute_one(batch)
-            self._computing = None
-            self._liveness.on_output()
-            self.served.flush()
-
-    async def _compute_one(self, batch: _Batch) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            outcomes = await loop.run_in_executor(self._thread, self.tower.encode, batch.items, batch.is_wanted)
-        except Exception as error:  # noqa: BLE001  # a fault of SGLang, or of this file: of the batch as a whole
-            failure = InternalError(f"the encoder failed the batch: {type(error).__name__}")
-            self.served.fail(batch.stream, failure, last_line(error))
-            return
-        for outcome in outcomes:
-            if outcome.code == InternalError.code:
-                self.served.note_failure(outcome.detail)
-        if batch.left:
-            self.served.fail(batch.stream, AskerLeft("the asker left"))
-        else:
-            self.served.messages.end(batch.stream, EmbeddingBatch(tuple(outcomes)))
+from protocol.messages.engine import encoder_info
 
 
 def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog) -> NoReturn:
@@ -174,7 +40,7 @@ def run(boot: boot_message.BootMessage, link: socket.socket, watchdog: Watchdog)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
         traceback.print_exc()
         fail_start(boot.name, link, watchdog, error, "the encoder could not start")
-    host = EncoderHost(tower, info, Peer(boot.name, serves_max=BATCHES_MAX + STREAMS_BESIDE), link, watchdog)
+    host = EncoderHost(tower, info, Peer(boot.name, serves_max=STREAMS_MAX), link, watchdog)
     print_reason(asyncio.run(host.serve()))
     leftover_memory.remove(folder)
     os._exit(0)

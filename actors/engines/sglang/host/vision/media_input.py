@@ -26,10 +26,11 @@ from sglang.srt.managers.schedule_batch import (
 )
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
+from actors.engines.host.torch_tensors import DTYPES, NAMES, as_message, as_torch
 from actors.engines.media_check import check_media, item_places
-from actors.engines.sglang.host.vision.pixels import DTYPES, NAMES, PixelProcessor, as_message, as_torch, smallest_item
+from actors.engines.sglang.host.vision.pixels import PixelProcessor
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
-from actors.media.layout import VisionLayout
+from actors.media.layout import VisionLayout, smallest_item
 from protocol.errors import BadRequest
 from protocol.messages.engine import EngineInfo
 from protocol.messages.generation import Generate, Sampling

@@ -1,4 +1,4 @@
-"""Tensors of messages as torch's, and pixels as a model's own processors prepare them for its vision tower.
+"""Pixels as a model's own processors prepare them for its vision tower.
 
 The sizes are given to the processors, since SGLang and transformers have other defaults for the same model folder. A
 video is resized twice, as SGLang does: first by its own rule, then by the model's processor.
@@ -6,11 +6,8 @@ video is resized twice, as SGLang does: first by its own rule, then by the model
 
 from __future__ import annotations
 
-import warnings
-from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
 import torch
 from attrs import frozen
 from torchvision.transforms import InterpolationMode
@@ -18,56 +15,16 @@ from torchvision.transforms.functional import resize
 from transformers import BaseImageProcessor, BaseVideoProcessor
 
 from actors.engines import model_files
+from actors.engines.host.torch_tensors import as_torch
 from actors.media.layout import PixelLimits, VisionLayout
 from actors.media.model_files import vision_layout
 from protocol.errors import BadRequest, InternalError
-from protocol.messages.media import CHANNELS, MediaForm, MediaItem, Modality
-from protocol.tensors import Dtype, Tensor
-
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nothing is written into it
-
-DTYPES = {
-    Dtype.BOOL: torch.bool,
-    Dtype.UINT8: torch.uint8,
-    Dtype.INT32: torch.int32,
-    Dtype.INT64: torch.int64,
-    Dtype.FLOAT16: torch.float16,
-    Dtype.BFLOAT16: torch.bfloat16,
-    Dtype.FLOAT32: torch.float32,
-}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-def as_torch(tensor: Tensor) -> torch.Tensor:
-    """Return a tensor of a message as torch's, over the same memory, which is there as long as the tensor.
-
-    The memory of a request is unmapped when its stream ends, and a thread may still compute with it: NumPy's array
-    keeps it, where `torch.frombuffer` would keep nothing but an address.
-    """
-    array = np.frombuffer(tensor.data, np.uint8)
-    return torch.from_numpy(array).view(DTYPES[tensor.dtype]).reshape(tensor.shape)
-
-
-def as_message(tensor: torch.Tensor) -> Tensor:
-    """Return a tensor of torch as one of a message; it is copied only if it is not dense, or not in host memory."""
-    dense = tensor.detach().cpu().contiguous()
-    data = dense.view(torch.uint8).reshape(-1).numpy().data
-    return Tensor(NAMES[dense.dtype], tuple(dense.shape), data)
+from protocol.messages.media import MediaItem, Modality
 
 
 def folder_layout(model_path: str) -> VisionLayout | None:
     """Return the vision layout of a model's folder, None for a model of text alone."""
     return vision_layout(model_files.read_files(Path(model_path)))
-
-
-def smallest_item(layout: VisionLayout) -> MediaItem:
-    """Return the smallest item that a model takes, an image if it takes any, without colours."""
-    modality = Modality.VIDEO if layout.image_token is None else Modality.IMAGE
-    side, frames = layout.factor, layout.temporal_patch if layout.image_token is None else 1
-    fit = layout.fit_image(side, side) if modality is Modality.IMAGE else layout.fit_video(frames, side, side)
-    data = as_message(torch.zeros(frames, side, side, CHANNELS, dtype=torch.uint8))
-    seconds = None if modality is Modality.IMAGE else 1.0
-    return MediaItem(modality, sha256(b"").hexdigest(), fit.grid, fit.tokens, MediaForm.PIXELS, data, seconds)
 
 
 @frozen

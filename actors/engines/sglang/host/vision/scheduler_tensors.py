@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from sglang.srt.managers.mm_utils import ShmPointerMMData
 
+from actors.engines.host.torch_tensors import as_message
 from actors.engines.leftover_memory import SHARED_MEMORY
-from actors.engines.sglang.host.vision.pixels import as_message
 
 
 class SchedulerTensors:

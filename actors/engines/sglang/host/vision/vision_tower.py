@@ -21,11 +21,13 @@ from sglang.srt.managers.schedule_batch import MultimodalDataItem
 from sglang.srt.runtime_context import publish
 from sglang.srt.server_args import ServerArgs
 
+from actors.engines.host.torch_tensors import NAMES, as_message
 from actors.engines.media_check import check_pixels
 from actors.engines.sglang.host.vision import towers
 from actors.engines.sglang.host.vision.media_input import GRID_KEYS, MODALITIES
-from actors.engines.sglang.host.vision.pixels import NAMES, PixelProcessor, as_message, folder_layout, smallest_item
+from actors.engines.sglang.host.vision.pixels import PixelProcessor, folder_layout
 from actors.engines.sglang.spec import Setting
+from actors.media.layout import smallest_item
 from protocol.errors import EngineRefused, InternalError, RequestError
 from protocol.messages.media import EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality
 

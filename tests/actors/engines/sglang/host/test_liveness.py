@@ -11,8 +11,9 @@ pytestmark = pytest.mark.engine
 LIVENESS = """
 import tempfile
 from pathlib import Path
-from actors.engines.sglang.host import liveness
-from actors.engines.sglang.host.liveness import LivenessProbe, scheduler_probe
+from actors.engines.host import liveness
+from actors.engines.host.liveness import LivenessProbe
+from actors.engines.sglang.host.liveness import scheduler_probe
 
 SPIN, SLEEP = "exec('while True: pass')", "time.sleep(60)"
 RUNS = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 SERVING = """
 import threading, time
 from attrs import define, field
-from actors.engines.sglang.host.vision.encoder import EncoderHost
+from actors.engines.host.encoder_host import EncoderHost
 from protocol.link import codec
 from protocol.link.frames import Bye, Cancel, End, Fail, Hello, Open
 from protocol.messages.media import EmbeddingBatch, EncodeBatch, EmbeddingOutcome, MediaForm, MediaInfo, MediaItem, Modality

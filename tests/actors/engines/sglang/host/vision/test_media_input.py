@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 TENSORS = """
 import pickle, tempfile, torch
 from pathlib import Path
-from actors.engines.sglang.host.vision.pixels import as_message, as_torch
+from actors.engines.host.torch_tensors import as_message, as_torch
 from actors.engines.sglang.host.vision.scheduler_tensors import SchedulerTensors
 from protocol.tensors import Dtype, Tensor
 
@@ -214,7 +214,9 @@ from attrs import evolve
 from PIL import Image
 from pathlib import Path
 from transformers import AutoProcessor
-from actors.engines.sglang.host.vision.pixels import PixelProcessor, as_torch, folder_layout, smallest_item
+from actors.engines.host.torch_tensors import as_torch
+from actors.media.layout import smallest_item
+from actors.engines.sglang.host.vision.pixels import PixelProcessor, folder_layout
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.tensors import Dtype, Tensor
 

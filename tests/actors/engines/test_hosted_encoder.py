@@ -1,4 +1,4 @@
-"""SGLang's vision tower behind the encoder port: what is refused before it is sent, and when a batch is released."""
+"""An encoder's host behind the port: what is refused before it is sent, and when a batch is released."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import trio
 from attrs import define, field
 from trio.testing import MockClock
 
-from actors.engines.sglang.boot_message import BATCHES_MAX
-from actors.engines.sglang.encoder import SglangEncoder
+from actors.engines.hosted_encoder import HostedEncoder
 from protocol.errors import AskerLeft, Overloaded
 from protocol.messages.engine import encoder_info
-from protocol.messages.media import EmbeddingBatch, EncodeBatch
+from protocol.messages.media import BATCHES_MAX, EmbeddingBatch, EncodeBatch
 from tests.rig.calls import AnyAnswer
 from tests.rig.encoders import MEDIA, image, new_id
 
@@ -34,8 +33,8 @@ class ByHand:
         self.cancelled.append(stream)
 
 
-def encoder_over(link: ByHand) -> SglangEncoder:
-    return SglangEncoder(cast("Any", link), encoder_info("sglang", "1", MEDIA, 2))
+def encoder_over(link: ByHand) -> HostedEncoder:
+    return HostedEncoder(cast("Any", link), encoder_info("sglang", "1", MEDIA, 2))
 
 
 def batch(number: int, items: int = 1) -> EncodeBatch:

@@ -1,4 +1,4 @@
-"""SGLang's vision tower behind the encoder port: a host at the other end of a link."""
+"""An encoder behind the port: a host of any kind at the other end of a link."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from attrs import define, field
 
 from actors.engines.encoding.port import BatchAnswer
 from actors.engines.hosted_engine import HostLink, wait_silent
-from actors.engines.sglang.boot_message import BATCHES_MAX
 from protocol.errors import BadRequest, Overloaded
 from protocol.messages.engine import EngineInfo, EngineLoad, GetLoad
-from protocol.messages.media import EncodeBatch
+from protocol.messages.media import BATCHES_MAX, EncodeBatch
 
 
 @define(eq=False)
-class SglangEncoder:
-    """One encoder of SGLang; implements `actors.engines.encoding.port.Encoder`."""
+class HostedEncoder:
+    """One encoder in a process of its own; implements `actors.engines.encoding.port.Encoder`."""
 
     link: HostLink
     info: EngineInfo
