@@ -74,7 +74,8 @@ class EngineSection:
     task: TaskName = "generate"
     # part of requests that it computes: all, only prompts, only answers, or embeddings of images and videos
     leg: LegName = "both"
-    # ranks: copies of the model, each a worker with slots, KV memory and a prefix cache of its own
+    # ranks: copies of the model, or of its attention (`trtllm`), each a worker with slots, KV memory and a prefix cache
+    # of its own
     data_parallel: Annotated[int, Within(at_least=1, at_most=DATA_PARALLEL_MAX)] = 1
     slots: Count = 16  # requests at a time of each rank; further ones wait
     kv_tokens_max: Count = 0  # KV memory of each rank in tokens; needed, but for an encoder

@@ -105,6 +105,13 @@ def call(llm: LLM, method: str, tag: str = "kv_cache") -> None:
     llm._collective_rpc(method, args=([tag],))  # noqa: SLF001
 
 
+async def found_at(llm: LLM) -> int:
+    """Return the rank that a request without a wish went to."""
+    output = ask(llm)
+    await read(output)
+    return output._request.rank  # noqa: SLF001
+
+
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -503,11 +510,17 @@ def test_ranks_have_caches_of_their_own() -> None:
             kv_cache_config={"event_buffer_max_size": 9},
         )
         for rank in (0, 1):
-            output = ask(llm, [*range(40)], scheduling_params=SchedulingParams(attention_dp_rank=rank))
+            strictly = SchedulingParams(attention_dp_rank=rank, attention_dp_relax=False)
+            output = ask(llm, [*range(40)], scheduling_params=strictly)
             await read(output)
             assert output.cached_tokens == 0
         assert {event["attention_dp_rank"] async for event in llm.get_kv_cache_events_async(timeout=0)} == {0, 1}
-        assert {stat["attentionDpRank"] async for stat in llm.get_stats_async(timeout=0)} == {0, 1}
+        stats = [stat async for stat in llm.get_stats_async(timeout=0)]
+        assert {stat["attentionDpRank"] for stat in stats} == {0, 1}
+        memory = [stat["kvCacheStats"] for stat in stats]
+        assert memory[::2] == memory[1::2], "those of all ranks are the first one's"
+        ranks = {rank for rank in (0, 1) for _ in range(2) if await found_at(llm) == rank}
+        assert ranks == {0, 1}, "what is not pinned goes to any rank"
 
     run(body)
 

@@ -43,6 +43,7 @@ class TrtllmBoot:
     slots: int
     kv_tokens_max: int
     page_size: int
+    data_parallel: int
     leg: Leg
     transfer: str
     publishes: bool
@@ -64,6 +65,7 @@ def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
         slots=spec.slots,
         kv_tokens_max=spec.kv_tokens_max,
         page_size=spec.page_size,
+        data_parallel=spec.data_parallel,
         leg=spec.leg,
         transfer=spec.transfer,
         publishes=spec.publishes,
@@ -76,7 +78,9 @@ def _arguments(spec: TrtllmSpec) -> dict[str, TrtllmSetting]:
     given: dict[str, TrtllmSetting] = {
         "model": spec.model_path,
         "tensor_parallel_size": spec.tensor_parallel,
-        "max_batch_size": spec.slots,
+        # Its ranks of tensor parallelism then compute attention each for requests of its own.
+        "enable_attention_dp": True if spec.data_parallel > 1 else None,
+        "max_batch_size": spec.slots,  # of each rank, as are the numbers of tokens
         "max_seq_len": spec.context_max,
         "max_num_tokens": spec.prefill_chunk or PREFILL_CHUNK,
         "enable_chunked_prefill": True,  # else no prompt is longer than a step

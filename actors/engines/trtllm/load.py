@@ -1,7 +1,10 @@
 """The load of an engine from TensorRT-LLM's statistics, which it counts in blocks and for each iteration.
 
-None come before the first answer, nor while nothing is computed: an engine at rest is known by its requests alone. So
-the last statistics are forgotten by `rest`. A number that is missing, as in an older version, counts as 0.
+None come before the first answer, nor while nothing is computed: a rank at rest is known by its requests alone. So its
+last statistics are forgotten by `rest`. A number that is missing, as in an older version, counts as 0.
+
+With several ranks an iteration has a record of each. Those of all ranks but the first repeat the first one's KV memory
+and waiting requests: such a rank is known by the tokens of what it computes.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from typing import cast
 
 from attrs import define, field
 
-from protocol.messages.engine import EngineLoad, RankLoad
+from protocol.messages.engine import RankLoad
 
 KV, BATCH = "kvCacheStats", "inflightBatchingStats"
 RUNNING = ("numContextRequests", "numGenRequests")
 WAITING = ("numQueuedContextRequests", "numQueuedGenRequests", "numPausedRequests")
 WAITING_TOKENS = ("numQueuedCtxTokens",)
+TOKENS = ("numCtxTokens", "numCtxKvTokens", "numGenKvTokens")
 
 
 @define
@@ -30,16 +34,16 @@ class RankStatistics:
     _loads: dict[int, RankLoad] = field(init=False, factory=dict)
 
     @property
-    def total(self) -> EngineLoad:
-        """The load of the engine, with that of each rank in order."""
-        return EngineLoad.of_ranks([self._loads.get(rank, self._at_rest) for rank in range(self.ranks)])
+    def loads(self) -> list[RankLoad]:
+        """The load of each rank in order."""
+        return [self._loads.get(rank, self._at_rest) for rank in range(self.ranks)]
 
     def note(self, stats: Mapping[str, object]) -> bool:
         """Take the statistics of one iteration of one rank; False for a rank that the engine does not have."""
         rank = _number(stats, "attentionDpRank")
         if rank >= self.ranks:
             return False
-        batch, memory = _part(stats, BATCH), _part(stats, KV)
+        batch, memory = _part(stats, BATCH), _part(stats, KV) if rank == 0 else {}
         block_tokens = _number(memory, "tokensPerBlock") or self.page_size
         seconds = _share(stats, "iterLatencyMS") / 1000
         generating = _number(batch, "numGenRequests")
@@ -48,16 +52,16 @@ class RankStatistics:
             slots=self.slots,
             waiting=_sum(batch, WAITING),
             waiting_tokens=_sum(batch, WAITING_TOKENS),
-            kv_tokens_used=_number(memory, "usedNumBlocks") * block_tokens,
+            kv_tokens_used=_number(memory, "usedNumBlocks") * block_tokens if rank == 0 else _sum(batch, TOKENS),
             kv_tokens_max=_number(memory, "maxNumBlocks") * block_tokens or self.kv_tokens_max,
             hit_rate=min(1.0, _share(memory, "cacheHitRate")),
             throughput=generating / seconds if seconds else 0.0,
         )
         return True
 
-    def rest(self) -> None:
-        """Note the end of the last request: no statistics will come."""
-        self._loads.clear()
+    def rest(self, rank: int) -> None:
+        """Note the end of a rank's last request: no statistics of it will come."""
+        self._loads.pop(rank, None)
 
     @property
     def _at_rest(self) -> RankLoad:

@@ -39,12 +39,12 @@ _GIVEN_BY = {
     "context_max": "max_seq_len max_input_len",
     "prefill_chunk": "max_num_tokens enable_chunked_prefill",
     "tensor_parallel": "tensor_parallel_size",
+    "data_parallel": "enable_attention_dp",
     "transfer": "cache_transceiver_config.backend",
     "releases_memory": "sleep_config",
 }
 _REASONS = {
     "the host runs TensorRT-LLM's PyTorch backend alone, and no other, such as _autodeploy": "backend build_config",
-    "an engine of this kind has one rank that requests can name": "enable_attention_dp",
     "an engine of this kind takes no adapters": "enable_lora lora_config peft_cache_config",
     "the host takes token ids as they come": (
         "skip_tokenizer_init stream_interval num_postprocess_workers postprocess_tokenizer_dir reasoning_parser"

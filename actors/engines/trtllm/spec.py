@@ -22,6 +22,7 @@ class TrtllmSpec:
     context_max: int | None = None
     page_size: int = 32
     tensor_parallel: int = 1
+    data_parallel: int = 1  # ranks that requests name, each with so many slots and so much KV memory
     memory_fraction: float | None = None  # share of the free memory of a GPU for KV memory
     prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
     leg: Leg = Leg.BOTH

@@ -31,7 +31,12 @@ def _engine(context: NodeContext, local: LocalEngine) -> EngineChild:
         start_within_s=section.start_within_s,
         stop_within_s=LADDER.total_s + 1.0,
         about="TensorRT-LLM, in a process of its own",
-        limits=(("KV tokens", section.kv_tokens_max), ("slots", section.slots), ("silent s", section.silence_s)),
+        limits=(
+            *((("ranks", section.data_parallel),) if section.data_parallel > 1 else ()),
+            ("KV tokens", section.kv_tokens_max),
+            ("slots", section.slots),
+            ("silent s", section.silence_s),
+        ),
     )
     return EngineChild(child, f"on {section.device}")
 
@@ -73,6 +78,7 @@ def spec_of(cluster: Cluster, name: str) -> TrtllmSpec:
         context_max=section.context_max,
         page_size=section.page_size,
         tensor_parallel=section.tensor_parallel,
+        data_parallel=section.data_parallel,
         memory_fraction=section.memory_fraction,
         prefill_chunk=section.prefill_chunk,
         leg=section.worker_leg,

@@ -29,7 +29,8 @@ class TrtllmSection(EngineSection):
     kind: Literal["trtllm"] = "trtllm"
     device: Literal["cuda"] = "cuda"  # where it computes
     page_size: Count = 32  # tokens of a page of KV memory, a block of the prefix cache; a power of two
-    tensor_parallel: Count = 1  # GPUs that share each layer
+    # GPUs that share each layer; with as many ranks of data_parallel, all layers but those of attention
+    tensor_parallel: Count = 1
     # interpreter that runs its process, with TensorRT-LLM, attrs and msgspec; by default the node's own
     python: str | None = None
     # share of the free memory of a GPU for KV memory; by default TensorRT-LLM's own
@@ -87,8 +88,11 @@ class TrtllmSection(EngineSection):
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield the mistakes in this section at `path`."""
         del cluster
-        if self.data_parallel > 1:
-            yield Mistake(f"{path}.data_parallel", "must be 1 for an engine of this kind: name more engines")
+        if self.data_parallel not in {1, self.tensor_parallel}:
+            ranks = (
+                f"must be 1 or tensor_parallel, which is {self.tensor_parallel}: its ranks are those that share layers"
+            )
+            yield Mistake(f"{path}.data_parallel", ranks)
         if self.page_size & (self.page_size - 1):
             yield Mistake(f"{path}.page_size", f"must be a power of two, got {self.page_size}")
         if self.releases_memory and self.worker_leg is not Leg.BOTH:

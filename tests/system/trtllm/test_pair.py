@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import trio
 from attrs import evolve
 
 from actors.engines.trtllm.handed import HAND_OFF
+from actors.engines.trtllm.spec import TrtllmSpec
 from protocol.errors import AskerLeft, HandOffFailed
 from protocol.messages.cluster import Leg
 from protocol.token_ids import TokenIds
-from tests.contracts.engine import at_rest, new_id, request, slot
-from tests.contracts.pair import Pair, check_pair, state_of
+from tests.contracts.engine import at_rest, complete, new_id, request, slot
+from tests.contracts.pair import Pair, check_pair, read, state_of
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._faults import Fault, prompt_of
 from tests.rig.trtllm_engines import SPEC, trtllm_engine
 
@@ -23,12 +25,12 @@ pytestmark = pytest.mark.realtime
 
 
 @asynccontextmanager
-async def trtllm_pair(folder: Path) -> AsyncIterator[Pair]:
+async def trtllm_pair(folder: Path, spec: TrtllmSpec = SPEC) -> AsyncIterator[Pair]:
     """Run a prefill, a decode and an engine of both legs; the fake's KV caches are files in the folder."""
     async with AsyncExitStack() as stack:
         engines = []
         for leg in (Leg.PREFILL, Leg.DECODE, Leg.BOTH):
-            made = trtllm_engine(evolve(SPEC, leg=leg), ESPALIER_FAKE_TRTLLM_FOLDER=str(folder))
+            made = trtllm_engine(evolve(spec, leg=leg), ESPALIER_FAKE_TRTLLM_FOLDER=str(folder))
             engine = (await stack.enter_async_context(made)).current
             assert engine is not None
             engines.append(engine)
@@ -44,6 +46,20 @@ async def test_a_trtllm_pair_keeps_the_contract(tmp_path: Path) -> None:
             yield pair
 
         await check_pair(same)
+        assert not [*tmp_path.iterdir()], "a KV cache is held"
+
+
+async def test_each_rank_of_a_prefill_hands_over_to_each_rank_of_a_decode(tmp_path: Path) -> None:
+    async with trtllm_pair(tmp_path, evolve(SPEC, tensor_parallel=2, data_parallel=2)) as pair:
+        for prefill, decode in product(range(2), repeat=2):
+            wanted = request(pair.whole, 6, 20)
+            expected, _ = await complete(pair.whole, wanted)
+            async with (
+                slot(pair.prefill, evolve(wanted, rank=prefill)) as prompt,
+                slot(pair.decode, evolve(wanted, rank=decode, hand_off=await state_of(prompt))) as answer,
+            ):
+                ids, _ = await read(answer)
+            assert ids == expected
         assert not [*tmp_path.iterdir()], "a KV cache is held"
 
 

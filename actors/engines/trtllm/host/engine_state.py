@@ -36,9 +36,9 @@ class TrtllmState:
         self._llm = llm
         self._info = info
         self._blocks = blocks
-        self._translator = BlockTranslator(info.page_size, own_salt=cache.own_salt)
+        self._translator = BlockTranslator(info.page_size, info.data_parallel, own_salt=cache.own_salt)
         self._end = end
-        self._statistics = RankStatistics(1, info.running_max, info.page_size, info.kv_tokens_max)
+        self._statistics = RankStatistics(info.data_parallel, info.running_max, info.page_size, info.kv_tokens_max)
         self._steps = 0  # the number of signs of life
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -53,11 +53,18 @@ class TrtllmState:
         self._steps += 1
         self._changed.set()
 
-    def load(self, running: Collection[TrtllmRequest]) -> RankLoad:
-        """Return the load of an engine with these requests."""
-        if not running:
-            self._statistics.rest()
-        (last,), slots = self._statistics.total.by_rank, self._info.running_max
+    def loads(self, running: Collection[TrtllmRequest]) -> list[RankLoad]:
+        """Return the load of each rank of an engine with these requests."""
+        for rank in {*range(self._info.data_parallel)} - {each.request.rank for each in running}:
+            self._statistics.rest(rank)
+        return [
+            self._load(last, [each for each in running if each.request.rank == rank])
+            for rank, last in enumerate(self._statistics.loads)
+        ]
+
+    def _load(self, last: RankLoad, running: Collection[TrtllmRequest]) -> RankLoad:
+        """Return the load of a rank with these requests, given that of its last statistics."""
+        slots = self._info.running_max
         begun = sum(each.tokens > 0 or bool(each.state) for each in running)
         inside = max(begun, min(slots, len(running)))
         own = sum(len(each.request.tokens) + each.tokens for each in running if each.tokens or each.state)

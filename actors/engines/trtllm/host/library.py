@@ -94,6 +94,10 @@ class Library:
         self.logprob = cast("Make", import_module(f"{PACKAGE}.executor.result").Logprob)
         self.request_error = _request_error()
 
+    def scheduling_params(self, **fields: object) -> object:
+        """Return an object by which a request names its rank; the oldest versions have no such class."""
+        return cast("Make", import_module(f"{PACKAGE}.scheduling_params").SchedulingParams)(**fields)
+
     def start(self, arguments: Mapping[str, object]) -> Llm:
         """Start an engine; blocks until it is there."""
         return cast("Llm", self._llm(**arguments))

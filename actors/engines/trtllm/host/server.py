@@ -45,7 +45,7 @@ from protocol.messages.kv_events import WatchBlocks
 from protocol.messages.operations import operation_names
 
 CONTROL_STREAMS = 16  # beside one stream a slot
-WAITING_MAX = 256  # requests that wait inside the engine
+WAITING_MAX = 256  # requests that wait inside a rank
 CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
 """What TensorRT-LLM raises for a request that it does not take."""
 
@@ -264,7 +264,7 @@ class TrtllmHost:
     # Control operations ----------------------------------------------------------------
 
     async def _loads(self) -> list[RankLoad]:
-        return [self.state.load(self.by_stream.values())]
+        return self.state.loads(self.by_stream.values())
 
     async def _controlled(self, request: Message) -> Message:
         match request:
@@ -298,7 +298,7 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
             traceback.print_exception(error, file=sys.stderr)
         fail_start(boot.name, link, watchdog, error)
     leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
-    peer = Peer(boot.name, serves_max=boot.slots + WAITING_MAX + CONTROL_STREAMS)
+    peer = Peer(boot.name, serves_max=boot.data_parallel * (boot.slots + WAITING_MAX) + CONTROL_STREAMS)
     host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, boot)
     reason = asyncio.run(_serve(host, watchdog))
     print_reason(reason)

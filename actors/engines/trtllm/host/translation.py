@@ -16,6 +16,7 @@ from actors.engines.trtllm.handed import HandedState, context_fields, generation
 from actors.engines.trtllm.host.library import Library, Result
 from actors.engines.trtllm.log_probabilities import read, read_prompt
 from actors.engines.trtllm.sampling import engine_request
+from actors.engines.trtllm.signatures import SCHEDULING, Signatures
 from protocol.errors import EngineRefused, HandOffFailed, RequestError, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
@@ -38,7 +39,8 @@ def call(names: Library, request: Generate, info: EngineInfo, ends: tuple[int, .
         sampling[BIAS] = _tensor(cast("list[float]", sampling[BIAS]))
     if wanted.guided is not None:
         sampling["guided_decoding"] = names.guided_decoding(**wanted.guided)
-    return {**wanted.call, **handed, "sampling_params": names.sampling_params(**sampling)}
+    rank = {} if wanted.scheduling is None else {"scheduling_params": names.scheduling_params(**wanted.scheduling)}
+    return {**wanted.call, **handed, **rank, "sampling_params": names.sampling_params(**sampling)}
 
 
 def _handed(names: Library, request: Generate, info: EngineInfo) -> dict[str, object]:
@@ -143,6 +145,8 @@ def engine_info(boot: TrtllmBoot, version: str, digest: tuple[tuple[str, str], .
     vocabulary_size = _first(config, ("vocab_size",))
     if vocabulary_size is None:
         raise Unsupported("the model's configuration has no vocab_size")
+    if boot.data_parallel > 1 and not Signatures.of(version).holds(SCHEDULING):
+        raise Unsupported(f"TensorRT-LLM {version} cannot be given a rank: data_parallel must be 1")
     return EngineInfo(
         kind="trtllm",
         version=version,
@@ -157,6 +161,7 @@ def engine_info(boot: TrtllmBoot, version: str, digest: tuple[tuple[str, str], .
         hand_off=HandOff.NONE if boot.leg is Leg.BOTH else HandOff.SEQUENTIAL,
         hand_off_address=process.encode() if boot.leg is Leg.PREFILL else None,
         digest=digest,
+        data_parallel=boot.data_parallel,
         hand_off_terms=() if boot.leg is Leg.BOTH else (("transfer", boot.transfer),),
     )
 

@@ -43,6 +43,13 @@ def test_settings_come_last_and_fields_of_objects_join_those_of_the_keys() -> No
     assert arguments["kv_cache_config"] == {"max_tokens": 4096, "tokens_per_block": 32, "dtype": "fp8"}
 
 
+def test_ranks_with_requests_of_their_own_compute_attention_apart() -> None:
+    boot = boot_message.build(TrtllmSpec("e", "/m", 8, 4096, tensor_parallel=2, data_parallel=2), "/run/e")
+    assert boot.data_parallel == 2
+    assert (boot.arguments["enable_attention_dp"], boot.arguments["tensor_parallel_size"]) == (True, 2)
+    assert boot.arguments["max_batch_size"] == 8, "TensorRT-LLM counts it for each rank"
+
+
 def test_memory_that_can_be_released_returns_from_a_copy_but_for_the_kv_cache() -> None:
     spec = TrtllmSpec("e", "/m", 8, 4096, releases_memory=True)
     boot = boot_message.build(spec, "/run/e")

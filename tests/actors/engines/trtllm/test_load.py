@@ -23,6 +23,9 @@ def stats(rank: int | None = None, **changes: Any) -> dict[str, Any]:
         "numPausedRequests": 1,
         "numQueuedCtxTokens": 300,
         "numQueuedGenKvTokens": 7,
+        "numCtxTokens": 0,
+        "numCtxKvTokens": 0,
+        "numGenKvTokens": 0,
     }
     found: dict[str, Any] = {"iter": 9, "iterLatencyMS": 20.0}
     found["kvCacheStats"] = {name: changes.get(name, value) for name, value in memory.items()}
@@ -47,24 +50,27 @@ def test_blocks_become_tokens_and_requests_are_counted() -> None:
         hit_rate=0.25,
         throughput=200.0,
     )
-    assert found.total.by_rank == (expected,)
-    assert (found.total.running, found.total.waiting, found.total.kv_tokens_used) == (5, 4, 96)
+    assert found.loads == [expected]
 
 
 def test_nothing_is_known_before_the_first_answer_nor_at_rest() -> None:
     found = loads(2)
-    assert found.total.by_rank == (AT_REST, AT_REST)
+    assert found.loads == [AT_REST, AT_REST]
     found.note(stats(1))
-    assert found.total.by_rank[0] == AT_REST != found.total.by_rank[1]
-    found.rest()
-    assert found.total.by_rank == (AT_REST, AT_REST)
+    assert found.loads[0] == AT_REST != found.loads[1]
+    found.rest(0)
+    assert found.loads[1] != AT_REST
+    found.rest(1)
+    assert found.loads == [AT_REST, AT_REST]
 
 
 def test_the_last_statistics_of_each_rank_count() -> None:
     found = loads(2)
     for rank, used in ((0, 1), (1, 2), (0, 5)):
-        found.note(stats(rank, usedNumBlocks=used))
-    assert [each.kv_tokens_used for each in found.total.by_rank] == [160, 64]
+        found.note(stats(rank, usedNumBlocks=used, numCtxKvTokens=used, numGenKvTokens=100, numCtxTokens=20))
+    assert [each.kv_tokens_used for each in found.loads] == [160, 122], "a rank but the first has no memory of its own"
+    assert [each.kv_tokens_max for each in found.loads] == [2048, 4096]
+    assert [each.hit_rate for each in found.loads] == [0.25, 0.0]
     assert not found.note(stats(2)), "the engine has no such rank"
 
 
@@ -80,10 +86,10 @@ def test_the_last_statistics_of_each_rank_count() -> None:
 def test_a_number_that_is_missing_or_cannot_be_counts_as_0(odd: dict[str, Any]) -> None:
     found = loads()
     assert found.note(odd)
-    assert found.total.by_rank == (AT_REST,)
+    assert found.loads == [AT_REST]
 
 
 def test_an_older_version_does_not_name_the_tokens_of_a_block() -> None:
     found = loads()
     found.note(stats(tokensPerBlock=None, cacheHitRate=3.0))
-    assert (found.total.kv_tokens_used, found.total.by_rank[0].hit_rate) == (48, 1.0)
+    assert (found.loads[0].kv_tokens_used, found.loads[0].hit_rate) == (48, 1.0)

@@ -223,7 +223,11 @@ class Executor:
         if request.fault is Fault.TRANSFER_HANGS or request.steps < TRANSFER_STEPS:
             return
         handed = request.handed
-        if handed is None or not handed.first_gen_tokens or not _states.take(handed.opaque_state or b"-"):
+        if (
+            handed is None
+            or not handed.first_gen_tokens
+            or not _states.take(handed.opaque_state or b"-", handed.ctx_dp_rank)
+        ):
             self._end(
                 request, Response(error=RequestError("the KV cache could not be fetched from the context server"))
             )
@@ -306,9 +310,10 @@ class Executor:
             first_gen_tokens=[*request.answer],
             ctx_request_id=request.number,
             disagg_request_id=handed.disagg_request_id,
+            ctx_dp_rank=request.rank if len(self.caches) > 1 else None,
         )
         if response.finish == "length":
-            request.state = held.opaque_state = _states.hold()
+            request.state = held.opaque_state = _states.hold(held.ctx_dp_rank)
             request.stage = Stage.HELD
             if self.hold_s is not None:
                 asyncio.get_running_loop().call_later(self.hold_s, _states.free, request.state)
@@ -357,12 +362,12 @@ class Executor:
         mine = [each for each in self.requests if each.rank == rank]
         waiting = [each for each in mine if each.stage is Stage.WAITING]
         running = [each for each in mine if each.stage is Stage.RUNNING]
-        cache = self.caches[rank]
+        cache, is_first = self.caches[0], rank == 0  # the others repeat the memory of the first, and have no queue
         stat: dict[str, Any] = {
             "iter": self.steps,
             "iterLatencyMS": 1000 * STEP_S,
             "numActiveRequests": len(mine) - len(waiting),
-            "numQueuedRequests": len(waiting),
+            "numQueuedRequests": is_first * len(waiting),
             "kvCacheStats": {
                 "maxNumBlocks": cache.blocks_max,
                 "freeNumBlocks": cache.blocks_max - cache.used,
@@ -377,9 +382,9 @@ class Executor:
                 "numCtxTokens": 0,
                 "numCtxKvTokens": 0,
                 "numGenKvTokens": sum(len(each.prompt) + len(each.answer) for each in running),
-                "numQueuedContextRequests": len(waiting),
-                "numQueuedCtxTokens": sum(len(each.prompt) for each in waiting),
-                "numQueuedGenRequests": sum(each.stage is Stage.TRANSFER for each in mine),
+                "numQueuedContextRequests": is_first * len(waiting),
+                "numQueuedCtxTokens": is_first * sum(len(each.prompt) for each in waiting),
+                "numQueuedGenRequests": is_first * sum(each.stage is Stage.TRANSFER for each in mine),
                 "numQueuedGenKvTokens": 0,
                 "numPausedKvTokens": 0,
             },

@@ -88,6 +88,7 @@ class LLM:
         self.args = {**ARGUMENTS, **kwargs, "model": model, "tensor_parallel_size": tensor_parallel_size}
         self._vocabulary = VOCABULARY
         self._numbers = count(1)
+        self._unpinned = 0
         kv = configured(KvCacheConfig, self.args["kv_cache_config"])
         self._max_seq_len = int(self.args["max_seq_len"] or MAX_SEQ_LEN)
         ranks = tensor_parallel_size if self.args["enable_attention_dp"] else 1
@@ -157,11 +158,20 @@ class LLM:
             salt=cache_salt,
             known=digest(list(adapter.encode())) if adapter else 0,
             priority=priority,
-            rank=(scheduling_params.attention_dp_rank if scheduling_params else None) or 0,
+            rank=self._rank(scheduling_params),
             fault=fault,
         )
         self._executor.submit(request)
         return RequestOutput(request)
+
+    def _rank(self, wanted: SchedulingParams | None) -> int:
+        """Return the rank of a request: without a strict wish the engine chooses one."""
+        assert self._executor is not None
+        ranks = len(self._executor.caches)
+        if wanted is None or wanted.attention_dp_rank is None or wanted.attention_dp_relax is not False:
+            self._unpinned += 1
+            return self._unpinned % ranks
+        return wanted.attention_dp_rank
 
     def _check(
         self,

@@ -11,10 +11,10 @@ def folder() -> Path:
     return Path(os.environ.get("ESPALIER_FAKE_TRTLLM_FOLDER") or tempfile.gettempdir())
 
 
-def hold() -> bytes:
-    """Hold a state, and return what a decode is to be given."""
+def hold(rank: int | None = None) -> bytes:
+    """Hold a state of a rank, and return what a decode is to be given beside the rank."""
     name = f"trtllm-{uuid4().hex}"
-    (folder() / name).write_text(str(os.getpid()))
+    (folder() / name).write_text(f"{os.getpid()} {rank}")
     return name.encode()
 
 
@@ -23,13 +23,15 @@ def is_held(state: bytes) -> bool:
     return (folder() / state.decode()).exists()
 
 
-def take(state: bytes) -> bool:
-    """Take a state; False if it is not held any more, or by a process that has ended."""
+def take(state: bytes, rank: int | None = None) -> bool:
+    """Take a state of a rank; False if it is not held any more, or by a process that has ended, or another rank."""
     path = folder() / Path(state.decode()).name
     try:
-        process = int(path.read_text())
+        process, holder = path.read_text().split()
+        if holder != str(rank):
+            return False
         path.unlink()
-        os.kill(process, 0)
+        os.kill(int(process), 0)
     except (OSError, ValueError):
         return False
     return True

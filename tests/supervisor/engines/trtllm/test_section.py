@@ -26,14 +26,14 @@ kv_tokens_max = 4096
     ("keys", "why"),
     [
         ('leg = "encode"', "engine.e.leg: an engine of kind trtllm cannot be an encoder"),
-        ("data_parallel = 2", "engine.e.data_parallel: must be 1 for an engine of this kind"),
+        ("tensor_parallel = 4\ndata_parallel = 2", "engine.e.data_parallel: must be 1 or tensor_parallel, which is 4"),
         ("page_size = 24", "engine.e.page_size: must be a power of two, got 24"),
         ('python = " "', "engine.e.python: is empty"),
         ('settings.backend = "_autodeploy"', "engine.e.settings.backend: cannot be set: the host runs"),
         ('settings."kv_cache_config.max_tokens" = 5', "is given by kv_tokens_max"),
         ("max_num_tokens = 5", "engine.e.max_num_tokens: is not a key here; did you mean prefill_chunk?"),
         ('attn_backend = "FLASHINFER"', "it is an argument of TensorRT-LLM: write it in [engine.NAME.settings]"),
-        ("enable_attention_dp = true", "what TensorRT-LLM has by this name cannot be set"),
+        ("enable_attention_dp = true", "what TensorRT-LLM has by this name is given by data_parallel"),
         ("settings.sleep_config = 1", "engine.e.settings.sleep_config: is given by releases_memory"),
         ('leg = "prefill"\nreleases_memory = true', "engine.e.releases_memory: needs leg = "),
         ('environment."A=B" = "c"', "is no name of a variable"),
@@ -51,6 +51,11 @@ def test_an_interpreter_that_is_not_there_is_a_mistake_on_its_host_alone(written
     found = [(each.path, each.message) for each in mistakes_here(cluster, ["main"], {})]
     assert found == [("engine.e.python", "no program is there on this host: /nowhere/python")]
     assert not [*mistakes_here(read_cluster(written(FILE)), ["main"], {})]
+
+
+def test_ranks_are_those_of_tensor_parallelism(written: Callable[[str], Path]) -> None:
+    spec = spec_of(read_cluster(written(f"{FILE}tensor_parallel = 2\ndata_parallel = 2\n")), "e")
+    assert (spec.tensor_parallel, spec.data_parallel) == (2, 2)
 
 
 def test_the_keys_reach_the_description_of_the_host(written: Callable[[str], Path]) -> None:
