@@ -17,7 +17,7 @@ from itertools import groupby
 from math import isfinite, prod
 from pathlib import Path
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from actors.engines.model_files import sampled
 
@@ -68,10 +68,27 @@ class AdapterFiles:
 
 @frozen
 class AdapterBounds:
-    """The largest rank that an engine takes, and the modules that adapters may change, or `ALL`."""
+    """The largest rank that an engine takes, and the modules that adapters may change, or `ALL`.
+
+    `weights` is the pattern of the name of the file of weights. An engine that `fuses` has one place for the layers
+    that it computes at once, and takes them by the name of any.
+    """
 
     rank_max: int
     modules: tuple[str, ...] = (ALL,)
+    weights: str = "*.safetensors"
+    fuses: bool = True
+
+
+@frozen(kw_only=True)
+class AdapterLimits:
+    """The limits on an engine's adapters, and the folders of its first ones by name."""
+
+    bounds: AdapterBounds
+    loaded_max: int
+    active_max: int | None = None  # in one engine step; None: all that are loaded
+    folders: dict[str, str] = Factory(dict)
+    dispensable: tuple[str, ...] = ()  # names of those without which it may start
 
 
 def check_adapter(folder: Path, model: Path, bounds: AdapterBounds) -> AdapterFiles:
@@ -85,6 +102,8 @@ def check_adapter(folder: Path, model: Path, bounds: AdapterBounds) -> AdapterFi
     weights = sorted(folder.glob("*.safetensors"))
     if len(weights) != 1:
         raise AdapterMistake(f"it must have its weights in one file of safetensors, and has {len(weights)}")
+    if not weights[0].match(bounds.weights):
+        raise AdapterMistake(f"its weights are in {weights[0].name}, and this engine reads {bounds.weights}")
     if not weights[0].is_file():  # a pipe would be read for ever
         raise AdapterMistake(f"{weights[0].name} is no file")
     shapes = _layers(_header(weights[0]))
@@ -220,6 +239,7 @@ def _check_modules(modules: Collection[str], bounds: AdapterBounds) -> None:
     """Raise `AdapterMistake` for modules that the engine has no memory for."""
     if ALL in bounds.modules:
         return
-    taken = {FUSED.get(module, module) for module in bounds.modules}
-    if others := sorted(module for module in modules if FUSED.get(module, module) not in taken):
+    place = FUSED if bounds.fuses else {}
+    taken = {place.get(module, module) for module in bounds.modules}
+    if others := sorted(module for module in modules if place.get(module, module) not in taken):
         raise AdapterMistake(f"it adapts {', '.join(others)}, and target_modules are {', '.join(bounds.modules)}")

@@ -16,6 +16,7 @@ INSIDE = {"address", "directory", "endpoint", "engine", "engine_name", "folder",
 # Files whose errors only operators get, or other nodes.
 OPERATORS = (
     "actors/engines/adapter_table.py",
+    "actors/engines/host/adapters.py",
     "actors/engines/sglang/host/adapters.py",
     "actors/engines/sglang/host/checkpoint.py",
     "supervisor/cli/",

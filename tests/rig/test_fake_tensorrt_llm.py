@@ -17,6 +17,7 @@ from attrs import fields_dict
 
 from actors.engines.trtllm import signatures
 from actors.engines.trtllm.signatures import REQUIRED, TABLE, Signatures
+from tests.rig.adapters import write_adapter
 from tests.rig.fake_tensorrt_llm.tensorrt_llm import LLM, MultimodalEncoder, RequestOutput, _executor, _types
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._faults import DEATH_CODE, Fault, prompt_of
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._llm import ARGUMENTS, VOCABULARY
@@ -25,6 +26,7 @@ from tests.rig.fake_tensorrt_llm.tensorrt_llm._types import (
     DisaggregatedParams,
     GuidedDecodingParams,
     Logprob,
+    LoraConfig,
     LoRARequest,
     RequestError,
     SamplingParams,
@@ -35,6 +37,7 @@ ReturnedT = TypeVar("ReturnedT")
 WITHIN_S = 20.0
 PAIR: dict[str, Any] = {"cache_transceiver_config": {"backend": "DEFAULT"}}
 PROMPT = [*range(40, 60)]
+LORA: dict[str, Any] = {"lora_target_modules": ["attn_q", "attn_k", "attn_v"]}
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +139,7 @@ CALLED: dict[str, Callable[..., object]] = {
     signatures.HANDED: DisaggregatedParams,
     signatures.SCHEDULING: SchedulingParams,
     signatures.LORA: LoRARequest,
+    signatures.LORA_CONFIG: LoraConfig,
     signatures.LOGPROB: Logprob,
 }
 ATTRIBUTES = {
@@ -528,11 +532,9 @@ def test_ranks_have_caches_of_their_own() -> None:
 def test_what_is_not_enabled_is_refused(tmp_path: Path) -> None:
     async def body() -> None:
         llm = LLM("m")
-        lora = LoRARequest("pirate", 1, str(tmp_path))
         two = GuidedDecodingParams(json="{}", regex="a")
         for words, refused in (
             ("guided_decoding_backend", partial(ask, llm, guided_decoding=GuidedDecodingParams(regex="a"))),
-            ("LoRA is not enabled", partial(ask, llm, lora_request=lora)),
             ("must have 512 values", partial(ask, llm, embedding_bias=[0.0] * (VOCABULARY - 1))),
             ("priority must be", partial(ask, llm, priority=1.5)),
             ("tokenizer is required", partial(ask, llm, end_id=None)),
@@ -542,8 +544,65 @@ def test_what_is_not_enabled_is_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(ValueError, match=words):
                 refused()
-        with_adapters = LLM("m", enable_lora=True)
-        assert await tokens(with_adapters, lora_request=lora) != await tokens(with_adapters)
+
+    run(body)
+
+
+def test_an_adapter_is_found_by_its_number_alone_and_is_left_out_without_a_configuration(tmp_path: Path) -> None:
+    one, two = (LoRARequest(f"a{seed}", seed, str(write_adapter(tmp_path / f"a{seed}", seed))) for seed in (1, 2))
+
+    async def body() -> None:
+        llm = LLM("m", lora_config={"lora_target_modules": ["attn_q"], "max_loras": 1})
+        plain, first, second = (
+            await tokens(llm),
+            await tokens(llm, lora_request=one),
+            await tokens(llm, lora_request=two),
+        )
+        assert first not in (plain, second)
+        assert second != plain
+        stale = LoRARequest("a2", 1, two.lora_path)
+        assert await tokens(llm, lora_request=stale) == first, "nothing was read again"
+        assert await tokens(LLM("m"), lora_request=one) == plain
+        for why, wrong in (("No such file", LoRARequest("none", 3, str(tmp_path))), ("Invalid low_rank", one)):
+            with pytest.raises(RequestError, match=f"Failed to load LoRA adapter: .*{why}"):
+                await tokens(LLM("m", lora_config={**LORA, "max_lora_rank": 2}), lora_request=wrong)
+        assert await tokens(llm, lora_request=two) == second
+        with pytest.raises(AssertionError, match="at least one lora target module"):
+            LLM("m", lora_config={"max_loras": 1})
+
+    run(body)
+
+
+def test_adapters_beyond_the_memory_of_the_gpu_replace_one_another_and_share_no_block(tmp_path: Path) -> None:
+    loras = [LoRARequest(f"a{seed}", seed, str(write_adapter(tmp_path / f"a{seed}", seed))) for seed in (1, 2, 3)]
+
+    async def body() -> None:
+        llm = LLM("m", lora_config={**LORA, "max_loras": 2})
+        prompt = [*range(100)]
+        expected = [await tokens(llm, prompt, lora_request=lora) for lora in loras]
+        assert len({str(each) for each in expected}) == 3
+        answers = [ask(llm, prompt, lora_request=lora) for lora in (*loras, *loras)]
+        assert [(await read(each)).token_ids for each in answers] == expected * 2
+        assert all(each.cached_tokens for each in answers)
+        executor = llm._executor  # noqa: SLF001
+        assert executor is not None
+        assert executor.adapters is not None
+        assert executor.adapters.evictions > 1
+        assert len(executor.adapters.device) == 2
+
+    run(body)
+
+
+def test_the_adapter_of_a_fetched_request_is_never_loaded_which_breaks_the_engine(tmp_path: Path) -> None:
+    lora = LoRARequest("a", 1, str(write_adapter(tmp_path / "a", 1)))
+
+    async def body() -> None:
+        prefill, decode = (LLM("m", lora_config=LORA, **PAIR) for _ in range(2))
+        output, state = await handed(prefill, lora_request=lora)
+        with pytest.raises(RuntimeError, match="copyTask ensure batch"):
+            await tokens(decode, disaggregated_params=state, lora_request=lora)
+        assert not is_healthy(decode)
+        output.abort()
 
     run(body)
 

@@ -38,16 +38,23 @@ def one_end_model(folder: Path) -> Path:
 
 @asynccontextmanager
 async def trtllm_engine(
-    spec: TrtllmSpec = SPEC, *, silent_s: float = 10.0, **environment: str
+    spec: TrtllmSpec = SPEC,
+    engines: Registration[Engine] | None = None,
+    *,
+    silent_s: float = 10.0,
+    **environment: str,
 ) -> AsyncIterator[Registration[Engine]]:
-    """Run an engine for the body, without a node around it; its end raises in the body's nursery."""
+    """Run an engine for the body, without a node around it; its end raises in the body's nursery.
+
+    With the `engines` of an earlier body, it is the next life of that engine.
+    """
     with short_folder() as base, run_folder.run_folder(base, leftover_memory.remove) as folder:
 
         def output_log(name: str) -> OutputLog:
             return OutputLog(Path(base) / f"{name}.log")
 
         runtime = HostRuntime(folder, output_log, GracePeriods(), Ladder(), time.time, silent_s)
-        engines: Registration[Engine] = Registration()
+        engines = engines or Registration[Engine]()
         own = evolve(spec, model_path=str(one_end_model(Path(base))), environment={**spec.environment, **environment})
         variables = {**os.environ, "PYTHONPATH": str(FAKE)}
         async with trio.open_nursery() as nursery:

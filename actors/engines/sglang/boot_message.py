@@ -13,7 +13,8 @@ from ipaddress import ip_address
 import msgspec
 from attrs import frozen
 
-from actors.engines.sglang.spec import AdapterLimits, GrammarLimits, Setting, SglangSpec
+from actors.engines.adapter_files import AdapterLimits
+from actors.engines.sglang.spec import GrammarLimits, Setting, SglangSpec
 from protocol.messages.cluster import Leg
 
 GRAMMAR_STEP_MS, BYTES_MAX = "ESPALIER_GRAMMAR_STEP_MS", "ESPALIER_GRAMMAR_BYTES_MAX"
@@ -214,9 +215,9 @@ def _adapters(limits: AdapterLimits, *, on_cpu: bool) -> dict[str, Setting]:
     """Return SGLang's arguments for LoRA adapters; it may compute with one more than `active_max`: with none."""
     return {
         "enable_lora": True,
-        "max_lora_rank": limits.rank_max,
-        "lora_target_modules": [*limits.modules],
-        "max_loras_per_batch": limits.active_max + 1,
+        "max_lora_rank": limits.bounds.rank_max,
+        "lora_target_modules": [*limits.bounds.modules],
+        "max_loras_per_batch": (limits.active_max or limits.loaded_max) + 1,
         "lora_paths": lora_paths(limits.folders),
         "lora_backend": "torch_native" if on_cpu else None,  # SGLang's own default needs a GPU
     }

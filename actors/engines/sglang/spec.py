@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
+from actors.engines.adapter_files import AdapterLimits
 from protocol.messages.cluster import Leg
 
 METRICS_PREFIX = "sglang:"
@@ -28,18 +29,6 @@ class GrammarLimits:
     checks_max: int = 2  # each in a process of its own
     waiting_max: int = 64
     verdicts_max: int = 1024  # verdicts that are kept
-
-
-@frozen(kw_only=True)
-class AdapterLimits:
-    """The limits on an engine's LoRA adapters, and the folders of its first ones by name."""
-
-    rank_max: int
-    modules: tuple[str, ...]  # of the model; "all" alone for every linear layer
-    loaded_max: int
-    active_max: int  # in one engine step
-    folders: dict[str, str] = Factory(dict)
-    dispensable: tuple[str, ...] = ()  # names of those without which it may start
 
 
 @frozen

@@ -6,9 +6,10 @@ keeps a table of its blocks, of which there are as many as its memory holds.
 
 The events of a rank are numbered. After a gap all of its blocks are forgotten, and a block is known again only with all
 blocks before it. Layers of attention with a smaller window report the same blocks once more, and are left out. So are
-blocks that are not full, and blocks of images, since every image has the same tokens. Versions before 1.3 do not
-report the salt of a block, so their salted blocks count as unsalted: no answer depends on it, but the choice of an
-engine does.
+blocks that are not full, and blocks of images, since every image has the same tokens. No event names the adapter of a
+block: the salt of its request does (`Generate.cache_namespace`), so a router finds it by its hash as any other one.
+Versions before 1.3 do not report the salt of a block, so their salted blocks count as unsalted: no answer depends on
+it, but the choice of an engine does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class _Block:
     """A block that is in the memory; its digest is that of its whole prefix."""
 
     digest: bytes
-    lora: str | None
     medium: str
 
     @property
@@ -106,11 +106,7 @@ class BlockTranslator:
     def _stored(self, table: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
         """Yield the stored blocks up to one that is not full; none without a known block before them."""
         blocks = [_fields(each) for each in _items(data.get("blocks"))]
-        salts, parent, lora = (
-            {_text(each.get("cache_salt")) for each in blocks},
-            data.get("parent_hash"),
-            data.get("lora_name"),
-        )
+        salts, parent = {_text(each.get("cache_salt")) for each in blocks}, data.get("parent_hash")
         before = table.blocks.get(parent) if isinstance(parent, int) else None
         if len(salts) != 1 or (parent is not None and before is None):
             return
@@ -121,12 +117,12 @@ class BlockTranslator:
             if tokens is None or not isinstance(own, int):
                 break
             (digest,) = block_digests(digest, tokens.packed, self.page_size)
-            table.blocks[own] = _Block(digest, _text(lora), _medium(block.get("cache_level")))
+            table.blocks[own] = _Block(digest, _medium(block.get("cache_level")))
             stored.append(table.blocks[own])
         for medium, run in _runs(stored):
             place = stored.index(run[0])
             first = stored[place - 1].hash if place else None if before is None else before.hash
-            yield BlockEvent(BlockChange.STORED, rank, tuple(each.hash for each in run), first, medium, _text(lora))
+            yield BlockEvent(BlockChange.STORED, rank, tuple(each.hash for each in run), first, medium)
 
     def _tokens(self, block: _Fields) -> TokenIds | None:
         """Return the tokens of a full block of text, None for any other one."""
@@ -153,21 +149,21 @@ def _moved(table: _Rank, rank: int, data: _Fields) -> Iterator[BlockEvent]:
     if block is None or level is None or _medium(level) == block.medium:
         return
     assert isinstance(own, int)
-    table.blocks[own] = moved = _Block(block.digest, block.lora, _medium(level))
+    table.blocks[own] = moved = _Block(block.digest, _medium(level))
     yield from _events(BlockChange.REMOVED, rank, [block])
     yield from _events(BlockChange.STORED, rank, [moved])
 
 
 def _events(change: BlockChange, rank: int, blocks: Sequence[_Block]) -> Iterator[BlockEvent]:
-    """Yield one event for each run of blocks of one medium and one adapter."""
+    """Yield one event for each run of blocks of one medium."""
     for medium, run in _runs(blocks):
-        yield BlockEvent(change, rank, tuple(each.hash for each in run), None, medium, run[0].lora)
+        yield BlockEvent(change, rank, tuple(each.hash for each in run), None, medium)
 
 
 def _runs(blocks: Sequence[_Block]) -> Iterator[tuple[str, list[_Block]]]:
     run = list[_Block]()
     for block in blocks:
-        if run and (block.medium, block.lora) != (run[0].medium, run[0].lora):
+        if run and block.medium != run[0].medium:
             yield run[0].medium, run
             run = []
         run.append(block)

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import msgspec
 from attrs import frozen
 
+from actors.engines.adapter_files import AdapterLimits
+from actors.engines.trtllm.adapter_arguments import lora_arguments
 from actors.engines.trtllm.spec import TrtllmSetting, TrtllmSpec
 from protocol.messages.cluster import Leg
 
@@ -49,6 +51,7 @@ class TrtllmBoot:
     publishes: bool
     releases_memory: bool
     environment: dict[str, str]
+    adapters: AdapterLimits | None = None
 
     @property
     def owns_weights(self) -> bool:
@@ -71,6 +74,7 @@ def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
         publishes=spec.publishes,
         releases_memory=spec.releases_memory,
         environment={**ENVIRONMENT, **spec.environment},
+        adapters=spec.adapters,
     )
 
 
@@ -93,6 +97,7 @@ def _arguments(spec: TrtllmSpec) -> dict[str, TrtllmSetting]:
         "cache_transceiver_config.backend": None if spec.leg is Leg.BOTH else spec.transfer,
         # TensorRT-LLM's own demand on an engine that computes prompts for others.
         "disable_overlap_scheduler": True if spec.leg is Leg.PREFILL else None,
+        **({} if spec.adapters is None else lora_arguments(spec.adapters)),
     }
     return {name: value for name, value in given.items() if value is not None}
 

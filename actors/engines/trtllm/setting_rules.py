@@ -42,10 +42,14 @@ _GIVEN_BY = {
     "data_parallel": "enable_attention_dp",
     "transfer": "cache_transceiver_config.backend",
     "releases_memory": "sleep_config",
+    "[engine.NAME.adapters]": (
+        "enable_lora peft_cache_config lora_config.lora_dir lora_config.lora_ckpt_source lora_config.max_lora_rank"
+        " lora_config.lora_target_modules lora_config.trtllm_modules_to_hf_modules lora_config.max_loras"
+        " lora_config.max_cpu_loras"
+    ),
 }
 _REASONS = {
     "the host runs TensorRT-LLM's PyTorch backend alone, and no other, such as _autodeploy": "backend build_config",
-    "an engine of this kind takes no adapters": "enable_lora lora_config peft_cache_config",
     "the host takes token ids as they come": (
         "skip_tokenizer_init stream_interval num_postprocess_workers postprocess_tokenizer_dir reasoning_parser"
     ),

@@ -4,7 +4,8 @@ TensorRT-LLM cannot be imported on a node, and its parameters differ by version.
 version that takes it. The source is TensorRT-LLM's own repository, at the versions of `VERSIONS`: the references of its
 tests of the API's stability (`tests/unittest/api_stability/references*/*.yaml`), and the signatures in
 `tensorrt_llm/llmapi/llm.py`, `sampling_params.py`, `scheduling_params.py`, `disaggregated_params.py`,
-`executor/request.py` and `executor/result.py`. Only names and defaults are held.
+`executor/request.py` and `executor/result.py`. `LoraConfig` is of `_torch/peft/lora/config.py`, and of `lora_helper.py`
+before 1.3.0rc26. Only names and defaults are held.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _third(**defaults: object) -> tuple[PublishedParameter, ...]:
 
 LLM_INIT, GENERATE = "LLM.__init__", "LLM.generate_async"
 SAMPLING, GUIDED, HANDED = "SamplingParams", "GuidedDecodingParams", "DisaggregatedParams"
-SCHEDULING, LORA = "SchedulingParams", "LoRARequest"
+SCHEDULING, LORA, LORA_CONFIG = "SchedulingParams", "LoRARequest", "LoraConfig"
 RESULT, CHOICE, LOGPROB = "RequestOutput", "CompletionOutput", "Logprob"
 STATS, KV_EVENTS, CAPACITY = "LLM.get_stats_async", "LLM.get_kv_cache_events_async", "LLM.get_kv_cache_capacity"
 COLLECTIVE_RPC, SHUTDOWN, ABORT = "LLM._collective_rpc", "LLM.shutdown", "RequestOutput.abort"
@@ -179,6 +180,20 @@ TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
         ENCODE: _second(inputs=REQUIRED),
         SCHEDULING: _second(attention_dp_rank=None, attention_dp_relax=None),
         LORA: _first(lora_name=REQUIRED, lora_int_id=REQUIRED, lora_path="", lora_ckpt_source="hf"),
+        LORA_CONFIG: (
+            *_first(
+                lora_dir=(),
+                lora_ckpt_source="hf",
+                max_lora_rank=64,
+                lora_target_modules=(),
+                trtllm_modules_to_hf_modules=None,
+                max_loras=None,
+                max_cpu_loras=None,
+            ),
+            *_third(
+                swap_gate_up_proj_lora_b_weight=True, overlap_lora_and_base=False, cuda_graph_specialize_lora=False
+            ),
+        ),
         LOGPROB: _first(logprob=REQUIRED, rank=None),
         # Attributes of results, which nobody but TensorRT-LLM makes.
         CHOICE: (
@@ -208,6 +223,24 @@ SINCE: Mapping[str, str] = MappingProxyType(
     }
 )
 """The first held version of each row of `TABLE` that is not as old as the oldest one."""
+
+
+LORA_MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "q_proj": "attn_q",
+        "k_proj": "attn_k",
+        "v_proj": "attn_v",
+        "o_proj": "attn_dense",
+        "gate_proj": "mlp_h_to_4h",
+        "up_proj": "mlp_gate",
+        "down_proj": "mlp_4h_to_h",
+    }
+)
+"""TensorRT-LLM's names of the linear layers of a transformer, by those in a model's files.
+
+They are of `get_default_trtllm_modules_to_hf_modules`, beside `LoraConfig`. The layers of mixtures of experts and of
+state-space models are left out there or here: not all versions have them.
+"""
 
 
 @frozen(order=True)

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from attrs import Factory, frozen
 
+from actors.engines.adapter_files import AdapterLimits
 from protocol.messages.cluster import Leg
 
 TrtllmSetting: TypeAlias = str | int | float | bool | list[str | int] | None
@@ -29,5 +30,6 @@ class TrtllmSpec:
     transfer: str = "DEFAULT"  # how KV caches move from a prefill to a decode
     publishes: bool = False  # whether it reports the blocks of its KV memory
     releases_memory: bool = False  # whether its GPU memory can be released by tag
+    adapters: AdapterLimits | None = None  # None: it takes no adapters
     settings: dict[str, TrtllmSetting] = Factory(dict)  # the arguments of `LLM`, unchanged
     environment: dict[str, str] = Factory(dict)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from actors.engines.adapter_files import ALL
+from actors.engines.adapter_files import AdapterLimits
 from actors.engines.sglang.spec import Setting
-from protocol.strict.checks import Holds, Within
 from protocol.strict.mistakes import Mistake
-from supervisor.config.adapters import AdapterCount, AdaptersSection
+from supervisor.config.adapters import AdapterCount
+from supervisor.engines.file_adapters import FileAdapters
 
 BACKENDS = ("triton", "csgmv", "torch_native", "triton_v2")
 SETTINGS = (
@@ -30,13 +30,14 @@ SAFE_FORMATS = ("auto", "safetensors")
 
 
 @frozen(kw_only=True)
-class SglangAdapters(AdaptersSection):
+class SglangAdapters(FileAdapters):
     """`[engine.NAME.adapters]`: the LoRA adapters of an SGLang engine."""
 
-    max_rank: Annotated[int, Within(at_least=1, at_most=1024)]  # largest rank of an adapter, for which memory is kept
-    # layers that adapters may change, by SGLang's names; `all` for every linear layer
-    target_modules: Annotated[tuple[str, ...], Holds(1)] = (ALL,)
     active_max: AdapterCount = 7  # different adapters of one engine step; requests for more wait
+
+    def limits(self, folder: Path) -> AdapterLimits:
+        """Return the limits on the engine's adapters, and the folders of the first ones, from the file's `folder`."""
+        return evolve(super().limits(folder), active_max=self.active_max)
 
 
 def mistakes(
@@ -49,8 +50,6 @@ def mistakes(
                 yield Mistake(f"{path}.settings.{name}", "means nothing without [engine.NAME.adapters]")
         return
     yield from own.mistakes(f"{path}.adapters")
-    if ALL in own.target_modules and len(own.target_modules) > 1:
-        yield Mistake(f"{path}.adapters.target_modules", f"names {ALL} and others")
     if device == "cpu" and settings.get("lora_backend", "torch_native") != "torch_native":
         yield Mistake(f"{path}.settings.lora_backend", "must be torch_native on a CPU: the others need a GPU")
     if settings.get("load_format", "auto") not in SAFE_FORMATS:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import trio
 from attrs import define, evolve, field
 
-from actors.engines.sglang.spec import AdapterLimits, SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from actors.kit.calls import Address, Askable, Inbox, mailbox
 from protocol.messages.engine import Done, HandOff
 from protocol.messages.kind import Message
@@ -269,19 +268,6 @@ def all_ranks(cluster: Cluster, name: str) -> str:
     return f", over nodes {', '.join(nodes)}, which meet at {ranks.rank0_address(cluster, name)}" if nodes[1:] else ""
 
 
-def _adapters(section: SglangSection, folder: Path) -> AdapterLimits | None:
-    """Return the limits of an engine's adapters, with the folders of the first ones; None if it takes none."""
-    if (own := section.adapters) is None:
-        return None
-    return AdapterLimits(
-        rank_max=own.max_rank,
-        modules=own.target_modules,
-        loaded_max=own.loaded_max,
-        active_max=own.active_max,
-        folders=own.folders(folder),
-    )
-
-
 def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
     """Return the description of the host of one rank of an engine."""
     section = cluster.engine[name]
@@ -321,5 +307,5 @@ def spec_of(cluster: Cluster, name: str, rank: int = 0) -> SglangSpec:
         diffusion=section.diffusion,
         diffusion_settings=section.diffusion_settings.arguments,
         expert_ranks=section.experts.ranks_recorded if section.experts.record else 0,
-        adapters=_adapters(section, cluster.folder),
+        adapters=None if section.adapters is None else section.adapters.limits(cluster.folder),
     )

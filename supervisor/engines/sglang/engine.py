@@ -16,8 +16,9 @@ from actors.engines.port import Engine
 from actors.engines.sglang import boot_message
 from actors.engines.sglang.adapter import SglangEngine
 from actors.engines.sglang.embedder import SglangEmbedder
-from actors.engines.sglang.spec import AdapterLimits, SglangSpec
+from actors.engines.sglang.spec import SglangSpec
 from protocol.errors import EngineLost
+from supervisor.engines.file_adapters import with_loaded
 from supervisor.engines.host.life import HostRuntime, Use, engine_info, run_host, watched
 from supervisor.engines.host.spawn import Descriptors
 from supervisor.engines.sglang.spawn import HostStarter
@@ -51,17 +52,8 @@ async def run_engine(
                 return await watched(offered, process, runtime.silent_s)
         return None
 
-    own = evolve(spec, bootstrap_port=port, adapters=_with_loaded(spec.adapters, registration.last))
+    own = evolve(spec, bootstrap_port=port, adapters=with_loaded(spec.adapters, registration.last))
     await _host(own, start_host, runtime, offer)
-
-
-def _with_loaded(limits: AdapterLimits | None, last: Engine | None) -> AdapterLimits | None:
-    """Return the limits on adapters for the next life of an engine, with those that its last life had in the end."""
-    if limits is None or not isinstance(last, SglangEngine) or last.adapters is None:
-        return limits
-    loaded = {adapter.name: adapter.folder for adapter in last.adapters.adapters}
-    later = tuple(name for name, folder in loaded.items() if limits.folders.get(name) != folder)
-    return evolve(limits, folders=loaded, dispensable=later)
 
 
 async def run_follower_host(spec: SglangSpec, start_host: HostStarter, runtime: HostRuntime, port: int | None) -> None:

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias, cast
 
-from actors.engines.adapter_files import AdapterBounds, AdapterMistake, check_adapter
-from protocol.strict.mistakes import Mistake, join, segment
+from protocol.strict.mistakes import Mistake
 from supervisor.config.schema import Cluster, EngineSection
 from supervisor.engines.sglang.diffusion import model_mistake
 from supervisor.engines.sglang.embedding import model_mistakes
@@ -65,7 +64,8 @@ def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: M
         wrong = model_mistake(section.diffusion, architecture, path)
         yield from () if wrong is None else (wrong,)
     yield from _expert_mistakes(cluster, section, f"{path}.experts")
-    yield from _adapter_mistakes(cluster, section, path)
+    if (adapters := section.adapters) is not None:
+        yield from adapters.file_mistakes(cluster.folder, cluster.model_path(section.model), f"{path}.adapters")
     if section.device == "cuda":
         yield from _gpu_mistakes(section, path, variables)
 
@@ -110,18 +110,6 @@ def experts_of(folder: Path, overrides: str = "{}") -> int | None:
         numbers = (text.get(key) for key in EXPERT_KEYS)
         return next((number for number in numbers if isinstance(number, int)), 0)
     return None
-
-
-def _adapter_mistakes(cluster: Cluster, section: SglangSection, path: str) -> Iterator[Mistake]:
-    """Yield the mistakes in the files of an engine's first adapters."""
-    if (own := section.adapters) is None:
-        return
-    model, bounds = cluster.model_path(section.model), AdapterBounds(own.max_rank, own.target_modules)
-    for name, folder in own.folders(cluster.folder).items():
-        try:
-            check_adapter(Path(folder), model, bounds)
-        except (AdapterMistake, OSError) as error:
-            yield Mistake(join(f"{path}.adapters.load", segment(name)), f"{folder} cannot be loaded: {error}")
 
 
 # The model's limit ------------------------------------------------------------------------------

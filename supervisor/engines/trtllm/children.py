@@ -85,6 +85,7 @@ def spec_of(cluster: Cluster, name: str) -> TrtllmSpec:
         transfer=section.transfer,
         publishes=section.publishes(cluster),
         releases_memory=section.releases_memory,
+        adapters=None if section.adapters is None else section.adapters.limits(cluster.folder),
         settings=section.settings,
         environment=section.environment,
     )

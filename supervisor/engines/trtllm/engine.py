@@ -16,6 +16,7 @@ from actors.engines.trtllm import boot_message
 from actors.engines.trtllm.engine import TrtllmEngine
 from actors.engines.trtllm.spec import TrtllmSpec
 from protocol.errors import EngineLost
+from supervisor.engines.file_adapters import with_loaded
 from supervisor.engines.host.life import HostRuntime, engine_info, run_host, watched
 from supervisor.engines.host.spawn import ROOT, Descriptors, spawn_host
 from supervisor.links.link import Link
@@ -38,12 +39,13 @@ async def run_engine(
 
     Raises `StartFailed` if it cannot become ready, `EngineDied` when its process or its link ends later.
     """
+    own = evolve(spec, adapters=with_loaded(spec.adapters, registration.last))
 
     async def start(place: Path, _files: Path, descriptors: Descriptors) -> Process:
-        boot = boot_message.build(spec, str(place))
+        boot = boot_message.build(own, str(place))
         text = boot_message.encode(evolve(boot, environment={})).decode()
-        own = host_environment(environment, boot.environment, place)
-        return await spawn_host(spec.name, (python or sys.executable, "-m", HOST_MODULE), text, own, descriptors)
+        variables = host_environment(environment, boot.environment, place)
+        return await spawn_host(spec.name, (python or sys.executable, "-m", HOST_MODULE), text, variables, descriptors)
 
     async def offer(link: Link, process: Process) -> str | None:
         with suppress(EngineLost):

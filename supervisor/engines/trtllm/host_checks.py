@@ -1,4 +1,4 @@
-"""Checks of a TensorRT-LLM engine against this host: its interpreter."""
+"""Checks of a TensorRT-LLM engine against this host: its interpreter, and the files of its first adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from supervisor.engines.trtllm.section import TrtllmSection
 
 def mistakes(cluster: Cluster, section: EngineSection, path: str, environment: Mapping[str, str]) -> Iterator[Mistake]:
     """Yield what keeps an engine on this host from starting, by the keys of its section at `path`."""
-    del cluster
     assert isinstance(section, TrtllmSection)
     if section.python is not None and shutil.which(section.python, os.X_OK, environment.get("PATH")) is None:
         yield Mistake(f"{path}.python", f"no program is there on this host: {section.python}")
+    if (adapters := section.adapters) is not None:
+        yield from adapters.file_mistakes(cluster.folder, cluster.model_path(section.model), f"{path}.adapters")

@@ -16,6 +16,8 @@ from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
 from supervisor.config.limits import Count
 from supervisor.config.schema import Cluster, EngineSection
+from supervisor.engines.trtllm import adapters_section
+from supervisor.engines.trtllm.adapters_section import TrtllmAdapters
 
 SILENT_S = 60.0
 
@@ -39,6 +41,7 @@ class TrtllmSection(EngineSection):
     transfer: Literal["DEFAULT", "UCX", "NIXL", "MPI", "MOONCAKE"] = "DEFAULT"
     # whether release-memory gives back its GPU memory; it then loads the model into memory that can be mapped anew
     releases_memory: bool = False
+    adapters: TrtllmAdapters | None = None  # its LoRA adapters; without this table it takes none
     # arguments of TensorRT-LLM's `LLM` by name, fields of its objects as "kv_cache_config.dtype"; those that another
     # key or the engine host decides are refused by name
     settings: dict[str, TrtllmSetting] = Factory(dict)
@@ -100,6 +103,10 @@ class TrtllmSection(EngineSection):
             yield Mistake(f"{path}.releases_memory", legs)
         if self.python is not None and not self.python.strip():
             yield Mistake(f"{path}.python", "is empty; expected the path of an interpreter")
+        in_pair = self.leg in {"prefill", "decode"}
+        yield from adapters_section.mistakes(
+            self.adapters, self.settings, path, in_pair=in_pair, ranks=self.data_parallel
+        )
         for name in self.settings:
             if (why := setting_rules.setting_mistake(name)) is not None:
                 yield Mistake(join(f"{path}.settings", segment(name)), why)

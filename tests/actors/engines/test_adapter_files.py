@@ -144,3 +144,22 @@ def test_a_pipe_in_the_place_of_the_weights_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(weights)
     with pytest.raises(AdapterMistake, match="is no file"):
         check(folder)
+
+
+def test_an_engine_may_read_a_file_of_one_name_alone(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a")
+    one_name = AdapterBounds(8, weights="adapter_model.safetensors")
+    check(folder, one_name)
+    (folder / "adapter_model.safetensors").rename(folder / "weights.safetensors")
+    check(folder)
+    with pytest.raises(
+        AdapterMistake, match=r"its weights are in weights\.safetensors, and this engine reads adapter_model"
+    ):
+        check(folder, one_name)
+
+
+def test_layers_that_are_computed_at_once_count_as_one_only_where_the_engine_fuses_them(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "a", modules=("q_proj", "k_proj", "v_proj"))
+    check(folder, AdapterBounds(8, ("q_proj",)))
+    with pytest.raises(AdapterMistake, match="it adapts k_proj, v_proj, and target_modules are q_proj"):
+        check(folder, AdapterBounds(8, ("q_proj",), fuses=False))

@@ -10,8 +10,8 @@ import pytest
 import trio
 from attrs import evolve
 
+from actors.engines.adapter_files import AdapterBounds, AdapterLimits
 from actors.engines.port import Engine
-from actors.engines.sglang.spec import AdapterLimits
 from protocol.block_hashes import block_hashes
 from protocol.errors import BadRequest
 from protocol.messages.adapters import Adapter, LoadAdapter, UnloadAdapter
@@ -23,7 +23,7 @@ from tests.system.sglang.conftest import STARTED_WITHIN_S, KeepEngines, MakeEngi
 
 pytestmark = pytest.mark.engine
 
-LIMITS = AdapterLimits(rank_max=8, modules=("all",), loaded_max=3, active_max=3)
+LIMITS = AdapterLimits(bounds=AdapterBounds(8), loaded_max=3, active_max=3)
 
 
 async def test_sglang_keeps_the_contract_of_adapters(make_engine: MakeEngine, tmp_path: Path) -> None:

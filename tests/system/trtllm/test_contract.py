@@ -8,15 +8,18 @@ from contextlib import asynccontextmanager
 import pytest
 from attrs import evolve
 
+from actors.engines.adapter_files import AdapterLimits
 from actors.engines.port import Engine
+from actors.engines.trtllm.adapter_arguments import adapter_bounds
 from tests.contracts.engine import check_engine
 from tests.rig.trtllm_engines import SPEC, trtllm_engine
 
 pytestmark = pytest.mark.realtime
 
 
-async def test_trtllm_keeps_the_contract() -> None:
-    async with trtllm_engine(evolve(SPEC, releases_memory=True)) as engines:
+@pytest.mark.parametrize("adapters", [None, AdapterLimits(bounds=adapter_bounds(8, ("all",)), loaded_max=2)])
+async def test_trtllm_keeps_the_contract(adapters: AdapterLimits | None) -> None:
+    async with trtllm_engine(evolve(SPEC, adapters=adapters, releases_memory=True)) as engines:
         engine = engines.current
         assert engine is not None
         assert "release-memory" in engine.info.operations

@@ -24,6 +24,7 @@ from sglang.srt.managers.schedule_batch import MultimodalProcessorOutput
 from actors.engines import leftover_memory, model_files
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.adapters import Adapters, first_adapters
 from actors.engines.host.failed_start import fail_start
 from actors.engines.host.liveness import POLL_S
 from actors.engines.host.served_link import ServedLink, last_line
@@ -32,7 +33,7 @@ from actors.engines.host.watchers import Watchers
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, hand_off
 from actors.engines.sglang.host import engine_process, outputs, translation
-from actors.engines.sglang.host.adapters import Adapters, first_adapters
+from actors.engines.sglang.host.adapters import SglangAdapters
 from actors.engines.sglang.host.engine_process import OwnEngine, take_over
 from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import serve_follower_rank
@@ -322,7 +323,7 @@ def _host(
     info = translation.engine_info(engine, digest, media, sequential=boot.sequential)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
     files = kept_files_of(boot.files, boot.files_bytes_max)
-    adapters = Adapters(engine.tokenizer_manager, boot.adapters, table)
+    adapters = Adapters(SglangAdapters(engine.tokenizer_manager), folder, boot.adapters, table)
     taken = None
     if media is not None and layout is not None:
         tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))

@@ -24,6 +24,10 @@ WHERE = (
 )
 
 
+CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
+"""What TensorRT-LLM raises for a request that it does not take."""
+
+
 class TrtllmOutput(GrowingAnswer, Protocol):
     """One answer of a request; its lists have everything so far."""
 
@@ -92,6 +96,7 @@ class Library:
         self.guided_decoding = cast("Make", self.llmapi.GuidedDecodingParams)
         self.disaggregated_params = cast("Make", self.llmapi.DisaggregatedParams)
         self.logprob = cast("Make", import_module(f"{PACKAGE}.executor.result").Logprob)
+        self.lora_request = cast("Make", import_module(f"{PACKAGE}.executor.request").LoRARequest)
         self.request_error = _request_error()
 
     def scheduling_params(self, **fields: object) -> object:

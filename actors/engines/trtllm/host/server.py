@@ -15,12 +15,18 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, cast
 from uuid import uuid4
 
+from attrs import evolve
+
 from actors.engines import leftover_memory, model_files
+from actors.engines.adapter_table import AdapterTable
 from actors.engines.blocks.block_log import BlockLog
+from actors.engines.host.adapters import Adapters, first_adapters
 from actors.engines.host.failed_start import fail_start
 from actors.engines.host.served_link import ServedLink, last_line
 from actors.engines.host.watchdog import Watchdog, print_reason
@@ -28,14 +34,24 @@ from actors.engines.host.watchers import Watchers
 from actors.engines.trtllm.boot_message import TrtllmBoot
 from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
+from actors.engines.trtllm.host.adapters import TrtllmAdapters
 from actors.engines.trtllm.host.engine_state import TrtllmState
-from actors.engines.trtllm.host.library import Library, Llm, Result
+from actors.engines.trtllm.host.library import CALL_ERRORS, Library, Llm, Result
 from actors.engines.trtllm.host.memory import TrtllmMemory
 from actors.engines.trtllm.host.operations import TrtllmOperations
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
-from protocol.errors import AskerLeft, EngineRefused, HandOffFailed, InternalError, NotReady, RequestError
+from actors.engines.trtllm.signatures import GENERATE, Signatures
+from protocol.errors import (
+    AskerLeft,
+    EngineRefused,
+    HandOffFailed,
+    InternalError,
+    NotReady,
+    RequestError,
+    Unsupported,
+)
 from protocol.link.frames import Cancel, Frame, Open, Step
 from protocol.link.peer import Peer
 from protocol.messages.engine import Alive, EngineInfo, EngineLoad, GetInfo, GetLoad, Ping, RankLoad, WatchLoad
@@ -46,8 +62,6 @@ from protocol.messages.operations import operation_names
 
 CONTROL_STREAMS = 16  # beside one stream a slot
 WAITING_MAX = 256  # requests that wait inside a rank
-CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
-"""What TensorRT-LLM raises for a request that it does not take."""
 
 
 class TrtllmHost:
@@ -63,6 +77,7 @@ class TrtllmHost:
         link: socket.socket,
         watchdog: Watchdog,
         boot: TrtllmBoot,
+        table: AdapterTable,
     ) -> None:
         self.llm = llm
         self.publishes = boot.publishes
@@ -74,14 +89,32 @@ class TrtllmHost:
         blocks = BlockLog(uuid4().hex)
         self.cache = PrefixCache()
         self.state = TrtllmState(llm, info, blocks, self.cache, self.link.end)
+        self.loras = TrtllmAdapters(llm, names, self.link.end, lambda: self.memory.takes_requests)
+        self.adapters = Adapters(self.loras, str(translation.model_folder(boot)), boot.adapters, table)
         self.memory = TrtllmMemory(
-            llm, info.version, self.by_stream.keys, self._forget_kv_cache, self.link.end, owns_weights=boot.owns_weights
+            llm, info.version, self._in_engine, self._forget_kv_cache, self.link.end, owns_weights=boot.owns_weights
         )
-        others = [self.memory.handlers] if boot.releases_memory else []
+        others = [self.adapters.handlers, *([self.memory.handlers] if boot.releases_memory else [])]
         forget_blocks = self.state.forget_blocks
-        self.operations = TrtllmOperations(info.version, self.by_stream.keys, self.cache, forget_blocks, *others)
+        self.operations = TrtllmOperations(info.version, self._in_engine, self.cache, forget_blocks, *others)
         self.info = translation.with_operations(info, operation_names(self.operations.handlers))
         self.watchers = Watchers(self.link, blocks, self._loads)
+
+    def _in_engine(self) -> Collection[int]:
+        """Return what computes in the engine: the streams of requests, and the numbers of adapters that are loaded."""
+        return [*self.by_stream, *self.loras.loading]
+
+    async def start(self) -> None:
+        """Load the first adapters; a dispensable one that the engine refuses is left out."""
+        limits = self.adapters.limits
+        for name, folder in self.adapters.table.folders.items():
+            try:
+                await self.loras.load(name, folder)
+            except EngineRefused as error:
+                if limits is None or name not in limits.dispensable:
+                    raise
+                sys.stderr.write(f"adapter {name} in {folder}: {error}\n")
+                self.adapters.table.remove(name)
 
     async def serve(self) -> str:
         """Carry the link until its end, and return the reason."""
@@ -125,6 +158,8 @@ class TrtllmHost:
         state = translation.state_for(request, self.info)  # the node has checked it
         reader = Reader(request, self.ends, None if state is None else state.cached_tokens)
         running = TrtllmRequest(request, stream, reader)
+        if request.adapter is not None:
+            self.adapters.table.take(request.adapter)
         self.by_stream[stream] = running
         if state is not None and state.ending is not None:
             self._answer(running, translation.whole_answer(request, state))
@@ -170,6 +205,8 @@ class TrtllmHost:
     def _ask(self, running: TrtllmRequest) -> Result:
         try:
             arguments = translation.call(self.names, running.request, self.info, self.ends)
+            if (adapter := running.request.adapter) is not None:
+                arguments["lora_request"] = self.loras.lora_request(adapter.name)
             if self.cache.period:
                 arguments["cache_salt"] = self.cache.salt(cast("str | None", arguments.get("cache_salt")))
             return self.llm.generate_async(**arguments)
@@ -244,6 +281,8 @@ class TrtllmHost:
 
     def _forget(self, running: TrtllmRequest) -> None:
         del self.by_stream[running.stream]
+        if (adapter := running.request.adapter) is not None:
+            self.adapters.table.release(adapter)
 
     def _fail(self, running: TrtllmRequest, error: RequestError) -> None:
         if self.by_stream.get(running.stream) is running:
@@ -269,7 +308,7 @@ class TrtllmHost:
     async def _controlled(self, request: Message) -> Message:
         match request:
             case GetInfo():
-                return self.info
+                return evolve(self.info, adapters=self.adapters.table.adapters)
             case Ping():
                 await self.state.probe(self._computes)
                 return Alive()
@@ -289,8 +328,11 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     try:
         library.require()
         names = Library()
-        llm = names.start(boot.arguments)
         folder = translation.model_folder(boot)
+        table = first_adapters(boot.adapters, str(folder))
+        if boot.adapters is not None and not Signatures.of(names.version).has(GENERATE, "cache_salt"):
+            raise Unsupported(f"TensorRT-LLM {names.version} cannot keep the cached prompts of adapters apart")  # noqa: TRY301
+        llm = names.start(boot.arguments)
         info = translation.engine_info(boot, names.version, model_files.model_digest(folder), uuid4().hex)
         ends = translation.end_tokens(folder)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # any error is the reason of the failed start
@@ -299,8 +341,8 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
         fail_start(boot.name, link, watchdog, error)
     leftover_memory.record(Path(boot.folder), leftover_memory.mapped())
     peer = Peer(boot.name, serves_max=boot.data_parallel * (boot.slots + WAITING_MAX) + CONTROL_STREAMS)
-    host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, boot)
-    reason = asyncio.run(_serve(host, watchdog))
+    host = TrtllmHost(llm, names, info, ends, peer, link, watchdog, boot, table)
+    reason = asyncio.run(_serve(host, watchdog, partial(fail_start, boot.name, link, watchdog)))
     print_reason(reason)
     watchdog.unwatch_children()
     llm.shutdown()
@@ -308,8 +350,12 @@ def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:
     os._exit(0)
 
 
-async def _serve(host: TrtllmHost, watchdog: Watchdog) -> str:
+async def _serve(host: TrtllmHost, watchdog: Watchdog, fail: Callable[[Exception], NoReturn]) -> str:
     loop = asyncio.get_running_loop()
     for handled in (signal.SIGTERM, signal.SIGQUIT):
         loop.add_signal_handler(handled, watchdog.end, handled.name)
+    try:
+        await host.start()
+    except Exception as error:  # noqa: BLE001  # any error is the reason of the failed start
+        fail(error)
     return await host.serve()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from actors.engines.blocks.block_log import BlockLog
 from actors.engines.trtllm.block_events import HOST, BlockTranslator
 from protocol.block_hashes import block_hashes
+from protocol.messages.adapters import Adapter, adapter_salt
 from protocol.messages.kv_events import GPU, BlockChange, BlockEvent
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._cache import Cache
 
@@ -104,13 +105,11 @@ def test_removed_blocks_are_named_by_the_hashes_that_they_were_stored_under() ->
     assert [each.change for each in again] == [BlockChange.STORED, BlockChange.REMOVED], "it is not there any more"
 
 
-def test_a_salt_and_an_adapter_keep_blocks_apart() -> None:
-    salted = block_hashes(PROMPT, PAGE, "adapter:pirate@d")
-    found = translated(stored(*blocks(1, 2, cache_salt="adapter:pirate@d"), lora_name="pirate"), removed(1))
-    assert found == [
-        BlockEvent(BlockChange.STORED, 0, salted[:2], lora="pirate"),
-        BlockEvent(BlockChange.REMOVED, 0, salted[:1], lora="pirate"),
-    ]
+def test_a_salt_keeps_blocks_apart_and_is_all_that_tells_those_of_an_adapter() -> None:
+    """Their hashes are those by which a router looks for a request for the adapter."""
+    salted = block_hashes(PROMPT, PAGE, adapter_salt(Adapter("pirate", "d"), None))
+    found = translated(stored(*blocks(1, 2, cache_salt="adapter:pirate@d")), removed(1))
+    assert found == [BlockEvent(BlockChange.STORED, 0, salted[:2]), BlockEvent(BlockChange.REMOVED, 0, salted[:1])]
     assert translated(stored(*blocks(1), *blocks(2, first=1, cache_salt="red"))) == [], "blocks of two salts"
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
+from actors.engines.adapter_files import AdapterLimits
 from actors.engines.trtllm import boot_message
+from actors.engines.trtllm.adapter_arguments import adapter_bounds
 from actors.engines.trtllm.signatures import LLM_INIT, Signatures
 from actors.engines.trtllm.spec import TrtllmSpec
 from protocol.messages.cluster import Leg
 
+ADAPTERS = AdapterLimits(bounds=adapter_bounds(8, ("o_proj",)), loaded_max=2, folders={"one": "/one"})
 SPEC = TrtllmSpec("e", "/models/m", slots=8, kv_tokens_max=4096)
 
 
@@ -59,6 +62,16 @@ def test_memory_that_can_be_released_returns_from_a_copy_but_for_the_kv_cache() 
     assert not boot_message.build(evolve(spec, settings={"load_format": "GMS"}), "/run/e").owns_weights
 
 
+def test_an_engine_with_adapters_has_a_configuration_of_them() -> None:
+    arguments = boot_message.build(TrtllmSpec("e", "/m", 8, 4096, adapters=ADAPTERS), "/run/e").arguments
+    assert arguments["lora_config"] == {
+        "max_lora_rank": 8,
+        "lora_target_modules": ["attn_dense"],
+        "max_loras": 2,
+        "max_cpu_loras": 2,
+    }
+
+
 def test_a_boot_message_is_the_same_once_it_has_been_sent() -> None:
-    boot = boot_message.build(TrtllmSpec("e", "/m", 8, 4096, environment={"A": "b"}), "/run/e")
+    boot = boot_message.build(TrtllmSpec("e", "/m", 8, 4096, environment={"A": "b"}, adapters=ADAPTERS), "/run/e")
     assert boot_message.decode(boot_message.encode(boot)) == boot

@@ -8,7 +8,10 @@ from actors.engines.trtllm.setting_rules import NAMES, REFUSED, setting_mistake
 from actors.engines.trtllm.signatures import LLM_INIT, TABLE
 
 
-@pytest.mark.parametrize("name", ["dtype", "attn_backend", "kv_cache_config.dtype", "moe_config.backend"])
+@pytest.mark.parametrize(
+    "name",
+    ["dtype", "attn_backend", "kv_cache_config.dtype", "moe_config.backend", "lora_config.overlap_lora_and_base"],
+)
 def test_an_operator_may_set_how_it_computes(name: str) -> None:
     assert setting_mistake(name) is None
 
@@ -19,7 +22,9 @@ def test_an_operator_may_set_how_it_computes(name: str) -> None:
         ("backend", "PyTorch backend alone, and no other, such as _autodeploy"),
         ("max_batch_size", "is given by slots"),
         ("kv_cache_config.max_tokens", "is given by kv_tokens_max"),
-        ("lora_config.max_lora_rank", "takes no adapters"),
+        ("lora_config.max_lora_rank", "is given by [engine.NAME.adapters]"),
+        ("peft_cache_config.host_cache_size", "is given by [engine.NAME.adapters]"),
+        ("lora_config", 'write "lora_config.FIELD"'),
         ("kv_cache_config", 'has fields of its own: write "kv_cache_config.FIELD"'),
         ("dtype.x", "is no argument"),
         ("atn_backend", "is no argument of TensorRT-LLM 1.3.0rc29's LLM; the nearest is attn_backend"),

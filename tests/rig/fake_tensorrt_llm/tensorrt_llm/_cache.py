@@ -20,9 +20,9 @@ class Cached:
     lost: bool = False  # whether its contents are gone
 
 
-def block_hash(parent: int | None, tokens: Sequence[int], salt: str | None) -> int:
-    """Return the hash of a block, which no other package computes."""
-    packed = struct.pack(f"<q{len(tokens)}I", (parent or 0) % 2**63, *tokens)
+def block_hash(parent: int | None, tokens: Sequence[int], salt: str | None, lora: int | None = None) -> int:
+    """Return the hash of a block, which no other package computes; `lora` is the number of its adapter."""
+    packed = struct.pack(f"<qq{len(tokens)}I", (parent or 0) % 2**63, -1 if lora is None else lora, *tokens)
     return int.from_bytes(sha256(packed + (salt or "").encode()).digest()[:8], "little")
 
 
@@ -49,24 +49,24 @@ class Cache:
         """Return how many blocks so many tokens take."""
         return -(-tokens // self.block_tokens)
 
-    def found(self, prompt: Sequence[int], salt: str | None) -> int:
+    def found(self, prompt: Sequence[int], salt: str | None, lora: int | None = None) -> int:
         """Return how many tokens of a prompt are in the cache; the last one always is computed."""
-        return len(self._found(prompt, salt)) * self.block_tokens
+        return len(self._found(prompt, salt, lora)) * self.block_tokens
 
-    def reads_lost(self, prompt: Sequence[int], salt: str | None) -> bool:
+    def reads_lost(self, prompt: Sequence[int], salt: str | None, lora: int | None = None) -> bool:
         """Whether a block of a prompt is in the cache without its contents."""
-        return any(block.lost for block in self._found(prompt, salt))
+        return any(block.lost for block in self._found(prompt, salt, lora))
 
-    def _found(self, prompt: Sequence[int], salt: str | None) -> list[Cached]:
+    def _found(self, prompt: Sequence[int], salt: str | None, lora: int | None) -> list[Cached]:
         parent, found = None, list[Cached]()
         for start in range(0, len(prompt) - self.block_tokens if self.reuses else 0, self.block_tokens):
-            parent = block_hash(parent, prompt[start : start + self.block_tokens], salt)
+            parent = block_hash(parent, prompt[start : start + self.block_tokens], salt, lora)
             if parent not in self.cached:
                 break
             found.append(self.cached[parent])
         return found
 
-    def store(self, tokens: Sequence[int], salt: str | None, *, ended: bool = False) -> None:
+    def store(self, tokens: Sequence[int], salt: str | None, lora: int | None = None, *, ended: bool = False) -> None:
         """Keep the full blocks of tokens; at the end of a request the partial one is reported as well."""
         if not self.reuses:
             return
@@ -76,7 +76,7 @@ class Cache:
             block = tuple(tokens[start : start + self.block_tokens])
             if len(block) < self.block_tokens and not ended:
                 break
-            own = block_hash(parent, block, salt)
+            own = block_hash(parent, block, salt, lora)
             if own not in self.cached:
                 before = before if new else parent
                 self.cached[own] = Cached(tuple(tokens[: start + len(block)]), salt)

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from . import _states
+from ._adapters import Adapters
 from ._cache import Cache
 from ._faults import AFTER_TOKENS, DEATH_CODE, Fault
 from ._model import Place, digest, draw, place_of
@@ -72,6 +73,7 @@ class Request:
     cached: int = 0
     unsent: int = 0  # tokens of an answer that is not streamed
     aborted: bool = False
+    lora: int | None = None  # its adapter's number
     state: bytes = b""
 
     @property
@@ -131,6 +133,7 @@ class Executor:
         self.vocabulary = vocabulary
         self.batch_max = batch_max
         self.tokens_max = tokens_max  # of a prompt and its answer
+        self.adapters: Adapters | None = None
         self.by_priority = False
         self.transfers = False  # whether it is a leg of a pair
         self.hold_s: float | None = None
@@ -209,14 +212,27 @@ class Executor:
         cache = self.caches[rank]
         for request in waiting[: max(0, self.batch_max - running)]:
             blocks = cache.blocks(min(len(request.prompt) + request.params.max_tokens, self.tokens_max))
-            request.cached = cache.found(request.prompt, request.salt)
-            if cache.reads_lost(request.prompt, request.salt):
+            request.cached = cache.found(request.prompt, request.salt, request.lora)
+            if not self._has_adapter(request):
+                continue
+            if cache.reads_lost(request.prompt, request.salt, request.lora):
                 request.known = digest([request.known], 1)  # an answer by whatever is in the memory
             if not cache.make_room(blocks):
                 return
             request.blocks = blocks
             cache.used += blocks
             request.stage = Stage.TRANSFER if request.kind == "generation_only" else Stage.RUNNING
+
+    def _has_adapter(self, request: Request) -> bool:
+        """Whether the adapter of a request can be used now; one that is fetched for is never looked after."""
+        if request.lora is None or self.adapters is None:
+            return True
+        if request.kind == "generation_only":
+            self._fatal_error = RuntimeError(f"Caught exception during copyTask ensure batch -- no task {request.lora}")
+            self.fail(self._fatal_error)
+            return False
+        running = [each.lora for each in self.requests if each.lora is not None and each.stage is Stage.RUNNING]
+        return self.adapters.fits(request.lora, running)
 
     def _transfer(self, request: Request) -> None:
         request.steps += 1
@@ -277,7 +293,7 @@ class Executor:
             request.logprobs = self._logprobs(request, place.top(params.logprobs, token))
         response = Response(logprobs=request.logprobs, cached=request.cached)
         if is_first:
-            self.caches[request.rank].store(request.prompt, request.salt)
+            self.caches[request.rank].store(request.prompt, request.salt, request.lora)
             if params.prompt_logprobs is not None:
                 response.prompt_logprobs = self._prompt_logprobs(request)
         response.finish, response.stop = self._finish(request, token)
@@ -352,7 +368,7 @@ class Executor:
         """Free the blocks of a request."""
         cache = self.caches[request.rank]
         if request.answer:
-            cache.store([*request.prompt, *request.answer[:-1]], request.salt, ended=True)
+            cache.store([*request.prompt, *request.answer[:-1]], request.salt, request.lora, ended=True)
         if not leaks:
             cache.used -= request.blocks
         request.stage = Stage.OVER

@@ -7,17 +7,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ._adapters import Adapters
 from ._cache import Cache
-from ._executor import Executor, Request, RequestOutput, drained
+from ._executor import Executor, Request, RequestOutput, Response, drained
 from ._faults import Fault, fault_of
-from ._model import digest
 from ._types import (
     DEFAULT_REQUEST_PRIORITY,
     CacheTransceiverConfig,
     DisaggregatedParams,
     KvCacheConfig,
+    LoraConfig,
     LoRARequest,
     MemoryType,
+    RequestError,
     SamplingParams,
     SchedulerConfig,
     SchedulingParams,
@@ -111,6 +113,8 @@ class LLM:
             tokens_max=self._max_seq_len,
             stats=bool(self.args["enable_iter_perf_stats"]),
         )
+        if self.args["lora_config"] is not None:
+            self._executor.adapters = Adapters(configured(LoraConfig, self.args["lora_config"]))
         scheduler = configured(SchedulerConfig, self.args["scheduler_config"])
         self._executor.by_priority = scheduler.waiting_queue_policy == "priority"
         if self.args["cache_transceiver_config"] is not None:
@@ -144,11 +148,12 @@ class LLM:
         if handed is not None and handed.request_type == "context_only":
             params.max_tokens = 1
         prompt = list(inputs["prompt_token_ids"] if isinstance(inputs, Mapping) else inputs)
-        self._check(prompt, params, lora_request, handed, priority)
+        self._check(prompt, params, handed, priority)
         fault = fault_of(prompt)
         if fault is Fault.REFUSED:
             raise ValueError("the request is refused")
-        adapter = "" if lora_request is None else f"{lora_request.lora_name}@{lora_request.lora_path}"
+        adapters = self._executor.adapters
+        lora = None if adapters is None else lora_request  # without a configuration the adapter is left out
         request = Request(
             number=next(self._numbers),
             prompt=prompt,
@@ -156,12 +161,18 @@ class LLM:
             streaming=streaming,
             handed=handed,
             salt=cache_salt,
-            known=digest(list(adapter.encode())) if adapter else 0,
+            known=0,
+            lora=None if lora is None else lora.lora_int_id,
             priority=priority,
             rank=self._rank(scheduling_params),
             fault=fault,
         )
-        self._executor.submit(request)
+        try:
+            request.known = 0 if adapters is None or lora is None else adapters.load(lora)
+        except (OSError, ValueError, KeyError) as error:
+            request.responses.put_nowait(Response(error=RequestError(f"Failed to load LoRA adapter: {error}")))
+        else:
+            self._executor.submit(request)
         return RequestOutput(request)
 
     def _rank(self, wanted: SchedulingParams | None) -> int:
@@ -177,7 +188,6 @@ class LLM:
         self,
         prompt: list[int],
         params: SamplingParams,
-        lora: LoRARequest | None,
         handed: DisaggregatedParams | None,
         priority: float,
     ) -> None:
@@ -191,8 +201,6 @@ class LLM:
             raise ValueError("guided decoding needs a guided_decoding_backend")
         if params.embedding_bias is not None and len(params.embedding_bias) != self._vocabulary:
             raise ValueError(f"embedding_bias must have {self._vocabulary} values")
-        if lora is not None and not self.args["enable_lora"] and self.args["lora_config"] is None:
-            raise ValueError("LoRA is not enabled")
         if not 0 <= priority <= 1:
             raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
         leg = handed is not None and handed.request_type in {"context_only", "generation_only"}

@@ -187,11 +187,16 @@ class SchedulerConfig:
 
 @define(kw_only=True)
 class LoraConfig:
-    lora_dir: list[str] = field(factory=list)
+    lora_dir: Sequence[str] = ()
+    lora_ckpt_source: str = "hf"
     max_lora_rank: int = 64
+    lora_target_modules: Sequence[str] = ()
+    trtllm_modules_to_hf_modules: dict[str, str] | None = None
     max_loras: int | None = None
     max_cpu_loras: int | None = None
-    lora_target_modules: list[str] = field(factory=list)
+    swap_gate_up_proj_lora_b_weight: bool = True
+    overlap_lora_and_base: bool = False
+    cuda_graph_specialize_lora: bool = False
 
 
 class MemoryType(StrEnum):
