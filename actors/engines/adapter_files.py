@@ -68,10 +68,10 @@ class AdapterFiles:
 
 @frozen
 class AdapterBounds:
-    """The largest rank that an engine takes, and the modules that adapters may change, or `ALL`.
+    """The largest rank of an engine's adapters, and the modules that they may change, or `ALL`.
 
-    `weights` is the pattern of the name of the file of weights. An engine that `fuses` has one place for the layers
-    that it computes at once, and takes them by the name of any.
+    `weights` is the pattern of the name of the file of weights. If an engine `fuses` layers, it has one place for all
+    layers of a fused one, and takes them by the name of any.
     """
 
     rank_max: int

@@ -49,7 +49,7 @@ class FileAdapters(AdaptersSection):
 
 
 def with_loaded(limits: AdapterLimits | None, last: Engine | None) -> AdapterLimits | None:
-    """Return the limits on adapters for the next life of an engine, with those that its last life had in the end."""
+    """Return the limits for the next life of an engine, which begins with the adapters of its last life's end."""
     if limits is None or not isinstance(last, HostedEngine) or last.adapters is None:
         return limits
     loaded = {adapter.name: adapter.folder for adapter in last.adapters.adapters}

@@ -26,7 +26,6 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "supervisor/media/test_decoding.py": ("actors/media/decoder/__main__.py",),
     "bench/faults/test_scenario.py": ("bench/faults/__main__.py",),
     "system/sglang": (
-        "actors/engines/host/handler.py",
         "actors/engines/host/watchers.py",
         "actors/engines/sglang/host/__main__.py",
     ),

@@ -23,8 +23,8 @@ from protocol.messages.adapters import Adapter, AdapterList, ListAdapters, LoadA
 from protocol.messages.kind import Message
 
 
-class EngineAdapters(Protocol):
-    """How the engine of a host takes adapters, and gives them up; each method raises a `RequestError` if it cannot."""
+class AdapterLoader(Protocol):
+    """The way of a kind to load and unload adapters; each method raises a `RequestError` if the engine refuses."""
 
     def check_changeable(self) -> None:
         """Raise `Unsupported` if its adapters are those of its start."""
@@ -65,7 +65,7 @@ def _checked(folder: str, model: str, limits: AdapterLimits) -> AdapterFiles:
 class Adapters:
     """The adapters of one engine, and the operations with them; without `limits` it has none."""
 
-    engine: EngineAdapters
+    loader: AdapterLoader
     model: str  # the folder of the engine's model
     limits: AdapterLimits | None
     table: AdapterTable
@@ -83,7 +83,7 @@ class Adapters:
     async def _load(self, request: Message) -> AdapterList:
         assert isinstance(request, LoadAdapter)
         assert self.limits is not None  # else it does not list the operation
-        self.engine.check_changeable()
+        self.loader.check_changeable()
         with self._exclusive():
             name, folder = request.lora_name, request.lora_path
             self.table.check_new(name)
@@ -93,13 +93,13 @@ class Adapters:
                 files = await asyncio.to_thread(_checked, folder, self.model, self.limits)
             except (AdapterMistake, OSError) as error:
                 raise BadRequest(f"{folder} is no adapter for this engine: {error}", param="lora_path") from error
-            await self.engine.load(name, folder)
+            await self.loader.load(name, folder)
             self.table.add(Adapter(name, files.digest), folder, files.rank)
             return self.table.listed()
 
     async def _unload(self, request: Message) -> AdapterList:
         assert isinstance(request, UnloadAdapter)
-        self.engine.check_changeable()
+        self.loader.check_changeable()
         self.table.check_wait(request.wait_s)
         with self._exclusive():
             name, unused = request.lora_name, asyncio.Event()
@@ -111,7 +111,7 @@ class Adapters:
                     except TimeoutError:
                         raise Overloaded(self.table.still_used(name, request.wait_s)) from None
                 self.table.withdraw(name)
-                await self.engine.unload(name)
+                await self.loader.unload(name)
                 self.table.remove(name)
             return self.table.listed()
 

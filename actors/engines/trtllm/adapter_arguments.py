@@ -1,7 +1,7 @@
 """The LoRA adapters of an engine as arguments of TensorRT-LLM's `LLM`.
 
 TensorRT-LLM asserts that no step has more adapters than `max_loras`. Its scheduler counts the memory of adapters
-instead, of which those of a small rank need less. So there is a place for each adapter that may be loaded.
+instead, and adapters of a small rank need less. So there is a place for each adapter that may be loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def adapter_bounds(rank_max: int, modules: Iterable[str]) -> AdapterBounds:
-    """Return the adapters that an engine takes whose layers are named in a file, or all by `ALL`."""
+    """Return the bounds on an engine's adapters from the layers in its table, or from `ALL`."""
     named = {*modules}
     taken = named | {layer for group in TOGETHER if named & {*group} for layer in group}
     return AdapterBounds(

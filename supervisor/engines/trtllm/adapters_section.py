@@ -22,7 +22,7 @@ class TrtllmAdapters(FileAdapters):
 
     @property
     def bounds(self) -> AdapterBounds:
-        """The adapters that the engine takes, by the layers that TensorRT-LLM has places for."""
+        """The bounds on its adapters: TensorRT-LLM has places for whole groups of layers."""
         return adapter_bounds(self.max_rank, self.target_modules)
 
     def mistakes(self, path: str) -> Iterator[Mistake]:

@@ -13,9 +13,11 @@ from actors.engines.adapter_files import AdapterLimits
 from actors.engines.port import Engine
 from actors.engines.trtllm.adapter_arguments import adapter_bounds
 from protocol.block_hashes import block_hashes
-from protocol.errors import BadRequest, StartFailed
+from protocol.errors import BadRequest, NotReady, StartFailed
 from protocol.messages.adapters import Adapter, AdapterList, ListAdapters, LoadAdapter, UnloadAdapter
 from protocol.messages.kv_events import BlockEvents
+from protocol.messages.leaving import MemoryTag
+from protocol.messages.memory import ReleaseMemory, ResumeMemory
 from supervisor.supervision.registration import Registration
 from tests.contracts.engine import ADAPTER_CHECKS, at_rest, complete, loaded_adapter, new_id, request, serves_on, slot
 from tests.rig.adapters import MODULES, tiny_adapter, write_adapter
@@ -129,6 +131,19 @@ async def test_an_adapter_is_counted_until_the_engine_has_ended_its_request() ->
         listed = await engine.operate(ListAdapters())
         assert isinstance(listed, AdapterList)
         assert [each.requests for each in listed.adapters] == [0]
+
+
+async def test_no_adapter_is_loaded_while_memory_is_released() -> None:
+    """The engine would end by the request for a token."""
+    async with trtllm_engine(evolve(WITH_ADAPTERS, releases_memory=True)) as engines:
+        engine = engines.current
+        assert engine is not None
+        await engine.operate(ReleaseMemory(tags=(MemoryTag.KV_CACHE,)))
+        with pytest.raises(NotReady, match="released"):
+            await engine.operate(LoadAdapter("one", tiny_adapter(1)))
+        await engine.operate(ResumeMemory())
+        one = await loaded_adapter(engine, "one", 1)
+        await complete(engine, evolve(request(engine), adapter=one))
 
 
 async def test_the_next_life_of_an_engine_has_the_adapters_of_the_last(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ RELEASED_WITHIN_S = 10.0
 
 
 @frozen
-class SglangAdapters:
-    """The adapters inside SGLang; implements `actors.engines.host.adapters.EngineAdapters`."""
+class SglangAdapterLoader:
+    """The adapters inside SGLang; implements `actors.engines.host.adapters.AdapterLoader`."""
 
     manager: TokenizerManager
 

@@ -33,7 +33,7 @@ from actors.engines.host.watchers import Watchers
 from actors.engines.media_check import check_media
 from actors.engines.sglang import boot_message, hand_off
 from actors.engines.sglang.host import engine_process, outputs, translation
-from actors.engines.sglang.host.adapters import SglangAdapters
+from actors.engines.sglang.host.adapters import SglangAdapterLoader
 from actors.engines.sglang.host.engine_process import OwnEngine, take_over
 from actors.engines.sglang.host.expert_records import ExpertRecords
 from actors.engines.sglang.host.follower_rank import serve_follower_rank
@@ -323,7 +323,7 @@ def _host(
     info = translation.engine_info(engine, digest, media, sequential=boot.sequential)
     sources = tuple(EventSource(rank, event.endpoint, event.replay_endpoint) for rank, event in enumerate(boot.events))
     files = kept_files_of(boot.files, boot.files_bytes_max)
-    adapters = Adapters(SglangAdapters(engine.tokenizer_manager), folder, boot.adapters, table)
+    adapters = Adapters(SglangAdapterLoader(engine.tokenizer_manager), folder, boot.adapters, table)
     taken = None
     if media is not None and layout is not None:
         tensors = SchedulerTensors(leftover_memory.record_tensors(Path(boot.folder)))

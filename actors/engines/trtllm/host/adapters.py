@@ -23,8 +23,8 @@ FIRST_TOKEN = 0
 
 
 @define(eq=False)
-class TrtllmAdapters:
-    """The adapters inside TensorRT-LLM; implements `actors.engines.host.adapters.EngineAdapters`.
+class TrtllmAdapterLoader:
+    """The adapters inside TensorRT-LLM; implements `actors.engines.host.adapters.AdapterLoader`.
 
     `end` gets the reason when the engine fails otherwise than by the adapter. No request is asked for unless the engine
     `takes_requests`.

@@ -34,7 +34,7 @@ from actors.engines.host.watchers import Watchers
 from actors.engines.trtllm.boot_message import TrtllmBoot
 from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
-from actors.engines.trtllm.host.adapters import TrtllmAdapters
+from actors.engines.trtllm.host.adapters import TrtllmAdapterLoader
 from actors.engines.trtllm.host.engine_state import TrtllmState
 from actors.engines.trtllm.host.library import CALL_ERRORS, Library, Llm, Result
 from actors.engines.trtllm.host.memory import TrtllmMemory
@@ -89,7 +89,7 @@ class TrtllmHost:
         blocks = BlockLog(uuid4().hex)
         self.cache = PrefixCache()
         self.state = TrtllmState(llm, info, blocks, self.cache, self.link.end)
-        self.loras = TrtllmAdapters(llm, names, self.link.end, lambda: self.memory.takes_requests)
+        self.loras = TrtllmAdapterLoader(llm, names, self.link.end, lambda: self.memory.takes_requests)
         self.adapters = Adapters(self.loras, str(translation.model_folder(boot)), boot.adapters, table)
         self.memory = TrtllmMemory(
             llm, info.version, self._in_engine, self._forget_kv_cache, self.link.end, owns_weights=boot.owns_weights

@@ -113,7 +113,7 @@ FAILING = """
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.sglang.host import server
 from actors.engines.host.adapters import Adapters
-from actors.engines.sglang.host.adapters import SglangAdapters
+from actors.engines.sglang.host.adapters import SglangAdapterLoader
 from protocol.link import codec
 from protocol.messages.engine import EngineInfo
 from protocol.link.frames import Bye, Fail, Hello, Open
@@ -137,7 +137,7 @@ async def main():
     ours, theirs = socket.socketpair()
     engine = SimpleNamespace(tokenizer_manager=Manager(), get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     info = EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False)
-    adapters = Adapters(SglangAdapters(engine.tokenizer_manager), "", None, AdapterTable(0))
+    adapters = Adapters(SglangAdapterLoader(engine.tokenizer_manager), "", None, AdapterTable(0))
     serving = asyncio.create_task(server.Host(engine, info, Peer("e", serves_max=20), theirs, None, adapters=adapters).link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)
     seen = []
@@ -232,7 +232,7 @@ from pathlib import Path
 from actors.engines.adapter_table import AdapterTable
 from actors.engines.sglang.host import outputs, server
 from actors.engines.host.adapters import Adapters
-from actors.engines.sglang.host.adapters import SglangAdapters
+from actors.engines.sglang.host.adapters import SglangAdapterLoader
 from actors.engines.sglang.host.outputs import Finish, Likeliest, Scored, StepOutput, StepReceiver, StepSender, step_output
 from protocol.link import codec
 from protocol.messages.engine import EngineInfo
@@ -319,7 +319,7 @@ async def turns_a_step_into_a_frame():
     engine = SimpleNamespace(tokenizer_manager=manager, get_all_child_pids=lambda: [], loop=asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
     host = server.Host(engine, EngineInfo("sglang", "1", 100, 100, 100, 100, 4, 1, honours_seed=False), Peer("e", serves_max=20), theirs, None,
-                       adapters=Adapters(SglangAdapters(manager), "", None, AdapterTable(0)))
+                       adapters=Adapters(SglangAdapterLoader(manager), "", None, AdapterTable(0)))
     host._stepped(step_output(batch(["warm", "unknown"], [[1, 2], [3]], [None, None]), "one"))  # nobody is connected yet
     serving = asyncio.create_task(host.link.serve())
     node, (reader, writer) = Peer("node", serves_max=0), await asyncio.open_connection(sock=ours)

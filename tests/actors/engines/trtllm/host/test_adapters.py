@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from attrs import define, field
 
-from actors.engines.trtllm.host.adapters import TrtllmAdapters
+from actors.engines.trtllm.host.adapters import TrtllmAdapterLoader
 from protocol.errors import EngineRefused, InternalError, NotReady
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._types import LoRARequest, RequestError, SamplingParams
 
@@ -35,9 +35,11 @@ class Engine:
         raise self.error or StopAsyncIteration
 
 
-def adapters(engine: Engine) -> TrtllmAdapters:
+def adapters(engine: Engine) -> TrtllmAdapterLoader:
     names = SimpleNamespace(lora_request=LoRARequest, sampling_params=SamplingParams, request_error=RequestError)
-    return TrtllmAdapters(cast("Any", engine), cast("Any", names), engine.ends.append, lambda: engine.takes_requests)
+    return TrtllmAdapterLoader(
+        cast("Any", engine), cast("Any", names), engine.ends.append, lambda: engine.takes_requests
+    )
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
