@@ -40,6 +40,7 @@ USUAL = TrtllmAdapters(max_rank=8)
         ("adapters.active_max = 3", "engine.e.adapters.active_max: is not a key here"),
         ('leg = "decode"', "engine.e.adapters: an engine of a pair takes no adapters"),
         ('leg = "prefill"', "engine.e.adapters: an engine of a pair takes no adapters"),
+        ("tensor_parallel = 2\ndata_parallel = 2", "engine.e.adapters: an engine with several ranks takes no adapters"),
         ('settings."lora_config.max_loras" = 2', "is given by [engine.NAME.adapters]"),
         ("settings.enable_lora = true", "is given by [engine.NAME.adapters]"),
     ],
