@@ -9,12 +9,34 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from protocol.errors import LinkLost, Overloaded, StartFailed
+from protocol.byte_budget import ByteBudget
+from protocol.errors import DeadlineExceeded, LinkLost, Overloaded, RequestError, StartFailed
+from protocol.tensors import STAMP_BYTES
 from supervisor.tensors.transfer_agent import NoTransfers, TransferAgent, TransferFailed
-from supervisor.tensors.transfer_thread import TransferThread
+from supervisor.tensors.transfer_thread import Read, TransferThread
 from tests.supervisor.tensors.test_transfer_road import needs_nixl
 
 WITHIN_S = 5.0
+
+
+class Broken:
+    """An agent of a library that fails at every call but those that begin a transfer."""
+
+    description = b"broken"
+
+    def register(self, _: object) -> object:
+        return object()
+
+    def begin(self, *_: object) -> object:
+        return object()
+
+    def is_over(self, _: object) -> bool:
+        return True
+
+    def _fail(self, *_: object) -> None:
+        raise TransferFailed("the library fails")
+
+    progress = release = deregister = _fail
 
 
 def missing() -> TransferAgent:
@@ -36,6 +58,19 @@ async def test_more_than_may_ever_be_read_is_refused(autojump_clock: MockClock) 
         await transfers.read("there", [(4096, 1)], [bytes(16)])
 
 
+@pytest.mark.parametrize(
+    ("stamp", "error"), [(b"s" * STAMP_BYTES, None), (bytes(STAMP_BYTES), DeadlineExceeded)], ids=["equal", "another"]
+)
+def test_bytes_behind_another_stamp_are_those_of_another_message(
+    stamp: bytes, error: type[RequestError] | None
+) -> None:
+    share = ByteBudget(8).share(8, lambda: None)
+    read = Read("there", [(4096, 8)], [b"s" * STAMP_BYTES], share, lambda _: None)
+    read.buffer[-STAMP_BYTES:] = stamp
+    read.end(cast("TransferAgent", Broken()), None)
+    assert type(read.error) is (error or type(None))
+
+
 @needs_nixl
 @pytest.mark.realtime
 async def test_an_unknown_agent_cannot_be_read_and_holds_nothing() -> None:
@@ -46,26 +81,6 @@ async def test_an_unknown_agent_cannot_be_read_and_holds_nothing() -> None:
             await transfers.read("there", [(4096, 1)], [bytes(16)])
         assert transfers.reading_bytes == 0
         nursery.cancel_scope.cancel()
-
-
-class Broken:
-    """An agent of a library that fails at every call but those that begin a transfer."""
-
-    description = b"broken"
-
-    def register(self, _: object) -> object:
-        return object()
-
-    def begin(self, *_: object) -> object:
-        return object()
-
-    def is_over(self, _: object) -> bool:
-        return True
-
-    def _fail(self, *_: object) -> None:
-        raise TransferFailed("the library fails")
-
-    progress = release = deregister = _fail
 
 
 @pytest.mark.realtime

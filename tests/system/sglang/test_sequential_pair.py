@@ -15,8 +15,8 @@ import pytest
 from bench.rig.node import MODEL, ROOT, Node, short_folder
 from tests.rig.launched import at_free_ports, check_exit, running_launcher, wait_ready
 from tests.system.sglang.conftest import RUNS_AHEAD
-from tests.system.sglang.greedy import all_completed, prompts
-from tests.system.sglang.test_pair import EXAMPLE, MEMORY, READY_WITHIN_S
+from tests.system.sglang.greedy import all_completed
+from tests.system.sglang.test_pair import AT_ONCE, EXAMPLE, MEMORY, PROMPTS, READY_WITHIN_S
 
 pytestmark = [
     pytest.mark.engine,
@@ -24,8 +24,6 @@ pytestmark = [
     pytest.mark.skipif(find_library("ibverbs") is None, reason="Mooncake's library needs Debian's libibverbs1"),
 ]
 
-AT_ONCE = 16  # as many as each leg has slots
-PROMPTS = prompts(64, longest=300, seed=7)
 LEFT = 50  # requests at each moment
 MOMENTS_S = (0.0, 0.01, 0.05, 0.2)  # before the prompt, within it, at the hand-off, within the answer
 
@@ -54,7 +52,7 @@ def left_after(port: int, prompt: list[int], after_s: float) -> None:
 def test_a_sequential_pair_answers_with_the_tokens_of_one_engine_and_what_is_left_holds_nothing(
     served: Node, pair: Node
 ) -> None:
-    wanted = all_completed(served.port, PROMPTS, AT_ONCE)
+    wanted = all_completed(served.port, PROMPTS, AT_ONCE)  # as by a concurrent pair: its test has the same prompts
     assert all_completed(pair.port, PROMPTS, AT_ONCE) == wanted
     chance = Random(7)
     for moment_s in MOMENTS_S:
