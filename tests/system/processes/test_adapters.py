@@ -110,6 +110,7 @@ def test_an_adapter_comes_and_goes_by_http_and_is_refused_afterwards(served: Nod
         client.completions.create(model="tiny:late", prompt="a")
 
 
+@pytest.mark.nightly
 def test_an_operator_loads_lists_and_unloads_by_the_command_line(served: Node, client: OpenAI) -> None:
     def engine(*words: str) -> tuple[int, str]:
         ended = subprocess.run(

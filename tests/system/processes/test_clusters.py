@@ -32,6 +32,7 @@ def patient_plan(drain_s: float, tokens_max: int = 160) -> Plan:
     return replace(rolling.plan(drain_s, tokens_max=tokens_max), cluster="silent_s = 8.0\n")
 
 
+@pytest.mark.nightly
 def test_a_worker_is_restarted_under_load_and_every_answer_is_whole(folder: Path) -> None:
     with cluster(folder, patient_plan(drain_s=0.5, tokens_max=80)) as target:
         with rolling.steady(target, CLIENTS, seed=1) as tally:
@@ -99,6 +100,7 @@ def test_a_signal_to_a_drained_node_ends_it_with_0_long_before_its_drain_would(f
         assert (code, target.nodes["w1"].leftovers()) == (0, [])
 
 
+@pytest.mark.nightly
 def test_a_signal_to_a_draining_node_truncates_no_answer(folder: Path) -> None:
     with cluster(folder, patient_plan(drain_s=DRAIN_S)) as target:
         chat = Chat(target.front.port, chat_body("Tell me a long story", 60, stream_options={"include_usage": True}))

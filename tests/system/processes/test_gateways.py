@@ -97,6 +97,7 @@ def served(port: int) -> float:
     )
 
 
+@pytest.mark.nightly
 def test_the_kernel_divides_connections_between_two_gateways(gateways: Gateways) -> None:
     target, metrics = gateways
     assert list(nodes(target)) == [*FRONTS, "one", "two"]
@@ -141,6 +142,7 @@ def test_gateways_are_restarted_under_load_and_no_request_fails(gateways: Gatewa
     assert load.counts["whole"] == load.requests > CLIENTS
 
 
+@pytest.mark.nightly
 def test_a_drain_of_the_name_in_the_file_ends_all_processes_of_a_gateway(gateways: Gateways) -> None:
     target, _ = gateways
     code, output = run_cli(target, "drain", "front", temporary=target.tmp)

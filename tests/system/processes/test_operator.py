@@ -125,6 +125,7 @@ def cluster() -> Iterator[Running]:
         yield Running(folder, stack)
 
 
+@pytest.mark.nightly
 def test_an_operator_reads_the_status_of_a_running_cluster_reloads_and_drains_it(running: Running) -> None:
     front, back = running.start("front"), running.start("back")
     running.wait_whole()

@@ -52,6 +52,7 @@ LINES = 'diffusion = "LowConfidence"\ndiffusion_settings.threshold = 0.9\n'
 TWO = f'{SGLANG}{LINES}[engine.{MODEL}-1]\nmodel = "{MODEL}"\nslots = 4\n{SGLANG}{LINES}'
 
 
+@pytest.mark.nightly
 async def test_blocks_come_whole_and_an_answer_goes_on_from_their_borders(make_engine: MakeEngine) -> None:
     path, keys = str(random_diffusion_model()), {"diffusion": "LowConfidence", "slots": 4, "kv_tokens_max": 512}
     async with make_engine(model_path=path, **keys) as engine:

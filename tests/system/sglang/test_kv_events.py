@@ -157,6 +157,7 @@ async def test_evictions_are_told(make_engine: MakeEngine) -> None:
     assert 3 < sum(expected > 0 for expected, _ in results) < 27, "some are found, and some are evicted"
 
 
+@pytest.mark.nightly
 async def test_events_that_were_missed_are_replayed(make_engine: MakeEngine) -> None:
     async with make_engine(**EVICTING) as engine:
         before = Watched(engine)

@@ -110,15 +110,9 @@ def test_a_held_transfer_lasts_until_its_client_leaves_and_then_both_engines_are
         answer.wait(WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    ("lost", "what"),
-    [
-        (DECODE, "scheduler"),
-        pytest.param(PREFILL, "host", marks=pytest.mark.nightly),
-        pytest.param(PREFILL, "scheduler", marks=pytest.mark.nightly),
-        pytest.param(DECODE, "host", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("lost", [PREFILL, DECODE])
+@pytest.mark.parametrize("what", ["host", "scheduler"])
 def test_when_an_engine_is_killed_the_other_is_free_and_the_client_gets_engine_lost(
     lost: str, what: str, pair: Cluster
 ) -> None:

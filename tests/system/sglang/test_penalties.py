@@ -27,10 +27,8 @@ PREFERRED = {300 + at: 16.0 for at in range(12)}  # a dozen tokens to choose fro
 EXACT = {"dtype": "float32"}  # in bfloat16 the shape of a batch decides between tokens that are about as likely
 
 
-@pytest.mark.parametrize(
-    ("together", "ahead"),
-    [(True, True), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((False, True), (True, False)))],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("together", "ahead"), [(True, True), (False, True), (True, False)])
 async def test_a_resumed_answer_with_penalties_equals_an_uninterrupted_one(
     make_engine: MakeEngine, *, together: bool, ahead: bool
 ) -> None:

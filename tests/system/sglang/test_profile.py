@@ -55,6 +55,7 @@ async def test_each_rank_of_an_engine_leaves_a_file(make_engine: MakeEngine) -> 
         await complete(engine, request(engine, 4))
 
 
+@pytest.mark.nightly
 async def test_a_profile_has_the_steps_of_the_scheduler_and_ends_at_its_limits(make_engine: MakeEngine) -> None:
     async with make_engine() as engine:
         for check in profile.CHECKS:

@@ -19,9 +19,8 @@ from tests.system.sglang.conftest import EACH_FAMILY, MakeEncoder, MakeEngine
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize(
-    ("family", "has_tower"), [("qwen2_vl", True), pytest.param("qwen2_5_vl", False, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("family", "has_tower"), [("qwen2_vl", True), ("qwen2_5_vl", False)])
 async def test_sglangs_engine_keeps_the_contract(family: str, has_tower: bool, make_engine: MakeEngine) -> None:
     await check_engine(lambda: make_engine(model_path=str(random_vision_model(family)), has_tower=has_tower))
 
