@@ -12,8 +12,10 @@ from typing import Any, cast
 import pytest
 from attrs import define, evolve, field
 
+from actors.engines.adapter_table import AdapterTable
 from actors.engines.host.served_link import ServedLink
 from actors.engines.host.watchdog import Watchdog
+from actors.engines.trtllm.boot_message import build
 from actors.engines.trtllm.host.library import PACKAGE, Library, Llm
 from actors.engines.trtllm.host.server import TrtllmHost
 from actors.engines.trtllm.signatures import VERSIONS
@@ -25,7 +27,7 @@ from protocol.messages.generation import Generate, Sampling, Started
 from protocol.messages.kind import Message
 from protocol.token_ids import TokenIds
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._faults import Fault, prompt_of
-from tests.rig.trtllm_engines import FAKE
+from tests.rig.trtllm_engines import FAKE, SPEC
 
 WITHIN_S = 10.0
 LONG = 400  # tokens, over half a second
@@ -94,7 +96,9 @@ def hosted(names: Library, info: EngineInfo) -> tuple[TrtllmHost, Link, Watched]
     ours, theirs = socket.socketpair()
     with ours, theirs:
         peer = Peer("host", serves_max=16)
-        host = TrtllmHost(cast("Llm", engine), names, info, (), peer, theirs, Watchdog(Path()), publishes=False)
+        host = TrtllmHost(
+            cast("Llm", engine), names, info, (), peer, theirs, Watchdog(Path()), build(SPEC, ""), AdapterTable(0)
+        )
     host.link = cast("ServedLink", link)
     return host, link, engine
 
