@@ -32,6 +32,7 @@ TESTED_BY = {  # below `tests/`: the files that have their tests there
     "system/trtllm": (
         "actors/engines/trtllm/engine.py",
         "actors/engines/trtllm/host/__main__.py",
+        "actors/engines/trtllm/host/encoder.py",
     ),
 }
 RUN_BY_HAND = {  # they check their own results

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from attrs import fields_dict
+from PIL import Image
 
 from actors.engines.trtllm import signatures
 from actors.engines.trtllm.signatures import REQUIRED, TABLE, Signatures
@@ -21,6 +23,7 @@ from tests.rig.adapters import write_adapter
 from tests.rig.fake_tensorrt_llm.tensorrt_llm import LLM, MultimodalEncoder, RequestOutput, _executor, _types
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._faults import DEATH_CODE, Fault, prompt_of
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._llm import ARGUMENTS, VOCABULARY
+from tests.rig.fake_tensorrt_llm.tensorrt_llm._torch.shared_tensor import SharedTensorContainer
 from tests.rig.fake_tensorrt_llm.tensorrt_llm._types import (
     CompletionOutput,
     DisaggregatedParams,
@@ -28,10 +31,12 @@ from tests.rig.fake_tensorrt_llm.tensorrt_llm._types import (
     Logprob,
     LoraConfig,
     LoRARequest,
+    PreprocessedInputs,
     RequestError,
     SamplingParams,
     SchedulingParams,
 )
+from tests.rig.trtllm_engines import image_model
 
 ReturnedT = TypeVar("ReturnedT")
 WITHIN_S = 20.0
@@ -132,6 +137,11 @@ CALLED: dict[str, Callable[..., object]] = {
     signatures.SHUTDOWN: LLM.shutdown,
     signatures.COLLECTIVE_RPC: LLM._collective_rpc,  # noqa: SLF001
     signatures.ABORT: RequestOutput.abort,
+    signatures.AWAIT: RequestOutput.result,
+    signatures.PREPROCESS: LLM.preprocess,
+    signatures.PREPROCESSED: PreprocessedInputs,
+    signatures.SHARE: SharedTensorContainer.from_tensor,
+    signatures.OPEN_SHARED: SharedTensorContainer.from_dict,
     signatures.ENCODER_INIT: MultimodalEncoder.__init__,
     signatures.ENCODE: MultimodalEncoder.generate_async,
     signatures.SAMPLING: SamplingParams,
@@ -607,12 +617,43 @@ def test_the_adapter_of_a_fetched_request_is_never_loaded_which_breaks_the_engin
     run(body)
 
 
-def test_images_become_handles() -> None:
+TEXT = "<|vision_start|><|image_pad|><|vision_end|>what?"
+
+
+def embedded(encoder: MultimodalEncoder, picture: Image.Image) -> torch.Tensor:
+    """Return the embeddings of an image by an encoder."""
+    inputs = {"prompt": TEXT, "multi_modal_data": {"image": [picture]}, "mm_processor_kwargs": {}}
+    handed = encoder.generate_async(inputs).result().disaggregated_params
+    assert handed is not None
+    assert handed.multimodal_embedding_handles is not None
+    (handle,) = handed.multimodal_embedding_handles
+    return SharedTensorContainer.from_dict(handle).get_local_view()
+
+
+def test_an_encoder_returns_handles_that_are_opened_once(tmp_path: Path) -> None:
+    encoder = MultimodalEncoder(image_model(tmp_path, "qwen2_5_vl"), max_batch_size=4)
+    one, other = (Image.new("RGB", (140, 112), colour) for colour in ("red", "blue"))
+    rows = embedded(encoder, one)
+    assert (tuple(rows.shape), rows.dtype) == ((20, 128), torch.bfloat16)
+    assert torch.equal(rows, embedded(encoder, one))
+    assert not torch.equal(rows, embedded(encoder, other))
+    handle = SharedTensorContainer.from_tensor(rows).dump_to_dict()
+    SharedTensorContainer.from_dict(handle).get_local_view()
+    with pytest.raises(KeyError):
+        SharedTensorContainer.from_dict(handle).get_local_view()
+
+
+def test_a_model_with_images_needs_positions_and_embeddings_need_a_text(tmp_path: Path) -> None:
     async def body() -> None:
-        output = MultimodalEncoder("m", 4).generate_async({"multi_modal_data": {"image": ["a", "b"]}})
-        state = (await read(output)).disaggregated_params
-        assert state is not None
-        assert state.multimodal_embedding_handles is not None
-        assert len(state.multimodal_embedding_handles) == 2
+        llm = LLM(image_model(tmp_path, "qwen2_5_vl"))
+        with pytest.raises(KeyError, match="mrope_position_ids"):
+            ask(llm)
+        shared: dict[str, Any] = {"multimodal_embedding_handles": [{"tensor_size": [20, 128]}]}
+        for inputs, words in (({"prompt_token_ids": PROMPT}, "Text prompt is required"), ({"prompt": TEXT}, "guess")):
+            with pytest.raises(ValueError, match=words):
+                llm.preprocess(inputs, params(), DisaggregatedParams(**shared))
+        older = LLM(image_model(tmp_path, "qwen2_vl"))
+        with pytest.raises(ValueError, match="not supported for this model"):
+            older.preprocess({"prompt": TEXT}, params(), DisaggregatedParams(**shared))
 
     run(body)

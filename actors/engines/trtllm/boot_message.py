@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 @frozen
 class TrtllmBoot:
-    """The configuration of a host at its start; sizes in tokens."""
+    """The configuration of a host at its start, of an engine or an encoder; sizes in tokens."""
 
     name: str
     folder: str  # its own, as TMPDIR; removed when it has ended
@@ -48,6 +48,8 @@ class TrtllmBoot:
     data_parallel: int
     leg: Leg
     transfer: str
+    has_tower: bool
+    batch_max: int
     publishes: bool
     releases_memory: bool
     environment: dict[str, str]
@@ -71,6 +73,8 @@ def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
         data_parallel=spec.data_parallel,
         leg=spec.leg,
         transfer=spec.transfer,
+        has_tower=spec.has_tower,
+        batch_max=spec.batch_max,
         publishes=spec.publishes,
         releases_memory=spec.releases_memory,
         environment={**ENVIRONMENT, **spec.environment},
@@ -79,6 +83,12 @@ def build(spec: TrtllmSpec, folder: str) -> TrtllmBoot:
 
 
 def _arguments(spec: TrtllmSpec) -> dict[str, TrtllmSetting]:
+    if spec.leg is Leg.ENCODE:
+        return {
+            "model": spec.model_path,
+            "tensor_parallel_size": spec.tensor_parallel,
+            "max_batch_size": spec.batch_max,
+        }
     given: dict[str, TrtllmSetting] = {
         "model": spec.model_path,
         "tensor_parallel_size": spec.tensor_parallel,

@@ -21,6 +21,7 @@ from zlib import crc32
 from attrs import frozen
 
 from actors.engines.request_check import check_largest_token
+from actors.engines.trtllm.handed import ALONE
 from actors.engines.trtllm.signatures import GENERATE, SAMPLING, SCHEDULING, Signatures
 from protocol.errors import BadRequest, Unsupported
 from protocol.messages.engine import EngineInfo
@@ -76,8 +77,8 @@ def check(request: Generate, info: EngineInfo) -> None:
         raise Unsupported(f"{lacks} cannot keep cached prompts apart", param=param)
     if info.data_parallel > 1 and not signatures.holds(SCHEDULING):
         raise Unsupported(f"{lacks} cannot be given a rank", param="rank")
-    if request.media and not info.is_decode:
-        raise Unsupported("this kind of engine takes embeddings by its own road alone", param="media")
+    if request.media and info.is_decode and request.hand_off == ALONE:
+        raise Unsupported("a decode without a partner computes no images", param="media")
 
 
 def engine_request(request: Generate, info: EngineInfo, ends: tuple[int, ...]) -> EngineRequest:

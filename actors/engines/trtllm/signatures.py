@@ -3,7 +3,7 @@
 TensorRT-LLM cannot be imported on a node, and its parameters differ by version. Each parameter here has the first
 version that takes it. The source is TensorRT-LLM's own repository, at the versions of `VERSIONS`: the references of its
 tests of the API's stability (`tests/unittest/api_stability/references*/*.yaml`), and the signatures in
-`tensorrt_llm/llmapi/llm.py`, `sampling_params.py`, `scheduling_params.py`, `disaggregated_params.py`,
+`tensorrt_llm/llmapi/llm.py`, `mm_encoder.py`, `sampling_params.py`, `scheduling_params.py`, `disaggregated_params.py`,
 `executor/request.py` and `executor/result.py`. `LoraConfig` is of `_torch/peft/lora/config.py`, and of `lora_helper.py`
 before 1.3.0rc26. Only names and defaults are held.
 """
@@ -64,7 +64,16 @@ SCHEDULING, LORA, LORA_CONFIG = "SchedulingParams", "LoRARequest", "LoraConfig"
 RESULT, CHOICE, LOGPROB = "RequestOutput", "CompletionOutput", "Logprob"
 STATS, KV_EVENTS, CAPACITY = "LLM.get_stats_async", "LLM.get_kv_cache_events_async", "LLM.get_kv_cache_capacity"
 COLLECTIVE_RPC, SHUTDOWN, ABORT = "LLM._collective_rpc", "LLM.shutdown", "RequestOutput.abort"
-ENCODER_INIT, ENCODE = "MultimodalEncoder.__init__", "MultimodalEncoder.generate_async"
+PREPROCESS, PREPROCESSED = "LLM.preprocess", "PreprocessedInputs"
+ENCODER_INIT, ENCODE, AWAIT = "MultimodalEncoder.__init__", "MultimodalEncoder.generate_async", "RequestOutput.result"
+SHARE, OPEN_SHARED = "SharedTensorContainer.from_tensor", "SharedTensorContainer.from_dict"
+
+EMBEDDED_FAMILIES = frozenset({"qwen2_5_vl"})
+"""The families of models, by `model_type`, that take embeddings here.
+
+Their classes have the decorator `support_multimodal_disaggregated` in `tensorrt_llm/_torch/models/modeling_*.py`. Of
+the families in `actors/media/model_files.py`, `qwen2_vl` has it not.
+"""
 
 TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
     {
@@ -176,8 +185,17 @@ TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
                 schedule_style=None,
             ),
         ),
-        ENCODER_INIT: _second(model=REQUIRED, max_batch_size=None, trust_remote_code=False, tensor_parallel_size=1),
-        ENCODE: _second(inputs=REQUIRED),
+        PREPROCESS: _third(inputs=REQUIRED, sampling_params=None, disaggregated_params=None),
+        PREPROCESSED: _third(
+            prompt_token_ids=REQUIRED, query_token_ids=None, multimodal_params=None, encoder_input_token_ids=None
+        ),
+        # The further arguments of an encoder are those of `LLM`.
+        ENCODER_INIT: _second(model=REQUIRED, trust_remote_code=False, tensor_parallel_size=1, dtype="auto"),
+        ENCODE: _second(inputs=REQUIRED, sampling_params=None),
+        AWAIT: _first(timeout=None),
+        # A private module, `tensorrt_llm._torch.shared_tensor`: Dynamo 1.6.1 opens the handles of an encoder by it.
+        SHARE: _third(tensor=REQUIRED, local=False),
+        OPEN_SHARED: _third(tensor_info=REQUIRED),
         SCHEDULING: _second(attention_dp_rank=None, attention_dp_relax=None),
         LORA: _first(lora_name=REQUIRED, lora_int_id=REQUIRED, lora_path="", lora_ckpt_source="hf"),
         LORA_CONFIG: (
@@ -210,7 +228,7 @@ TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
         ),
         RESULT: (
             *_first(request_id=REQUIRED, prompt_token_ids=REQUIRED, outputs=REQUIRED, finished=REQUIRED),
-            *_second(cached_tokens=0),
+            *_second(cached_tokens=0, disaggregated_params=None),
             *_third(error=None),
         ),
     }
@@ -219,7 +237,7 @@ TABLE: Mapping[str, tuple[PublishedParameter, ...]] = MappingProxyType(
 SINCE: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys((SCHEDULING, ENCODER_INIT, ENCODE), VERSIONS[1]),
-        **dict.fromkeys((CAPACITY, COLLECTIVE_RPC), VERSIONS[2]),
+        **dict.fromkeys((CAPACITY, COLLECTIVE_RPC, PREPROCESS, PREPROCESSED, SHARE, OPEN_SHARED), VERSIONS[2]),
     }
 )
 """The first held version of each row of `TABLE` that is not as old as the oldest one."""

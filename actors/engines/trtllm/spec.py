@@ -28,6 +28,8 @@ class TrtllmSpec:
     prefill_chunk: int | None = None  # the longest piece of a prompt computed in one step
     leg: Leg = Leg.BOTH
     transfer: str = "DEFAULT"  # how KV caches move from a prefill to a decode
+    has_tower: bool = True  # whether an engine's images are pixels; without a tower they are embeddings
+    batch_max: int = 1  # items of an encoder's batch
     publishes: bool = False  # whether it reports the blocks of its KV memory
     releases_memory: bool = False  # whether its GPU memory can be released by tag
     adapters: AdapterLimits | None = None  # None: it takes no adapters

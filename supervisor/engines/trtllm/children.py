@@ -10,15 +10,15 @@ from actors.engines.trtllm.spec import TrtllmSpec
 from supervisor.config.schema import Cluster
 from supervisor.engines.host.life import LADDER, HostRuntime
 from supervisor.engines.kind import EngineChild, KindChildren, NodeContext
-from supervisor.engines.trtllm.engine import run_engine
+from supervisor.engines.trtllm.engine import run_encoder, run_engine
 from supervisor.engines.trtllm.section import TrtllmSection
-from supervisor.engines.work import LocalEngine
+from supervisor.engines.work import LocalEncoder, LocalEngine
 from supervisor.supervision.tree import Child
 
 
 def trtllm_children(context: NodeContext) -> KindChildren:
     """Return how TensorRT-LLM's engines of a node are run."""
-    return KindChildren(partial(_engine, context))
+    return KindChildren(partial(_engine, context), partial(_encoder, context))
 
 
 def _engine(context: NodeContext, local: LocalEngine) -> EngineChild:
@@ -37,6 +37,23 @@ def _engine(context: NodeContext, local: LocalEngine) -> EngineChild:
             ("slots", section.slots),
             ("silent s", section.silence_s),
         ),
+    )
+    return EngineChild(child, f"on {section.device}")
+
+
+def _encoder(context: NodeContext, local: LocalEncoder) -> EngineChild:
+    section = local.section
+    assert isinstance(section, TrtllmSection)
+    environment = context.runtime.environment
+    spec, runtime = spec_of(context.cluster, local.name), _host_runtime(context, section)
+    child = Child(
+        name="engine",
+        run=run_encoder,
+        args=(spec, section.python, environment, local.registration, runtime),
+        start_within_s=section.start_within_s,
+        stop_within_s=LADDER.total_s + 1.0,
+        about="TensorRT-LLM's encoder, in a process of its own",
+        limits=(("items of a batch", section.encoder.batch_max), ("silent s", section.silence_s)),
     )
     return EngineChild(child, f"on {section.device}")
 
@@ -83,6 +100,8 @@ def spec_of(cluster: Cluster, name: str) -> TrtllmSpec:
         prefill_chunk=section.prefill_chunk,
         leg=section.worker_leg,
         transfer=section.transfer,
+        has_tower=section.has_tower(cluster),
+        batch_max=section.encoder.batch_max,
         publishes=section.publishes(cluster),
         releases_memory=section.releases_memory,
         adapters=None if section.adapters is None else section.adapters.limits(cluster.folder),

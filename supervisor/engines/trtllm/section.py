@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from attrs import Factory, frozen
+from attrs import Factory, fields_dict, frozen
 
 from actors.engines.trtllm import setting_rules
 from actors.engines.trtllm.boot_message import PREFILL_CHUNK
@@ -21,12 +21,17 @@ from supervisor.engines.trtllm.adapters_section import TrtllmAdapters
 
 SILENT_S = 60.0
 
+NOT_OF_ENCODERS = ("adapters", "memory_fraction", "transfer", "releases_memory")
+"""The keys of this kind that an encoder does not have, beside those of every kind."""
+
 WEIGHTS = ("*.safetensors", "*.bin")
 
 
 @frozen(kw_only=True)
 class TrtllmSection(EngineSection):
     """`[engine.NAME]` with `kind = "trtllm"`: one engine, in a process of its own on a GPU."""
+
+    encodes: ClassVar[bool] = True
 
     kind: Literal["trtllm"] = "trtllm"
     device: Literal["cuda"] = "cuda"  # where it computes
@@ -83,6 +88,10 @@ class TrtllmSection(EngineSection):
         """Whether its KV memory is shared between keys: only by its admission, since it knows no keys."""
         return self.admits_by_memory
 
+    def has_tower(self, cluster: Cluster) -> bool:
+        """Whether an engine that computes tokens takes pixels, if its model takes any."""
+        return not cluster.encodes(self.model)
+
     @property
     def hand_off_terms(self) -> Terms:
         """The terms of its hand-off: as those of every engine, and the way of its KV caches."""
@@ -91,6 +100,7 @@ class TrtllmSection(EngineSection):
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield the mistakes in this section at `path`."""
         del cluster
+        yield from self._encoder_mistakes(path)
         if self.data_parallel not in {1, self.tensor_parallel}:
             ranks = (
                 f"must be 1 or tensor_parallel, which is {self.tensor_parallel}: its ranks are those that share layers"
@@ -98,7 +108,7 @@ class TrtllmSection(EngineSection):
             yield Mistake(f"{path}.data_parallel", ranks)
         if self.page_size & (self.page_size - 1):
             yield Mistake(f"{path}.page_size", f"must be a power of two, got {self.page_size}")
-        if self.releases_memory and self.worker_leg is not Leg.BOTH:
+        if self.releases_memory and self.worker_leg not in {Leg.BOTH, Leg.ENCODE}:
             legs = 'needs leg = "both": the KV cache of a leg is registered with the transfer once, at its start'
             yield Mistake(f"{path}.releases_memory", legs)
         if self.python is not None and not self.python.strip():
@@ -113,3 +123,12 @@ class TrtllmSection(EngineSection):
         for name in self.environment:
             if not name or "=" in name:
                 yield Mistake(f"{path}.environment{segment(name)}", "is no name of a variable")
+
+    def _encoder_mistakes(self, path: str) -> Iterator[Mistake]:
+        """Yield the keys of an encoder that it does not have."""
+        if self.worker_leg is not Leg.ENCODE:
+            return
+        fields = fields_dict(type(self))
+        for key in NOT_OF_ENCODERS:
+            if getattr(self, key) != fields[key].default:
+                yield Mistake(f"{path}.{key}", f"is for engines that compute tokens, and {path}.leg is encode")

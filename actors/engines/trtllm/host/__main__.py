@@ -15,14 +15,17 @@ def main() -> None:
         raise SystemExit(f"RuntimeError: the host of an engine needs Python 3.11, and {sys.executable} is older")
     from actors.engines.host.watchdog import start_watchdog
     from actors.engines.trtllm import boot_message
+    from protocol.messages.cluster import Leg
 
     link, node, _log = (int(number) for number in sys.argv[1:4])  # the log is already this process's output
     boot = boot_message.decode(sys.argv[4].encode())
     # The import of TensorRT-LLM takes many seconds: the watchdog runs before it.
     watchdog = start_watchdog(Path(boot.folder), link, node)
-    from actors.engines.trtllm.host import server
-
-    server.run(boot, socket.socket(fileno=link), watchdog)
+    if boot.leg is Leg.ENCODE:
+        from actors.engines.trtllm.host.encoder import run
+    else:
+        from actors.engines.trtllm.host.server import run
+    run(boot, socket.socket(fileno=link), watchdog)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from actors.engines.trtllm.deltas import GrowingAnswer
 from actors.engines.trtllm.log_probabilities import Place
 from actors.engines.trtllm.signatures import VERSIONS
+
+if TYPE_CHECKING:
+    import torch  # a host of a model of text alone does not import it here
 
 PACKAGE = "tensorrt_llm"
 WHERE = (
@@ -67,8 +70,73 @@ class Llm(Protocol):
     def get_kv_cache_events_async(self, timeout: float) -> Records:
         """Return the events of KV memory since the last call."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own tokenizer."""
+
+    def preprocess(self, **arguments: object) -> Preprocessed:
+        """Return a request's input, as `generate_async` takes it: tokenised, with its images beside it."""
+
     def shutdown(self) -> None:
         """End the engine."""
+
+
+class Tokenizer(Protocol):
+    """A tokenizer of transformers."""
+
+    def decode(self, token_ids: Sequence[int], **options: object) -> str:
+        """Return the text of tokens."""
+
+
+class Preprocessed(Protocol):
+    """The input of a request (`PreprocessedInputs`)."""
+
+    prompt_token_ids: Sequence[int]
+
+
+class EncodedImage(Protocol):
+    """An image inside an encoder."""
+
+    disaggregated_params: Handles | None
+
+    def result(self, timeout: float | None = None) -> EncodedImage:
+        """Wait until it is encoded, and return it."""
+
+
+class Handles(Protocol):
+    """The embeddings of an encoder, one handle of memory on this host for each image (`DisaggregatedParams`)."""
+
+    multimodal_embedding_handles: Sequence[Mapping[str, object]] | None
+
+
+class ImageEncoder(Protocol):
+    """`tensorrt_llm.MultimodalEncoder`, as far as the host uses it."""
+
+    def generate_async(self, **arguments: object) -> EncodedImage:
+        """Start to encode the images of one request."""
+
+    def shutdown(self) -> None:
+        """End the encoder."""
+
+
+class SharedTensor(Protocol):
+    """A tensor in memory of two processes, by a handle; it is opened once."""
+
+    def dump_to_dict(self) -> dict[str, object]:
+        """Return its handle."""
+
+    def get_local_view(self) -> torch.Tensor:
+        """Return it as a tensor of this process."""
+
+
+class SharedTensors(Protocol):
+    """`SharedTensorContainer`."""
+
+    def from_tensor(self, tensor: torch.Tensor) -> SharedTensor:
+        """Share a tensor."""
+
+    def from_dict(self, tensor_info: Mapping[str, object]) -> SharedTensor:
+        """Open a handle."""
 
 
 class CollectiveCall(Protocol):
@@ -106,6 +174,15 @@ class Library:
     def start(self, arguments: Mapping[str, object]) -> Llm:
         """Start an engine; blocks until it is there."""
         return cast("Llm", self._llm(**arguments))
+
+    def start_encoder(self, arguments: Mapping[str, object]) -> ImageEncoder:
+        """Start an encoder of images; blocks until it is there."""
+        return cast("ImageEncoder", cast("Make", import_module(PACKAGE).MultimodalEncoder)(**arguments))
+
+    @property
+    def shared_tensors(self) -> SharedTensors:
+        """The class of shared tensors, in a module that is not published."""
+        return cast("SharedTensors", import_module(f"{PACKAGE}._torch.shared_tensor").SharedTensorContainer)
 
 
 def require() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
@@ -15,6 +16,9 @@ from actors.engines.trtllm.host.library import Result
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
 from protocol.link.frames import Begun, Ended, Step
 from protocol.messages.generation import Generate, Tokens
+
+if TYPE_CHECKING:
+    from actors.engines.trtllm.host.image_input import SharedTensorList
 
 NO_TOKENS = Tokens(())
 
@@ -33,6 +37,7 @@ class TrtllmRequest:
     left: bool = False  # whether its asker has left
     aborted: bool = False  # whether the engine has been asked to stop it
     waits_for_transfer: bool = False  # a decode's, until its first token: an abort would lose blocks
+    shared: SharedTensorList | None = None  # the tensors that the engine has been given beside it
     state: bytes = b""  # of a prefill's: its prompt is computed and held
 
     def leave(self) -> None:

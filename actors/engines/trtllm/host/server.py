@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 from uuid import uuid4
 
 from attrs import evolve
@@ -36,12 +36,13 @@ from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
 from actors.engines.trtllm.host.adapters import TrtllmAdapterLoader
 from actors.engines.trtllm.host.engine_state import TrtllmState
-from actors.engines.trtllm.host.library import CALL_ERRORS, Library, Llm, Result
+from actors.engines.trtllm.host.library import Library, Llm, Result
 from actors.engines.trtllm.host.memory import TrtllmMemory
 from actors.engines.trtllm.host.operations import TrtllmOperations
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
 from actors.engines.trtllm.host.requests import OutgoingSteps, TrtllmRequest
 from actors.engines.trtllm.host.translation import AnswerPart, Reader
+from actors.engines.trtllm.images import Outline
 from actors.engines.trtllm.signatures import GENERATE, Signatures
 from protocol.errors import (
     AskerLeft,
@@ -59,6 +60,9 @@ from protocol.messages.generation import Finished, Generate, Started, Tokens, Us
 from protocol.messages.kind import Message
 from protocol.messages.kv_events import WatchBlocks
 from protocol.messages.operations import operation_names
+
+if TYPE_CHECKING:
+    from actors.engines.trtllm.host.image_input import ImageInput
 
 CONTROL_STREAMS = 16  # beside one stream a slot
 WAITING_MAX = 256  # requests that wait inside a rank
@@ -81,6 +85,7 @@ class TrtllmHost:
     ) -> None:
         self.llm = llm
         self.publishes = boot.publishes
+        self.images = None if info.media is None else image_input(llm, names, info, translation.model_folder(boot))
         self.names = names
         self.ends = ends
         self.link = ServedLink(link, peer, watchdog, self._received)
@@ -169,7 +174,7 @@ class TrtllmHost:
 
     async def _generate(self, running: TrtllmRequest) -> None:
         try:
-            result = self._ask(running)
+            result = await self._ask(running)
             running.result = result
             running.abort_if_safe()
             async for step in result:
@@ -202,15 +207,19 @@ class TrtllmHost:
             return HandOffFailed("the engine ended the request before the KV cache had come")
         return InternalError("the engine ended the request by itself")
 
-    def _ask(self, running: TrtllmRequest) -> Result:
+    async def _ask(self, running: TrtllmRequest) -> Result:
         try:
             arguments = translation.call(self.names, running.request, self.info, self.ends)
             if (adapter := running.request.adapter) is not None:
                 arguments["lora_request"] = self.loras.lora_request(adapter.name)
+            if self.images is not None:
+                arguments, running.shared = await self.images.arguments(running.request, arguments)
             if self.cache.period:
                 arguments["cache_salt"] = self.cache.salt(cast("str | None", arguments.get("cache_salt")))
             return self.llm.generate_async(**arguments)
-        except CALL_ERRORS as error:
+        except translation.CALL_ERRORS as error:
+            if running.shared is not None:
+                running.shared.open_all()
             raise EngineRefused(str(error)) from error
 
     def _leave(self, running: TrtllmRequest) -> None:
@@ -319,6 +328,13 @@ class TrtllmHost:
     def _computes(self) -> bool:
         """Whether a step is due: a request runs that waits for no other engine."""
         return any(not each.waits_for_transfer and not each.state for each in self.by_stream.values())
+
+
+def image_input(llm: Llm, names: Library, info: EngineInfo, folder: Path) -> ImageInput:
+    """Return the input maker of a model with images."""
+    from actors.engines.trtllm.host.image_input import ImageInput  # noqa: PLC0415  # torch, which other models do without
+
+    return ImageInput(llm, names, info, Outline.of(model_files.read_files(folder)))
 
 
 def run(boot: TrtllmBoot, link: socket.socket, watchdog: Watchdog) -> NoReturn:

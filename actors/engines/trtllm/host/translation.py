@@ -10,17 +10,24 @@ from typing import Protocol, cast
 
 from attrs import define, evolve, field, frozen
 
+from actors.engines import model_files
 from actors.engines.trtllm.boot_message import TrtllmBoot
 from actors.engines.trtllm.deltas import Deltas, Ending, ending
 from actors.engines.trtllm.handed import HandedState, context_fields, generation_fields, read_state
 from actors.engines.trtllm.host.library import Library, Result
+from actors.engines.trtllm.images import AUTO, media_info
 from actors.engines.trtllm.log_probabilities import read, read_prompt
 from actors.engines.trtllm.sampling import engine_request
-from actors.engines.trtllm.signatures import SCHEDULING, Signatures
+from actors.engines.trtllm.signatures import PREPROCESS, SCHEDULING, Signatures
+from actors.media.model_files import vision_layout
 from protocol.errors import EngineRefused, HandOffFailed, RequestError, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, GrammarKind, PromptScores, Tokens
+from protocol.messages.media import MediaForm, MediaInfo
+
+CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
+"""The errors that TensorRT-LLM raises for a request that it does not take."""
 
 BIAS = "embedding_bias"  # the field of `SamplingParams` that is a tensor
 CONFIG = "config.json"
@@ -162,8 +169,19 @@ def engine_info(boot: TrtllmBoot, version: str, digest: tuple[tuple[str, str], .
         hand_off_address=process.encode() if boot.leg is Leg.PREFILL else None,
         digest=digest,
         data_parallel=boot.data_parallel,
+        media=_media(boot, version),
         hand_off_terms=() if boot.leg is Leg.BOTH else (("transfer", boot.transfer),),
     )
+
+
+def _media(boot: TrtllmBoot, version: str) -> MediaInfo | None:
+    """Return the images that an engine takes, None if it takes text alone."""
+    files = model_files.read_files(model_folder(boot))
+    layout = vision_layout(files)
+    if layout is None or layout.image_token is None or not Signatures.of(version).holds(PREPROCESS):
+        return None
+    form = MediaForm.PIXELS if boot.has_tower else MediaForm.EMBEDDINGS
+    return media_info(files, layout.image_token, layout.merge, form, str(boot.arguments.get("dtype", AUTO)))
 
 
 def with_operations(info: EngineInfo, names: tuple[str, ...]) -> EngineInfo:

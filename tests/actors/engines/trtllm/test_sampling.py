@@ -9,6 +9,7 @@ from attrs import evolve, fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.engines.trtllm.handed import ALONE
 from actors.engines.trtllm.sampling import EngineRequest, check, engine_request, priority
 from actors.engines.trtllm.signatures import GENERATE, GUIDED, SAMPLING, SCHEDULING, VERSIONS, Signatures
 from protocol.errors import BadRequest, Unsupported
@@ -116,7 +117,7 @@ REQUESTED: tuple[
 ELSEWHERE = {
     "id",  # TensorRT-LLM counts its requests itself; it is the seed of those without one
     "sampling",
-    "media",  # see `test_images_are_refused_but_by_a_decode`
+    "media",  # see `test_images_are_refused_by_a_decode_alone`
 }
 
 
@@ -207,12 +208,12 @@ def test_a_prefill_draws_one_token_as_the_decode_would() -> None:
     assert asked(info=DECODE).sampling == asked().sampling
 
 
-def test_images_are_refused_but_by_a_decode() -> None:
-    for info in (INFO, PREFILL):
-        with pytest.raises(Unsupported) as refused:
-            asked(info=info, media=(ITEM,))
-        assert refused.value.param == "media"
-    assert asked(info=DECODE, media=(ITEM,)).call["inputs"] == [5, 6, 7]
+def test_images_are_refused_by_a_decode_alone() -> None:
+    with pytest.raises(Unsupported) as refused:
+        asked(info=DECODE, media=(ITEM,), hand_off=ALONE)
+    assert refused.value.param == "media"
+    for info in (INFO, PREFILL, DECODE):
+        assert asked(info=info, media=(ITEM,)).call["inputs"] == [5, 6, 7], "the host adds them"
 
 
 @pytest.mark.parametrize("top_p", [0.0, -0.5, 1.5])

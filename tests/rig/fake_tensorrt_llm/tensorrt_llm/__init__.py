@@ -6,8 +6,9 @@ package: an answer is one object that grows, an abort has no acknowledgement, a 
 fails on request: see `_faults.py`.
 """
 
+from ._encoder import MultimodalEncoder
 from ._executor import RequestOutput
-from ._llm import LLM, MultimodalEncoder
+from ._llm import LLM
 from ._types import SamplingParams
 from .version import __version__
 

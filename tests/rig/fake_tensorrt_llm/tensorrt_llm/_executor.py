@@ -60,7 +60,7 @@ class Request:
     streaming: bool
     handed: DisaggregatedParams | None
     salt: str | None
-    known: int  # what the model knows of the adapter
+    known: int  # what the model knows of the adapter and of images
     priority: float
     rank: int
     fault: Fault | None
@@ -75,6 +75,7 @@ class Request:
     aborted: bool = False
     lora: int | None = None  # its adapter's number
     state: bytes = b""
+    pictured: bool = False  # it has images, whose blocks are in no cache of this fake
 
     @property
     def kind(self) -> str:
@@ -94,10 +95,17 @@ class RequestOutput:
         self.cached_tokens = 0
         self.error: str | None = None
         self.metrics_dict: dict[str, float] = {}
+        self.disaggregated_params: DisaggregatedParams | None = None  # of an encoder's request
 
     def abort(self) -> None:
         """Ask for the end of the answer; there is no acknowledgement but that end."""
         self._request.aborted = True
+
+    def result(self, timeout: float | None = None) -> "RequestOutput":
+        """Wait for the end; here only an encoder's request can be waited for so."""
+        del timeout
+        assert self.finished
+        return self
 
     def aborted(self) -> bool:
         return self._request.aborted
@@ -212,7 +220,7 @@ class Executor:
         cache = self.caches[rank]
         for request in waiting[: max(0, self.batch_max - running)]:
             blocks = cache.blocks(min(len(request.prompt) + request.params.max_tokens, self.tokens_max))
-            request.cached = cache.found(request.prompt, request.salt, request.lora)
+            request.cached = 0 if request.pictured else cache.found(request.prompt, request.salt, request.lora)
             if not self._has_adapter(request):
                 continue
             if cache.reads_lost(request.prompt, request.salt, request.lora):
@@ -239,16 +247,13 @@ class Executor:
         if request.fault is Fault.TRANSFER_HANGS or request.steps < TRANSFER_STEPS:
             return
         handed = request.handed
-        if (
-            handed is None
-            or not handed.first_gen_tokens
-            or not _states.take(handed.opaque_state or b"-", handed.ctx_dp_rank)
-        ):
+        known = None if handed is None else _states.take(handed.opaque_state or b"-", handed.ctx_dp_rank)
+        if handed is None or not handed.first_gen_tokens or known is None:
             self._end(
                 request, Response(error=RequestError("the KV cache could not be fetched from the context server"))
             )
             return
-        request.stage = Stage.RUNNING
+        request.stage, request.known = Stage.RUNNING, known  # it is in the KV cache
         request.cached = len(request.prompt)  # TensorRT-LLM counts what was fetched
         self._append(request, handed.first_gen_tokens[0])
 
@@ -293,7 +298,8 @@ class Executor:
             request.logprobs = self._logprobs(request, place.top(params.logprobs, token))
         response = Response(logprobs=request.logprobs, cached=request.cached)
         if is_first:
-            self.caches[request.rank].store(request.prompt, request.salt, request.lora)
+            if not request.pictured:
+                self.caches[request.rank].store(request.prompt, request.salt, request.lora)
             if params.prompt_logprobs is not None:
                 response.prompt_logprobs = self._prompt_logprobs(request)
         response.finish, response.stop = self._finish(request, token)
@@ -329,7 +335,7 @@ class Executor:
             ctx_dp_rank=request.rank if len(self.caches) > 1 else None,
         )
         if response.finish == "length":
-            request.state = held.opaque_state = _states.hold(held.ctx_dp_rank)
+            request.state = held.opaque_state = _states.hold(request.known, held.ctx_dp_rank)
             request.stage = Stage.HELD
             if self.hold_s is not None:
                 asyncio.get_running_loop().call_later(self.hold_s, _states.free, request.state)
@@ -367,7 +373,7 @@ class Executor:
     def _leave(self, request: Request, *, leaks: bool = False) -> None:
         """Free the blocks of a request."""
         cache = self.caches[request.rank]
-        if request.answer:
+        if request.answer and not request.pictured:
             cache.store([*request.prompt, *request.answer[:-1]], request.salt, request.lora, ended=True)
         if not leaks:
             cache.used -= request.blocks

@@ -19,6 +19,8 @@ from ._types import (
     LoraConfig,
     LoRARequest,
     MemoryType,
+    MultimodalParams,
+    PreprocessedInputs,
     RequestError,
     SamplingParams,
     SchedulerConfig,
@@ -70,6 +72,16 @@ def configured(kind: type[ConfigT], given: object) -> ConfigT:
     return kind(**given) if isinstance(given, Mapping) else kind()
 
 
+def vision_of(model: str | Path) -> Any:
+    """Return the input processor of a model that takes images, None of any other one: only the first needs torch."""
+    config = Path(model) / "config.json"
+    if not config.exists() or "vision_config" not in config.read_text():
+        return None
+    from ._vision import Vision
+
+    return Vision.of(model)
+
+
 class LLM:
     def __init__(
         self,
@@ -89,6 +101,7 @@ class LLM:
                 raise ValueError(f"LLM got invalid argument: {key}")
         self.args = {**ARGUMENTS, **kwargs, "model": model, "tensor_parallel_size": tensor_parallel_size}
         self._vocabulary = VOCABULARY
+        self._vision = vision_of(model)
         self._numbers = count(1)
         self._unpinned = 0
         kv = configured(KvCacheConfig, self.args["kv_cache_config"])
@@ -125,7 +138,7 @@ class LLM:
 
     def generate_async(
         self,
-        inputs: Sequence[int] | Mapping[str, Any],
+        inputs: Sequence[int] | Mapping[str, Any] | PreprocessedInputs,
         sampling_params: SamplingParams | None = None,
         lora_request: LoRARequest | None = None,
         prompt_adapter_request: object = None,
@@ -147,11 +160,16 @@ class LLM:
         handed = disaggregated_params
         if handed is not None and handed.request_type == "context_only":
             params.max_tokens = 1
-        prompt = list(inputs["prompt_token_ids"] if isinstance(inputs, Mapping) else inputs)
+        images = inputs.multimodal_params if isinstance(inputs, PreprocessedInputs) else None
+        if isinstance(inputs, PreprocessedInputs):
+            prompt = list(inputs.prompt_token_ids)
+        else:
+            prompt = list(inputs["prompt_token_ids"] if isinstance(inputs, Mapping) else inputs)
         self._check(prompt, params, handed, priority)
         fault = fault_of(prompt)
         if fault is Fault.REFUSED:
             raise ValueError("the request is refused")
+        seen = 0 if self._vision is None else self._seen(images, handed, len(prompt))
         adapters = self._executor.adapters
         lora = None if adapters is None else lora_request  # without a configuration the adapter is left out
         request = Request(
@@ -162,13 +180,14 @@ class LLM:
             handed=handed,
             salt=cache_salt,
             known=0,
+            pictured=images is not None,
             lora=None if lora is None else lora.lora_int_id,
             priority=priority,
             rank=self._rank(scheduling_params),
             fault=fault,
         )
         try:
-            request.known = 0 if adapters is None or lora is None else adapters.load(lora)
+            request.known = seen ^ (0 if adapters is None or lora is None else adapters.load(lora))
         except (OSError, ValueError, KeyError) as error:
             request.responses.put_nowait(Response(error=RequestError(f"Failed to load LoRA adapter: {error}")))
         else:
@@ -183,6 +202,33 @@ class LLM:
             self._unpinned += 1
             return self._unpinned % ranks
         return wanted.attention_dp_rank
+
+    def _seen(self, images: MultimodalParams | None, handed: DisaggregatedParams | None, tokens: int) -> int:
+        """Return what the model knows of images and positions, which no prompt of such a model is without."""
+        if images is None:
+            if handed is None or handed.mrope_position_ids_handle is None:
+                raise KeyError("mrope_position_ids")
+            config = {
+                "mrope_position_ids": handed.mrope_position_ids_handle,
+                "mrope_position_deltas": handed.mrope_position_deltas_handle,
+            }
+            images = MultimodalParams(multimodal_data={"mrope_config": config})
+        return int(self._vision.seen(images, tokens))
+
+    @property
+    def tokenizer(self) -> Any:
+        return None if self._vision is None else self._vision.tokenizer
+
+    def preprocess(
+        self,
+        inputs: Mapping[str, Any],
+        sampling_params: SamplingParams | None = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+    ) -> PreprocessedInputs:
+        if self._vision is None:
+            raise ValueError("the fake preprocesses prompts with images alone")
+        made: PreprocessedInputs = self._vision.preprocess(inputs, disaggregated_params)
+        return made
 
     def _check(
         self,
@@ -256,41 +302,3 @@ class LLM:
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None
-
-
-class MultimodalEncoder:
-    """The encoder of images, whose results are handles of memory on the same host."""
-
-    def __init__(
-        self,
-        model: str | Path,
-        max_batch_size: int | None = None,
-        trust_remote_code: bool = False,
-        tensor_parallel_size: int = 1,
-        **kwargs: Any,
-    ) -> None:
-        self.args = {"model": model, "max_batch_size": max_batch_size, **kwargs}
-        self._numbers = count(1)
-
-    def generate_async(self, inputs: Mapping[str, Any]) -> RequestOutput:
-        items = inputs["multi_modal_data"]["image"]
-        request = Request(
-            number=next(self._numbers),
-            prompt=list(inputs.get("prompt_token_ids", [0])),
-            params=SamplingParams(end_id=-1, max_tokens=1),
-            streaming=False,
-            handed=None,
-            salt=None,
-            known=0,
-            priority=DEFAULT_REQUEST_PRIORITY,
-            rank=0,
-            fault=None,
-        )
-        output = RequestOutput(request)
-        handles = [{"method_key": 1, "tensor_size": [1, len(str(item))]} for item in items]
-        output.outputs[0].disaggregated_params = DisaggregatedParams(multimodal_embedding_handles=handles)
-        output.finished = True
-        return output
-
-    def shutdown(self) -> None:
-        pass

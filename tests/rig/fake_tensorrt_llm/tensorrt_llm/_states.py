@@ -11,10 +11,10 @@ def folder() -> Path:
     return Path(os.environ.get("ESPALIER_FAKE_TRTLLM_FOLDER") or tempfile.gettempdir())
 
 
-def hold(rank: int | None = None) -> bytes:
-    """Hold a state of a rank, and return what a decode is to be given beside the rank."""
+def hold(known: int, rank: int | None = None) -> bytes:
+    """Hold a state of a rank, with what its model knows; return what a decode is to be given beside the rank."""
     name = f"trtllm-{uuid4().hex}"
-    (folder() / name).write_text(f"{os.getpid()} {rank}")
+    (folder() / name).write_text(f"{os.getpid()} {rank} {known}")
     return name.encode()
 
 
@@ -23,18 +23,21 @@ def is_held(state: bytes) -> bool:
     return (folder() / state.decode()).exists()
 
 
-def take(state: bytes, rank: int | None = None) -> bool:
-    """Take a state of a rank; False if it is not held any more, or by a process that has ended, or another rank."""
+def take(state: bytes, rank: int | None = None) -> int | None:
+    """Take a state of a rank, and return what is known in it.
+
+    None if it is not held any more, or by a process that has ended, or another rank.
+    """
     path = folder() / Path(state.decode()).name
     try:
-        process, holder = path.read_text().split()
+        process, holder, known = path.read_text().split()
         if holder != str(rank):
-            return False
+            return None
         path.unlink()
         os.kill(int(process), 0)
     except (OSError, ValueError):
-        return False
-    return True
+        return None
+    return int(known)
 
 
 def free(state: bytes) -> None:

@@ -158,6 +158,24 @@ class CompletionOutput:
     request_perf_metrics: Any = None
 
 
+@define
+class MultimodalParams:
+    """The images of a prompt, as tensors or handles."""
+
+    multimodal_input: Any = None
+    multimodal_data: dict[str, Any] = field(factory=dict)
+
+
+@define
+class PreprocessedInputs:
+    """A prompt that needs no preprocessing any more."""
+
+    prompt_token_ids: list[int]
+    query_token_ids: list[int] | None = None
+    multimodal_params: MultimodalParams | None = None
+    encoder_input_token_ids: list[int] | None = None
+
+
 # Arguments of `LLM`, which also takes them as dictionaries ---------------------------------
 
 

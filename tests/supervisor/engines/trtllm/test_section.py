@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import StartFailed
+from protocol.messages.cluster import Leg
 from supervisor.engines.kinds import mistakes_here, read_cluster
 from supervisor.engines.trtllm.children import spec_of
 from tests.rig.cluster_files import MODEL
@@ -25,7 +26,9 @@ kv_tokens_max = 4096
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ('leg = "encode"', "engine.e.leg: an engine of kind trtllm cannot be an encoder"),
+        ('leg = "encode"', "engine.e.kv_tokens_max: is for engines that compute tokens, and engine.e.leg is encode"),
+        ('leg = "encode"\ntransfer = "UCX"', "engine.e.transfer: is for engines that compute tokens"),
+        ('leg = "encode"\nreleases_memory = true', "engine.e.releases_memory: is for engines that compute tokens"),
         ("tensor_parallel = 4\ndata_parallel = 2", "engine.e.data_parallel: must be 1 or tensor_parallel, which is 4"),
         ("page_size = 24", "engine.e.page_size: must be a power of two, got 24"),
         ('python = " "', "engine.e.python: is empty"),
@@ -63,3 +66,12 @@ def test_the_keys_reach_the_description_of_the_host(written: Callable[[str], Pat
     spec = spec_of(read_cluster(written(FILE + keys)), "e")
     assert (spec.slots, spec.context_max, spec.kv_tokens_max, spec.page_size) == (4, 512, 4096, 32)
     assert (spec.publishes, spec.releases_memory, spec.settings) == (True, True, {"dtype": "bfloat16"})
+
+
+def test_with_an_encoder_of_its_model_an_engine_takes_embeddings(written: Callable[[str], Path]) -> None:
+    encoder = '[engine.eyes]\nmodel = "tiny"\nkind = "trtllm"\nleg = "encode"\nencoder.batch_max = 3\n'
+    assert spec_of(read_cluster(written(FILE)), "e").has_tower
+    cluster = read_cluster(written(FILE + encoder))
+    assert not spec_of(cluster, "e").has_tower
+    spec = spec_of(cluster, "eyes")
+    assert (spec.leg, spec.batch_max) == (Leg.ENCODE, 3)

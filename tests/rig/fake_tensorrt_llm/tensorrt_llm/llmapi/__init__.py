@@ -1,5 +1,6 @@
+from .._encoder import MultimodalEncoder
 from .._executor import RequestOutput
-from .._llm import LLM, MultimodalEncoder
+from .._llm import LLM
 from .._types import (
     CacheTransceiverConfig,
     CompletionOutput,

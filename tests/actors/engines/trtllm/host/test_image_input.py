@@ -1,0 +1,126 @@
+"""The input of requests with images: no handle stays unopened, whoever leaves, and whatever is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from actors.engines.host.torch_tensors import as_message
+from actors.engines.model_files import read_files
+from actors.engines.trtllm.host.image_input import ImageInput, SharedTensorList
+from actors.engines.trtllm.images import Outline, media_info
+from actors.media.model_files import vision_layout
+from protocol.errors import EngineRefused
+from protocol.messages.generation import Generate, Sampling
+from protocol.messages.media import MediaForm, MediaItem, Modality
+from protocol.token_ids import TokenIds
+from tests.rig.fake_tensorrt_llm.tensorrt_llm import LLM, SamplingParams
+from tests.rig.fake_tensorrt_llm.tensorrt_llm._torch.shared_tensor import SharedTensorContainer, held
+from tests.rig.fake_tensorrt_llm.tensorrt_llm._types import DisaggregatedParams, PreprocessedInputs
+from tests.rig.trtllm_engines import image_model
+
+NAMES = SimpleNamespace(shared_tensors=SharedTensorContainer, disaggregated_params=DisaggregatedParams)
+ROWS, WIDTH = 8, 128
+ITEM = MediaItem(
+    Modality.IMAGE, "ab" * 32, (1, 4, 8), ROWS, MediaForm.EMBEDDINGS, as_message(torch.zeros(ROWS, WIDTH).bfloat16())
+)
+GIVEN: dict[str, object] = {"inputs": [], "sampling_params": SamplingParams(end_id=-1), "streaming": True}
+
+
+class Watched(LLM):
+    """Makes its inputs once it is let, and then as a test says."""
+
+    begun: threading.Event
+    let: threading.Event
+    made: list[int] | None = None
+
+    def preprocess(self, inputs: Mapping[str, Any], *given: Any, **named: Any) -> PreprocessedInputs:
+        self.begun.set()
+        assert self.let.wait(10)
+        preprocessed = super().preprocess(inputs, *given, **named)
+        if self.made is not None:
+            preprocessed.prompt_token_ids = self.made
+        return preprocessed
+
+
+@pytest.fixture
+def llm(tmp_path: Path) -> Watched:
+    made = Watched(image_model(tmp_path, "qwen2_5_vl"))
+    made.begun, made.let = threading.Event(), threading.Event()
+    made.let.set()
+    return made
+
+
+def image_input(llm: Watched) -> ImageInput:
+    files = read_files(Path(llm.args["model"]))
+    layout = vision_layout(files)
+    assert layout is not None
+    assert layout.image_token is not None
+    media = media_info(files, layout.image_token, layout.merge, MediaForm.EMBEDDINGS)
+    info = SimpleNamespace(media=media, media_form=media.form)
+    return ImageInput(cast("Any", llm), cast("Any", NAMES), cast("Any", info), Outline.of(files))
+
+
+def request(*tokens: int, images: int = 1) -> Generate:
+    ids = [*tokens, *[3, *[6] * ROWS, 4] * images]
+    return Generate("", TokenIds.of(ids), Sampling(1), media=(ITEM,) * images)
+
+
+async def asked(llm: Watched, wanted: Generate) -> tuple[dict[str, object], SharedTensorList]:
+    return await image_input(llm).arguments(wanted, GIVEN)
+
+
+def test_an_input_has_the_prompts_own_tokens_and_its_handles(llm: Watched) -> None:
+    before = held()
+    arguments, shared = asyncio.run(asked(llm, request(300, 301, 9)))
+    made, handed = arguments["inputs"], arguments["disaggregated_params"]
+    assert isinstance(made, PreprocessedInputs)
+    assert isinstance(handed, DisaggregatedParams)
+    assert made.prompt_token_ids == [300, 301, 9, 3, *[6] * ROWS, 4], "which no text has"
+    assert handed.request_type == "context_and_generation"
+    assert handed.multimodal_hashes == [[0xABABABAB - 2**32] * 8]
+    assert held() - before == 3, "the embeddings, the positions, and the distance of the next one"
+    shared.open_all()
+    assert held() == before
+
+
+def test_a_text_has_positions_alone(llm: Watched) -> None:
+    before = held()
+    arguments, shared = asyncio.run(asked(llm, request(7, 8, images=0)))
+    assert arguments["inputs"] == GIVEN["inputs"]
+    assert held() - before == 2
+    shared.open_all()
+
+
+def test_nothing_stays_of_what_is_refused(llm: Watched) -> None:
+    before, llm.made = held(), [1, 2, 3]
+    with pytest.raises(EngineRefused, match="makes 3 tokens"):
+        asyncio.run(asked(llm, request(9)))
+    assert held() == before
+
+
+@pytest.mark.parametrize("made", [None, [1, 2, 3]])
+def test_nothing_stays_of_a_request_that_is_left_meanwhile(llm: Watched, made: list[int] | None) -> None:
+    before, llm.made = held(), made
+    llm.let.clear()
+
+    async def leave() -> None:
+        asking = asyncio.create_task(asked(llm, request(9)))
+        await asyncio.to_thread(llm.begun.wait, 10)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert held() - before == 3, "a thread still computes with them"
+        llm.let.set()
+        async with asyncio.timeout(10):
+            while held() != before:  # noqa: ASYNC110  # a thread opens them
+                await asyncio.sleep(0.001)
+
+    asyncio.run(leave())
