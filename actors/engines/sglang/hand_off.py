@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import struct
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from actors.kit.hand_off import KindHandOff, prompt_digest
+from actors.kit.hand_off import DIGEST_BYTES, KindHandOff, prompt_digest
 from protocol.errors import HandOffFailed
 from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate
@@ -50,7 +50,8 @@ class Rendezvous:
 
     def encode(self) -> bytes:
         """Return the rendezvous as the `hand_off` of a request."""
-        return _ROOM.pack(self.room) + address(self.host, self.port)
+        digest = _END_OF_HOST + self.prompt if self.prompt else b""
+        return _ROOM.pack(self.room) + address(self.host, self.port) + digest
 
     @classmethod
     def decode(cls, hand_off: bytes) -> Rendezvous:
@@ -61,7 +62,9 @@ class Rendezvous:
         if room > ROOM_MAX:
             raise HandOffFailed(f"the room of a hand-off must be from 0 to {ROOM_MAX}, got {room}")
         port_at, host_at = _ROOM.size, _ROOM.size + _PORT.size
-        host, _, prompt = hand_off[host_at:].partition(_END_OF_HOST)
+        host, end, prompt = hand_off[host_at:].partition(_END_OF_HOST)
+        if end and len(prompt) != DIGEST_BYTES:
+            raise HandOffFailed(f"the digest of a state's prompt has {DIGEST_BYTES} bytes, got {len(prompt)}")
         return cls(room, *_host_and_port(hand_off[port_at:host_at] + host), prompt)
 
 
@@ -103,7 +106,8 @@ def without_partner(info: EngineInfo, *, rank: int, number: int) -> bytes:
 
 def state(info: EngineInfo, request: Generate, *, number: int) -> bytes:
     """Return the state of a request's prompt at a prefill; no other request has the `number`."""
-    return rendezvous(info, rank=request.rank, number=number) + _END_OF_HOST + prompt_digest(request)
+    meeting = Rendezvous.decode(rendezvous(info, rank=request.rank, number=number))
+    return evolve(meeting, prompt=prompt_digest(request)).encode()
 
 
 def check_hand_off(request: Generate, info: EngineInfo) -> None:

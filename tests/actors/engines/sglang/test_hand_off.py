@@ -90,6 +90,7 @@ def test_a_leg_of_a_sequential_pair_is_asked_alone_without_a_state() -> None:
         (Rendezvous(1, "h\n", 1).encode(), "no bootstrap server"),
         (Rendezvous(1, "h" * (HOST_LENGTH_MAX + 1), 1).encode(), "no bootstrap server"),
         (bytes(9) + b"\x01\xff", "cannot be read"),
+        (Rendezvous(1, "h", 1).encode() + b"\0", "has 16 bytes, got 0"),
     ],
 )
 def test_bytes_that_are_no_rendezvous_are_refused_by_name(hand_off: bytes, why: str) -> None:
