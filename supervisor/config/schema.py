@@ -17,6 +17,7 @@ from actors.canary import CanaryLimits
 from actors.engines.encoding.limits import BatchLimits
 from actors.engines.slots.deadlines import RequestDeadlines
 from protocol.messages.cluster import Leg
+from protocol.messages.engine import HandOff
 from protocol.pairing import Terms
 from protocol.strict.checks import Holds, Matches, Within
 from protocol.strict.mistakes import Mistake, join, segment
@@ -171,6 +172,11 @@ class EngineSection:
     def hand_off_terms(self) -> Terms:
         """The terms of its hand-off, by name, on which both legs of a pair must agree."""
         return ("kind", self.kind), ("page_size", str(self.page_size))
+
+    @property
+    def hand_offs(self) -> tuple[HandOff, ...]:
+        """The orders in which a pair of its kind can be asked."""
+        return HandOff.CONCURRENT, HandOff.SEQUENTIAL
 
     @property
     def ports(self) -> Mapping[str, range]:

@@ -11,6 +11,7 @@ from actors.engines.trtllm import setting_rules
 from actors.engines.trtllm.boot_message import PREFILL_CHUNK
 from actors.engines.trtllm.spec import TrtllmSetting
 from protocol.messages.cluster import Leg
+from protocol.messages.engine import HandOff
 from protocol.pairing import Terms
 from protocol.strict.checks import Within
 from protocol.strict.mistakes import Mistake, join, segment
@@ -96,6 +97,11 @@ class TrtllmSection(EngineSection):
     def hand_off_terms(self) -> Terms:
         """The terms of its hand-off: as those of every engine, and the way of its KV caches."""
         return *super().hand_off_terms, ("transfer", self.transfer)
+
+    @property
+    def hand_offs(self) -> tuple[HandOff, ...]:
+        """The prefill first: its decode is asked with the state that the prompt leaves."""
+        return (HandOff.SEQUENTIAL,)
 
     def mistakes(self, cluster: Cluster, path: str) -> Iterator[Mistake]:
         """Yield the mistakes in this section at `path`."""

@@ -57,3 +57,15 @@ def test_a_leg_beside_a_pair_that_agrees_is_a_mistake_if_it_has_no_partner(writt
 def test_a_file_that_joins_others_may_have_legs_that_meet_engines_elsewhere(written: Written) -> None:
     file = written(MODEL + OTHER_NODE + PREFILL + "page_size = 32\n" + DECODE)
     assert [*read_cluster(file).engine] == ["p", "d"]
+
+
+@pytest.mark.parametrize("join", ["", OTHER_NODE])
+def test_an_order_in_which_a_kind_has_no_pairs_is_a_mistake_at_the_model(written: Written, join: str) -> None:
+    engine = '[engine.{}]\nmodel = "tiny"\nkind = "trtllm"\nkv_tokens_max = 4096\nleg = "{}"\n'
+    pair = engine.format("p", "prefill") + engine.format("d", "decode")
+    ((_, mistake),) = mistakes(written(join + MODEL + 'hand_off = "concurrent"\n' + pair))
+    assert mistake == "model.tiny.hand_off: pairs of kind trtllm are sequential alone, and engine p is of that kind"
+    for order in ("", 'hand_off = "sequential"\n'):
+        assert [*read_cluster(written(join + MODEL + order + pair)).engine] == ["p", "d"]
+    whole = MODEL + 'hand_off = "concurrent"\n' + engine.format("whole", "both")
+    assert [*read_cluster(written(join + whole)).engine] == ["whole"]
