@@ -12,6 +12,7 @@ from attrs import evolve
 
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
+from actors.engines.trtllm.handed import HAND_OFF
 from protocol.errors import BadRequest, StartFailed, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
@@ -19,7 +20,7 @@ from protocol.messages.media import MediaForm, MediaItem, Modality
 from tests.contracts.encoder import Subject as EncoderSubject
 from tests.contracts.encoder import check_encoder, encoded
 from tests.contracts.engine import check_engine, complete, new_id, slot
-from tests.contracts.pair import state_of
+from tests.contracts.pair import Pair, check_pair, state_of
 from tests.rig.pictured_items import SeeingModel, png, seeing_model
 from tests.rig.trtllm_engines import SPEC, image_model, trtllm_encoder, trtllm_engine
 
@@ -111,6 +112,19 @@ async def test_one_answer_by_pixels_by_embeddings_and_by_a_pair(model: SeeingMod
             assert by_pixels == by_embeddings == by_pair, numbers
             answers.append(tuple(by_pixels))
         assert len({*answers}) == 4, "the answer depends on each image and on their order"
+
+
+async def test_a_pair_of_a_model_with_images_keeps_the_contract(model: SeeingModel, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        legs = (Leg.PREFILL, Leg.DECODE, Leg.BOTH)
+        of = [await stack.enter_async_context(engine_of(model, tmp_path, leg, has_tower=False)) for leg in legs]
+        prefill, decode, whole = of
+
+        @asynccontextmanager
+        async def same() -> AsyncIterator[Pair]:
+            yield Pair(prefill, decode, whole, HAND_OFF)
+
+        await check_pair(same)
 
 
 async def test_what_does_not_fit_is_refused_and_the_engine_serves_on(model: SeeingModel, tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ class ImageInput:
         """
         assert self.info.media is not None
         shared = SharedTensorList(self.names)
+        if not request.media or self.info.media_form is MediaForm.PLACES:  # a text waits behind no image
+            return self._arguments(request, given, self.info.media, shared), shared
         made = asyncio.get_running_loop().run_in_executor(
             self._threads, self._arguments, request, given, self.info.media, shared
         )
@@ -92,7 +94,7 @@ class ImageInput:
             made.add_done_callback(lambda made: None if made.exception() else shared.open_all())
             raise
 
-    # In a thread ---------------------------------------------------------------------------
+    # In a thread, if there are images ------------------------------------------------------
 
     def _arguments(
         self, request: Generate, given: Mapping[str, object], media: MediaInfo, shared: SharedTensorList
@@ -118,10 +120,10 @@ class ImageInput:
     def _share(self, request: Generate, placed: PlacedImages, handed: object, shared: SharedTensorList) -> None:
         """Share the positions of a prompt and its embeddings, and name their handles in `handed`."""
         assert self.info.media is not None
-        found = positions(len(request.tokens), placed, self.info.media.merge)
+        axes, delta = _positions(len(request.tokens), placed, self.info.media.merge)
         fields: dict[str, object] = {
-            "mrope_position_ids_handle": shared.handle(torch.tensor(found.axes).unsqueeze(1)),
-            "mrope_position_deltas_handle": shared.handle(torch.tensor([[found.delta]], dtype=torch.int32)),
+            "mrope_position_ids_handle": shared.handle(axes),
+            "mrope_position_deltas_handle": shared.handle(torch.tensor([[delta]], dtype=torch.int32)),
         }
         if placed and self.info.media_form is MediaForm.EMBEDDINGS:
             fields["multimodal_embedding_handles"] = [shared.handle(as_torch(item.data).clone()) for item, _ in placed]
@@ -144,3 +146,11 @@ class ImageInput:
         )
         made.prompt_token_ids = self.outline.filled(own, made.prompt_token_ids, placed)
         return made
+
+
+def _positions(count: int, placed: PlacedImages, merge: int) -> tuple[torch.Tensor, int]:
+    """Return the positions of a prompt's tokens, `[3, 1, count]`, and by how much the next token's differs."""
+    if not placed:
+        return torch.arange(count).expand(3, 1, count).contiguous(), 0
+    found = positions(count, placed, merge)
+    return torch.tensor(found.axes).unsqueeze(1), found.delta
