@@ -14,6 +14,7 @@ from supervisor.gateway.http.plain_head import Header, RequestHead
 from supervisor.gateway.http.syntax import HttpSyntax
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"
+LATE_MAX = 8
 PLAIN = st.builds(lambda body: HEAD % (len(body), b"") + body, st.binary(max_size=40))
 OTHER = st.sampled_from(
     [
@@ -71,7 +72,7 @@ def answered(syntax: HttpSyntax, answer: Answer) -> list[object]:
 def converse(received: list[bytes], answers: list[Answer], *, late: bytes) -> list[object]:
     """Read pieces and answer each request once it is whole; return every event, and everything that is written.
 
-    `late` is received between each request and its answer, as a pipelining client sends it.
+    `late` is received between each of the first requests and its answer, as a pipelining client sends it.
     """
     syntax, seen, body = HttpSyntax(1024), list[object](), b""
     pending, number = [*received, b""], 0
@@ -83,7 +84,8 @@ def converse(received: list[bytes], answers: list[Answer], *, late: bytes) -> li
             elif isinstance(event, h11.Data):
                 body += bytes(event.data)  # however it is cut into pieces
             elif isinstance(event, h11.EndOfMessage):
-                syntax.receive_data(late) if late else None
+                if late and number < LATE_MAX:  # each is a request, and makes room for another
+                    syntax.receive_data(late)
                 seen += [body, syntax.trailing_bytes, *answered(syntax, answers[number % len(answers)])]
                 body, number = b"", number + 1
                 if not syntax.done:
