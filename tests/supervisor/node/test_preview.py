@@ -145,11 +145,15 @@ def test_the_check_command_prints_every_node_or_the_named_one() -> None:
     assert (one.returncode, one.stdout.rstrip()) == (0, every.stdout.split("\n\n")[2].rstrip())
 
 
-def test_the_example_for_a_gpu_is_a_cluster_without_a_zygote() -> None:
-    text = preview.describe_node(read_cluster(ROOT / "examples" / "gpu.toml"), "main", {})
-    assert "qwen3-32b on cuda" in text
+@pytest.mark.parametrize(
+    ("name", "model", "limits"),
+    [("gpu", "qwen3-32b", "KV tokens 400,000 · slots 256"), ("trtllm", "qwen3-8b", "KV tokens 400,000 · slots 128")],
+)
+def test_an_example_for_gpus_is_a_cluster_without_a_zygote(name: str, model: str, limits: str) -> None:
+    text = preview.describe_node(read_cluster(ROOT / "examples" / f"{name}.toml"), "main", {})
+    assert f"{model} on cuda" in text
     assert "zygote" not in text
-    assert "KV tokens 400,000 · slots 256" in text
+    assert limits in text
 
 
 def test_a_preview_refuses_a_host_that_cannot_keep_decoders_in_their_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
