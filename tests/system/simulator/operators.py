@@ -180,7 +180,7 @@ class Operator:
         """Whether an operation may have this outcome: any refusal, since operators disturb each other."""
         happened = self.faults.happened
         caused = any(outcome in ALLOWED_ERRORS[kind] for kind in happened)
-        if outcome == UNKNOWN:  # an engine of a node that has joined, and is away
-            return bool(happened & {*OF_NODES, "jump"})
+        if outcome == UNKNOWN:  # an engine of a node that has joined, and is away; a drain of this one ends its links
+            return bool(happened & {*OF_NODES, "drain", "jump"})
         over = bool(happened & {"drain", "front crash"}) and outcome in LOST | AWAY_ERRORS
         return outcome in {DONE, *REFUSALS} or caused or over
