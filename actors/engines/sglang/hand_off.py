@@ -120,7 +120,7 @@ def check_hand_off(request: Generate, info: EngineInfo) -> None:
         return
     own = info.hand_off_address
     if own is not None and request.hand_off[_ROOM.size :] not in {own, address(NO_PARTNER, 1)}:
-        raise HandOffFailed("the rendezvous is at another prefill")
+        raise HandOffFailed("the rendezvous is at another prefill, or at this one before it was started again")
     if info.hand_off is HandOff.SEQUENTIAL:
         found = Rendezvous.decode(request.hand_off)
         if found.has_partner and found.prompt != prompt_digest(request):
