@@ -71,7 +71,7 @@ def check(request: Generate, info: EngineInfo) -> None:
         name = "frequency_penalty" if wanted.frequency_penalty else "presence_penalty"
         raise Unsupported(f"{lacks} penalises the tokens of the prompt, too", param=name)
     if request.prompt_logprobs and not signatures.has(SAMPLING, "prompt_logprobs_simple_format"):
-        raise Unsupported(f"{lacks} gives none for a prompt's own tokens", param="prompt_logprobs")
+        raise Unsupported(f"{lacks} gives none for a prompt's own tokens", param="echo")
     if request.cache_namespace is not None and not signatures.has(GENERATE, "cache_salt"):
         param = "model" if request.cache_salt is None else "cache_salt"  # an adapter is named by the model
         raise Unsupported(f"{lacks} cannot keep cached prompts apart", param=param)
@@ -140,7 +140,7 @@ def _sampling(request: Generate, info: EngineInfo, ends: tuple[int, ...]) -> dic
         fields["embedding_bias"] = _bias(wanted, info.vocabulary_size)
     if wanted.tokens_min and (stops or ends):
         if stops:
-            raise Unsupported("TensorRT-LLM holds back one end token, and no other stop token", param="tokens_min")
+            raise Unsupported("TensorRT-LLM holds back one end token, and no other stop token", param="min_tokens")
         fields["min_tokens"] = min(1, wanted.tokens_min) if info.returns_states else wanted.tokens_min
     return fields
 

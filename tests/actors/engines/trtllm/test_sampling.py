@@ -184,7 +184,7 @@ def test_a_least_length_is_refused_where_stop_tokens_would_end_the_answer_before
 ) -> None:
     with pytest.raises(Unsupported) as refused:
         asked(ends=ends, stop_token_ids=stops, tokens_min=2)
-    assert refused.value.param == "tokens_min"
+    assert refused.value.param == "min_tokens"
 
 
 def test_resumed_tokens_count_for_penalties_and_the_prompt_does_not() -> None:
@@ -250,7 +250,7 @@ def test_a_priority_is_from_0_to_1(number: int) -> None:
         (OLDEST, {"rank": 1}, "rank"),
         (MIDDLE, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (MIDDLE, {"presence_penalty": 0.5}, "presence_penalty"),
-        (MIDDLE, {"prompt_logprobs": True, "logprobs": 0}, "prompt_logprobs"),
+        (MIDDLE, {"prompt_logprobs": True, "logprobs": 0}, "echo"),
     ],
 )
 def test_what_a_version_cannot_honour_is_refused_by_name(version: str, changes: Changed, param: str) -> None:
@@ -294,4 +294,4 @@ def test_no_version_is_given_an_argument_that_it_does_not_have(
         assert not signatures.unknown(GENERATE, found.call)
         assert not signatures.unknown(GUIDED, found.guided or {})
         assert found.scheduling is None or not signatures.unknown(SCHEDULING, found.scheduling)
-    assert refused in {None, "model", *SAMPLING_FIELDS, *(each.name for each in fields(Generate))}
+    assert refused in {None, "model", "echo", "min_tokens", *SAMPLING_FIELDS, *(each.name for each in fields(Generate))}
