@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import TypeAlias
 
 from attrs import frozen
@@ -29,6 +30,7 @@ AUTO = "auto"
 """TensorRT-LLM's word for the type of the model's own weights."""
 
 _WORD_DIGITS, _WORD_VALUES = 8, 2**32
+_SALT = "images:"
 
 PlacedImages: TypeAlias = Sequence[tuple[MediaItem, range]]
 """The images of a prompt and their places in it, in the order of the places."""
@@ -129,6 +131,12 @@ def hash_words(digest: str) -> list[int]:
     """Return a digest as TensorRT-LLM has the hash of an image: eight signed integers of 32 bits."""
     words = (int(digest[place : place + _WORD_DIGITS], 16) for place in range(0, len(digest), _WORD_DIGITS))
     return [word - _WORD_VALUES if word >= _WORD_VALUES // 2 else word for word in words]
+
+
+def image_salt(placed: PlacedImages, own: str | None) -> str:
+    """Return the cache salt of a request with images and a salt of its `own`: no other images have it."""
+    parts = [*(item.digest for item, _ in placed), "" if own is None else f"/{own}"]
+    return _SALT + sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _own_dtype(*configs: Mapping[str, object]) -> object:

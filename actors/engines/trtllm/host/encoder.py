@@ -28,8 +28,8 @@ from actors.engines.media_check import check_pixels
 from actors.engines.trtllm.boot_message import TrtllmBoot
 from actors.engines.trtllm.host import library
 from actors.engines.trtllm.host.image_input import picture
-from actors.engines.trtllm.host.library import EncodedImage, ImageEncoder, Library
-from actors.engines.trtllm.host.translation import CALL_ERRORS, model_folder
+from actors.engines.trtllm.host.library import CALL_ERRORS, EncodedImage, ImageEncoder, Library
+from actors.engines.trtllm.host.translation import model_folder
 from actors.engines.trtllm.images import AUTO, media_info
 from actors.media.layout import smallest_item
 from actors.media.model_files import vision_layout

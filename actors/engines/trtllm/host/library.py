@@ -88,10 +88,21 @@ class Tokenizer(Protocol):
         """Return the text of tokens."""
 
 
+class Images(Protocol):
+    """The images of an input (`MultimodalParams`)."""
+
+    multimodal_input: object
+    """Their hashes and places, None if it could not make them."""
+
+    multimodal_data: Mapping[str, object] | None
+    """Their tensors, as handles."""
+
+
 class Preprocessed(Protocol):
     """The input of a request (`PreprocessedInputs`)."""
 
     prompt_token_ids: Sequence[int]
+    multimodal_params: Images | None
 
 
 class EncodedImage(Protocol):

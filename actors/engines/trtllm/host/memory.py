@@ -108,7 +108,7 @@ class TrtllmMemory:
         call = cast("CollectiveCall", getattr(self._llm, CALL))
         try:
             await asyncio.to_thread(call, method, (parts,))
-        except NotImplementedError as error:  # raised before anything is done
+        except (NotImplementedError, ValueError) as error:  # raised before anything is done
             self._state = before
             raise EngineRefused(f"TensorRT-LLM {self._version}: {error}") from error
         except Exception as error:

@@ -36,7 +36,7 @@ from actors.engines.trtllm.handed import state_of
 from actors.engines.trtllm.host import library, translation
 from actors.engines.trtllm.host.adapters import TrtllmAdapterLoader
 from actors.engines.trtllm.host.engine_state import TrtllmState
-from actors.engines.trtllm.host.library import Library, Llm, Result
+from actors.engines.trtllm.host.library import CALL_ERRORS, Library, Llm, Result
 from actors.engines.trtllm.host.memory import TrtllmMemory
 from actors.engines.trtllm.host.operations import TrtllmOperations
 from actors.engines.trtllm.host.prefix_cache import PrefixCache
@@ -155,7 +155,8 @@ class TrtllmHost:
         try:
             self._begin(stream, request)
         except RequestError as error:
-            self.by_stream.pop(stream, None)
+            if (running := self.by_stream.get(stream)) is not None:
+                self._forget(running)
             self.link.fail(stream, error)
             self.link.flush()
 
@@ -209,18 +210,23 @@ class TrtllmHost:
 
     async def _ask(self, running: TrtllmRequest) -> Result:
         try:
-            arguments = translation.call(self.names, running.request, self.info, self.ends)
-            if (adapter := running.request.adapter) is not None:
-                arguments["lora_request"] = self.loras.lora_request(adapter.name)
-            if self.images is not None:
-                arguments, running.shared = await self.images.arguments(running.request, arguments)
-            if self.cache.period:
-                arguments["cache_salt"] = self.cache.salt(cast("str | None", arguments.get("cache_salt")))
-            return self.llm.generate_async(**arguments)
-        except translation.CALL_ERRORS as error:
+            return await self._asked(running)
+        except Exception as error:
             if running.shared is not None:
                 running.shared.open_all()
-            raise EngineRefused(str(error)) from error
+            if isinstance(error, CALL_ERRORS):
+                raise EngineRefused(str(error)) from error
+            raise
+
+    async def _asked(self, running: TrtllmRequest) -> Result:
+        arguments = translation.call(self.names, running.request, self.info, self.ends)
+        if (adapter := running.request.adapter) is not None:
+            arguments["lora_request"] = self.loras.lora_request(adapter.name)
+        if self.images is not None:
+            arguments, running.shared = await self.images.arguments(running.request, arguments)
+        if (salt := self.cache.salt(cast("str | None", arguments.get("cache_salt")))) is not None:
+            arguments["cache_salt"] = salt
+        return self.llm.generate_async(**arguments)
 
     def _leave(self, running: TrtllmRequest) -> None:
         """Stop a request at any point of its life."""
@@ -326,8 +332,9 @@ class TrtllmHost:
         return await self.operations.operate(request)
 
     def _computes(self) -> bool:
-        """Whether a step is due: a request runs that waits for no other engine."""
-        return any(not each.waits_for_transfer and not each.state for each in self.by_stream.values())
+        """Whether a step is due: the engine has a request that waits for no other engine."""
+        running = self.by_stream.values()
+        return any(each.result is not None and not each.waits_for_transfer and not each.state for each in running)
 
 
 def image_input(llm: Llm, names: Library, info: EngineInfo, folder: Path) -> ImageInput:

@@ -26,9 +26,6 @@ from protocol.messages.engine import EngineInfo, HandOff
 from protocol.messages.generation import Generate, GrammarKind, PromptScores, Tokens
 from protocol.messages.media import MediaForm, MediaInfo
 
-CALL_ERRORS = (ValueError, TypeError, NotImplementedError)
-"""The errors that TensorRT-LLM raises for a request that it does not take."""
-
 BIAS = "embedding_bias"  # the field of `SamplingParams` that is a tensor
 CONFIG = "config.json"
 CONTEXT_KEYS = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions")

@@ -30,6 +30,7 @@ class MultimodalEncoder:
 
     def generate_async(self, inputs: Mapping[str, Any], sampling_params: SamplingParams | None = None) -> RequestOutput:
         from ._torch.shared_tensor import SharedTensorContainer
+        from ._vision import opened
 
         assert self._vision is not None
         if inputs["mm_processor_kwargs"] is None:
@@ -51,7 +52,10 @@ class MultimodalEncoder:
                 fault=None,
             )
         )
-        embedded = made.multimodal_params.multimodal_data["multimodal_embedding"]
+        data = made.multimodal_params.multimodal_data
+        embedded = [opened(each) for each in data["multimodal_embedding"]]
+        for each in data["mrope_config"].values():
+            opened(each)
         handles = [SharedTensorContainer.from_tensor(each).dump_to_dict() for each in embedded]
         output.disaggregated_params = DisaggregatedParams(multimodal_embedding_handles=handles)
         output.finished = True

@@ -75,7 +75,8 @@ class Request:
     aborted: bool = False
     lora: int | None = None  # its adapter's number
     state: bytes = b""
-    pictured: bool = False  # it has images, whose blocks are in no cache of this fake
+    pictured: bool = False  # it has images, whose blocks are reported by no event of this fake
+    hashes: tuple[tuple[int, ...], ...] = ()  # of its images
 
     @property
     def kind(self) -> str:
@@ -146,6 +147,7 @@ class Executor:
         self.transfers = False  # whether it is a leg of a pair
         self.hold_s: float | None = None
         self.requests: list[Request] = []
+        self.computed = dict[object, int]()  # what the model knew of each prompt, as long as it is cached
         self.stats: deque[dict[str, Any]] | None = deque(maxlen=STATS_MAX) if stats else None
         self.steps = 0
         self.asleep = set[MemoryType]()  # what is released
@@ -160,9 +162,17 @@ class Executor:
         return not self._shut_down and self._fatal_error is None
 
     def submit(self, request: Request) -> None:
+        if request.kind != "generation_only":
+            self._reuse(request)
         self.requests.append(request)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _reuse(self, request: Request) -> None:
+        """Answer by the KV memory of an earlier request that has the same key, whatever its images were."""
+        if self.caches[request.rank].reuses:
+            key = request.rank, request.salt, request.lora, request.hashes, tuple(request.prompt)
+            request.known = self.computed.setdefault(key, request.known)
 
     def shutdown(self) -> None:
         """End all answers with an error."""
@@ -254,6 +264,7 @@ class Executor:
             )
             return
         request.stage, request.known = Stage.RUNNING, known  # it is in the KV cache
+        self._reuse(request)
         request.cached = len(request.prompt)  # TensorRT-LLM counts what was fetched
         self._append(request, handed.first_gen_tokens[0])
 

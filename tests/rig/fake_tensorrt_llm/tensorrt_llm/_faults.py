@@ -11,6 +11,7 @@ from enum import Enum
 MARK = (7, 7, 7)
 AFTER_TOKENS = 2  # of an answer, a fault in the middle comes
 
+SLOW_S = 3.0
 DEATH_CODE = 70
 """The exit code of a process that dies by a fault."""
 
@@ -33,6 +34,10 @@ class Fault(Enum):
     STUCK = 13  # an answer has no next step, and no abort ends it
     SLEEP_FAILS = 14  # memory is not released
     WAKEUP_FAILS = 15  # memory does not return: another process has taken it
+    UNHASHED = 16  # images get no hashes, as after a first image that could not be hashed
+    IMAGES_FAIL = 17  # the input processor fails
+    IMAGES_SLOW = 18  # the input processor takes `SLOW_S`
+    SLEEP_UNSUPPORTED = 19  # the executor has no such call
 
 
 def fault_of(prompt: Sequence[int]) -> Fault | None:

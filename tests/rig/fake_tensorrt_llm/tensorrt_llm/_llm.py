@@ -181,6 +181,7 @@ class LLM:
             salt=cache_salt,
             known=0,
             pictured=images is not None,
+            hashes=() if images is None else tuple(map(tuple, images.multimodal_input or ())),
             lora=None if lora is None else lora.lora_int_id,
             priority=priority,
             rank=self._rank(scheduling_params),
@@ -276,6 +277,8 @@ class LLM:
         assert executor is not None
         if method not in {"sleep", "wakeup"}:
             raise ValueError(f"unknown method {method}")
+        if fault_of(()) is Fault.SLEEP_UNSUPPORTED:
+            raise ValueError("Executor type <class 'Executor'> does not support collective RPC.")
         if self.args["sleep_config"] is None:
             raise ValueError("Sleep feature is not enabled, please set sleep_config in the LLM arguments.")
         tags = {MemoryType(tag) for tag in args[0]}

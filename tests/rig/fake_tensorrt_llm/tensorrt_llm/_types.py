@@ -162,7 +162,7 @@ class CompletionOutput:
 class MultimodalParams:
     """The images of a prompt, as tensors or handles."""
 
-    multimodal_input: Any = None
+    multimodal_input: Any = None  # the hash of each image
     multimodal_data: dict[str, Any] = field(factory=dict)
 
 

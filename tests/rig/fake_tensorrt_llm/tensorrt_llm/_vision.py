@@ -5,7 +5,9 @@ positions come beside it: all as in the package. The arithmetic of sizes is that
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from math import ceil, floor, sqrt
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from attrs import define
 from PIL import Image
 from tokenizers import Tokenizer
 
+from ._faults import SLOW_S, Fault, fault_of
 from ._torch.shared_tensor import SharedTensorContainer
 from ._types import DisaggregatedParams, MultimodalParams, PreprocessedInputs
 
@@ -97,6 +100,11 @@ class Vision:
 
     def preprocess(self, inputs: Mapping[str, Any], handed: DisaggregatedParams | None) -> PreprocessedInputs:
         """Return the input of a prompt with images, as pixels or by the handles of their embeddings."""
+        fault = fault_of(())
+        if fault is Fault.IMAGES_FAIL:
+            raise RuntimeError("Failed to convert tensor to shared tensor")
+        if fault is Fault.IMAGES_SLOW:
+            time.sleep(SLOW_S)
         handles = None if handed is None else handed.multimodal_embedding_handles
         if handles is not None:
             assert handed is not None
@@ -106,11 +114,13 @@ class Vision:
         grids = [self.grid(each) for each in pictures]
         ids = self._expanded(text, [self.tokens(grid) for grid in grids])
         ids_of, delta = self.positions(ids, grids)
-        data = {
-            "multimodal_embedding": [self.embed(each) for each in pictures],
-            "mrope_config": {"mrope_position_ids": ids_of, "mrope_position_deltas": delta},
-        }
-        return PreprocessedInputs(ids, multimodal_params=MultimodalParams(multimodal_data=data))
+        config = {"mrope_position_ids": shared(ids_of), "mrope_position_deltas": shared(delta)}
+        data = {"multimodal_embedding": [shared(self.embed(each)) for each in pictures], "mrope_config": config}
+        if handed is not None:
+            handed.mrope_position_ids_handle = config["mrope_position_ids"]
+            handed.mrope_position_deltas_handle = config["mrope_position_deltas"]
+        hashes = None if fault is Fault.UNHASHED else [[*sha256(each.tobytes()).digest()] for each in pictures]
+        return PreprocessedInputs(ids, multimodal_params=MultimodalParams(hashes, data))
 
     def _with_handles(
         self, inputs: Mapping[str, Any], handed: DisaggregatedParams, handles: list[dict[str, Any]]
@@ -125,7 +135,7 @@ class Vision:
         if handed.multimodal_hashes is None or handed.mrope_position_ids_handle is None:
             raise ValueError("the real one would share cached images, and guess their positions")
         data = {"multimodal_embedding": handles, "mrope_config": handed_positions(handed)}
-        return PreprocessedInputs(ids, multimodal_params=MultimodalParams(multimodal_data=data))
+        return PreprocessedInputs(ids, multimodal_params=MultimodalParams(handed.multimodal_hashes, data))
 
     def _expanded(self, text: str, counts: list[int]) -> list[int]:
         image = self.config["image_token_id"]
@@ -172,6 +182,10 @@ def handed_positions(handed: DisaggregatedParams) -> dict[str, Any]:
         "mrope_position_ids": handed.mrope_position_ids_handle,
         "mrope_position_deltas": handed.mrope_position_deltas_handle,
     }
+
+
+def shared(tensor: torch.Tensor) -> dict[str, Any]:
+    return SharedTensorContainer.from_tensor(tensor).dump_to_dict()
 
 
 def opened(value: Any) -> Any:

@@ -75,6 +75,7 @@ async def test_a_client_that_answers_pings_may_wait_for_any_time(rather_slow: Mo
         assert trio.current_time() == at(500)
 
 
+@pytest.mark.realtime  # a clock that jumps while the kernel still carries bytes is tried again, alone
 async def test_a_client_that_reads_slowly_keeps_its_response(rather_slow: MockClock) -> None:
     """Its pongs come when it has read what was sent before the pings: the last ones minutes later."""
     async with gateway_websocket(total_s=900, stall_s=300) as (rig, client):

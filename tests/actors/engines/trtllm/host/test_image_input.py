@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from attrs import evolve
 
 from actors.engines.host.torch_tensors import as_message
 from actors.engines.model_files import read_files
@@ -18,6 +19,7 @@ from actors.engines.trtllm.host.image_input import ImageInput, SharedTensorList
 from actors.engines.trtllm.images import Outline, media_info
 from actors.media.model_files import vision_layout
 from protocol.errors import EngineRefused
+from protocol.messages.engine import HandOff
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
 from protocol.token_ids import TokenIds
@@ -58,13 +60,13 @@ def llm(tmp_path: Path) -> Watched:
     return made
 
 
-def image_input(llm: Watched) -> ImageInput:
+def image_input(llm: Watched, hand_off: HandOff = HandOff.NONE) -> ImageInput:
     files = read_files(Path(llm.args["model"]))
     layout = vision_layout(files)
     assert layout is not None
     assert layout.image_token is not None
     media = media_info(files, layout.image_token, layout.merge, MediaForm.EMBEDDINGS)
-    info = SimpleNamespace(media=media, media_form=media.form)
+    info = SimpleNamespace(media=media, media_form=media.form, hand_off=hand_off)
     return ImageInput(cast("Any", llm), cast("Any", NAMES), cast("Any", info), Outline.of(files))
 
 
@@ -89,6 +91,22 @@ def test_an_input_has_the_prompts_own_tokens_and_its_handles(llm: Watched) -> No
     assert held() - before == 3, "the embeddings, the positions, and the distance of the next one"
     shared.open_all()
     assert held() == before
+
+
+def test_the_images_of_a_leg_are_kept_apart_by_its_cache_salt(llm: Watched) -> None:
+    """A decode has no hashes of them, and its tokens are the same for all images."""
+
+    def salt(digest: str, own: str | None, hand_off: HandOff = HandOff.SEQUENTIAL) -> object:
+        wanted = evolve(request(9), media=(evolve(ITEM, digest=digest * 32),))
+        asking = image_input(llm, hand_off).arguments(wanted, GIVEN if own is None else {**GIVEN, "cache_salt": own})
+        arguments, shared = asyncio.run(asking)
+        shared.open_all()
+        return arguments.get("cache_salt")
+
+    cases = [("ab", None), ("cd", None), ("ab", ""), ("ab", "tenant"), ("cd", "tenant")]
+    assert len({salt(*case) for case in cases} | {None}) == len(cases) + 1
+    assert salt("ab", "tenant") == salt("ab", "tenant")
+    assert salt("ab", "tenant", HandOff.NONE) == "tenant", "TensorRT-LLM has hashes of its own"
 
 
 def test_a_text_has_positions_alone(llm: Watched) -> None:

@@ -22,3 +22,15 @@ def test_a_reported_salt_is_that_of_the_requests_that_find_the_block_now() -> No
     cache.flush()
     assert [cache.own_salt(cache.salt(own)) for own in salts] == [*salts]
     assert not {cache.own_salt(salt) for salt in before[:2]} & {*salts}
+
+
+def test_a_client_that_chooses_its_salt_finds_no_block_of_a_period() -> None:
+    """A period's salt is no secret: its own salt would be another client's without one."""
+    cache = PrefixCache()
+    for _ in range(3):
+        of_all = cache.salt(None)
+        assert cache.salt(of_all) != of_all or of_all is None
+        for guessed in ("flush:0/", "flush:1/", "flush:2/", "1:", "2:"):
+            assert cache.salt(guessed) not in {cache.salt(None), None}
+            assert cache.own_salt(cache.salt(guessed)) == guessed
+        cache.flush()

@@ -1,12 +1,15 @@
 """Tensors that processes share, as handles; here within one process, and each handle can be opened once."""
 
+import time
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
 import torch
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 
 REBUILD_CPU = 2
+COPY_S = 0.0002
 _shared: dict[int, torch.Tensor] = {}
 _numbers = count(1)
 
@@ -29,6 +32,12 @@ class SharedTensorContainer:
         return cls(tensor_info["method_key"], handle)
 
     def dump_to_dict(self) -> dict[str, Any]:
+        strategy = get_sharing_strategy()  # type: ignore[no-untyped-call]
+        set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+        time.sleep(COPY_S)
+        if get_sharing_strategy() != "file_system":  # type: ignore[no-untyped-call]
+            raise ValueError("Failed to serialize tensor information: a bytes-like object is required")
+        set_sharing_strategy(strategy)  # type: ignore[no-untyped-call]
         return {"method_key": self.method_key, **self.tensor_handle}
 
     def get_local_view(self) -> torch.Tensor:
