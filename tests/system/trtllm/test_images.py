@@ -13,7 +13,7 @@ from attrs import evolve
 from actors.engines.encoding.port import Encoder
 from actors.engines.port import Engine
 from actors.engines.trtllm.handed import HAND_OFF
-from protocol.errors import BadRequest, StartFailed, Unsupported
+from protocol.errors import BadRequest, InternalError, StartFailed, Unsupported
 from protocol.messages.cluster import Leg
 from protocol.messages.generation import Generate, Sampling
 from protocol.messages.media import MediaForm, MediaItem, Modality
@@ -21,6 +21,7 @@ from tests.contracts.encoder import Subject as EncoderSubject
 from tests.contracts.encoder import check_encoder, encoded
 from tests.contracts.engine import check_engine, complete, new_id, slot
 from tests.contracts.pair import Pair, check_pair, state_of
+from tests.rig.fake_tensorrt_llm.tensorrt_llm._faults import SLOW_S, Fault
 from tests.rig.pictured_items import SeeingModel, png, seeing_model
 from tests.rig.trtllm_engines import SPEC, image_model, trtllm_encoder, trtllm_engine
 
@@ -125,6 +126,37 @@ async def test_a_pair_of_a_model_with_images_keeps_the_contract(model: SeeingMod
             yield Pair(prefill, decode, whole, HAND_OFF)
 
         await check_pair(same)
+
+
+async def test_an_engine_is_alive_while_images_alone_are_prepared(model: SeeingModel) -> None:
+    spec = evolve(SPEC, model_path=str(model.folder))
+    slow = Fault.IMAGES_SLOW.name
+    async with trtllm_engine(spec, silent_s=SLOW_S / 3, ESPALIER_FAKE_TRTLLM_FAULT=slow) as engines:
+        engine = engines.current
+        assert engine is not None
+        ids, _ = await complete(engine, asked(model, TEXT, item(model, 1)))
+        assert len(ids) == 6
+
+
+@pytest.mark.parametrize("fault", ["", Fault.UNHASHED.name])
+async def test_no_image_is_answered_by_the_cached_prompt_of_another(model: SeeingModel, fault: str) -> None:
+    spec = evolve(SPEC, model_path=str(model.folder))
+    async with trtllm_engine(spec, ESPALIER_FAKE_TRTLLM_FAULT=fault) as engines:
+        engine = engines.current
+        assert engine is not None
+        answers = [tuple((await complete(engine, asked(model, TEXT, item(model, n))))[0]) for n in (1, 2, 1)]
+        assert answers[0] == answers[2] != answers[1]
+
+
+async def test_images_that_the_engine_fails_with_end_no_other_request(model: SeeingModel) -> None:
+    spec = evolve(SPEC, model_path=str(model.folder))
+    async with trtllm_engine(spec, ESPALIER_FAKE_TRTLLM_FAULT=Fault.IMAGES_FAIL.name) as engines:
+        engine = engines.current
+        assert engine is not None
+        with pytest.raises(InternalError, match="failed with the images"):
+            await complete(engine, asked(model, TEXT, item(model, 1)))
+        ids, _ = await complete(engine, asked(model, "a text alone"))
+        assert len(ids) == 6
 
 
 async def test_what_does_not_fit_is_refused_and_the_engine_serves_on(model: SeeingModel, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from protocol.errors import EngineDied, InternalError, NotReady, RequestError, Unsupported
+from protocol.errors import EngineDied, EngineRefused, InternalError, NotReady, RequestError, Unsupported
 from protocol.messages.kv_events import BlockChange, BlockEvents
 from protocol.messages.leaving import MemoryTag
 from protocol.messages.memory import ReleaseMemory, ResumeMemory
@@ -89,10 +89,19 @@ async def test_an_engine_whose_memory_is_released_does_not_count_as_frozen() -> 
         await serves_on(engine)
 
 
-@pytest.mark.parametrize("fault", [Fault.SLEEP_FAILS, Fault.WAKEUP_FAILS])
+async def test_a_call_that_the_engine_does_not_have_is_refused_and_the_engine_serves_on() -> None:
+    async with trtllm_engine(RELEASES, ESPALIER_FAKE_TRTLLM_FAULT=Fault.SLEEP_UNSUPPORTED.name) as engines:
+        engine = engines.current
+        assert engine is not None
+        with pytest.raises(EngineRefused, match="does not support collective RPC"):
+            await engine.operate(ReleaseMemory(tags=KV_CACHE))
+        await serves_on(engine)
+
+
+@pytest.mark.parametrize("fault", [Fault.SLEEP_FAILS, Fault.SLEEP_HALF, Fault.WAKEUP_FAILS])
 async def test_a_call_that_fails_ends_the_host(fault: Fault) -> None:
     dies = pytest.RaisesGroup(
-        pytest.RaisesExc(EngineDied, match="failed: RuntimeError: CUDA driver error: out of memory"),
+        pytest.RaisesExc(EngineDied, match="failed: (Runtime|Value)Error: CUDA driver error: out of memory"),
         allow_unwrapped=True,
         flatten_subgroups=True,
     )

@@ -28,6 +28,9 @@ from protocol.messages.operations import OPERATION_OF
 
 CALL = "_collective_rpc"
 SLEEP, WAKEUP = "sleep", "wakeup"
+UNSUPPORTED = "does not support collective RPC"
+"""What the call says of an executor that has no such calls (`LLM._collective_rpc`), by a `ValueError`."""
+
 PARTS: Mapping[MemoryTag, tuple[str, ...]] = {
     MemoryTag.KV_CACHE: ("kv_cache",),
     MemoryTag.WEIGHTS: ("model_weights", "draft_model_weights"),
@@ -108,10 +111,10 @@ class TrtllmMemory:
         call = cast("CollectiveCall", getattr(self._llm, CALL))
         try:
             await asyncio.to_thread(call, method, (parts,))
-        except (NotImplementedError, ValueError) as error:  # raised before anything is done
-            self._state = before
-            raise EngineRefused(f"TensorRT-LLM {self._version}: {error}") from error
         except Exception as error:
+            if isinstance(error, NotImplementedError) or UNSUPPORTED in str(error):  # raised before anything is done
+                self._state = before
+                raise EngineRefused(f"TensorRT-LLM {self._version}: {error}") from error
             self._end(f"{method} of its memory failed: {last_line(error)}")
             raise InternalError(f"{method} of its memory failed: {type(error).__name__}") from error
         self._state = before.ended(request)

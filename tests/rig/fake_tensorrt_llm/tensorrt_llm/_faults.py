@@ -38,6 +38,7 @@ class Fault(Enum):
     IMAGES_FAIL = 17  # the input processor fails
     IMAGES_SLOW = 18  # the input processor takes `SLOW_S`
     SLEEP_UNSUPPORTED = 19  # the executor has no such call
+    SLEEP_HALF = 20  # memory is released in part, and the error is of the class of a refusal
 
 
 def fault_of(prompt: Sequence[int]) -> Fault | None:

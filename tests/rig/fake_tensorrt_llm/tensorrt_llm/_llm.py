@@ -34,6 +34,10 @@ WINDOW = os.environ.get("ESPALIER_FAKE_TRTLLM_WINDOW")
 KV_TOKENS = 32_768  # of a rank, unless its configuration names another number
 MAX_SEQ_LEN = 4096
 SLEEP_S = 0.02  # the time of a release or a return
+FAILURES: Mapping[str, Mapping[Fault | None, type[Exception]]] = {
+    "sleep": {Fault.SLEEP_FAILS: RuntimeError, Fault.SLEEP_HALF: ValueError},
+    "wakeup": {Fault.WAKEUP_FAILS: RuntimeError},
+}
 
 ARGUMENTS: Mapping[str, object] = {  # by their names, with their defaults
     "pipeline_parallel_size": 1,
@@ -285,8 +289,9 @@ class LLM:
         if executor.requests:
             raise RuntimeError("the real one would wait for the requests that run")
         time.sleep(SLEEP_S)
-        if fault_of(()) is (Fault.SLEEP_FAILS if method == "sleep" else Fault.WAKEUP_FAILS):
-            raise RuntimeError("CUDA driver error: out of memory")
+        failure = FAILURES[method].get(fault_of(()))
+        if failure is not None:
+            raise failure("CUDA driver error: out of memory")
         if method == "wakeup":
             executor.asleep -= tags
         elif executor.asleep:

@@ -34,3 +34,13 @@ def test_a_client_that_chooses_its_salt_finds_no_block_of_a_period() -> None:
             assert cache.salt(guessed) not in {cache.salt(None), None}
             assert cache.own_salt(cache.salt(guessed)) == guessed
         cache.flush()
+
+
+def test_no_salt_of_a_client_is_that_of_another_period() -> None:
+    """A block from before a release of memory has lost its contents."""
+    cache, given = PrefixCache(), (None, "a", "1:", "1:a", "2:", "flush:0/", "flush:1/", "flush:1/a", "flush:2/")
+    salts = list[str | None]()
+    for _ in range(3):
+        salts += [cache.salt(own) for own in given]
+        cache.flush()
+    assert len({*salts}) == len(salts)
