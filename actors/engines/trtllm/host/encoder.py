@@ -98,9 +98,11 @@ def make_tower(boot: TrtllmBoot, names: Library) -> TrtllmTower:
     tower = TrtllmTower(names.start_encoder(boot.arguments), names, media)
     item = smallest_item(layout)
     (outcome,) = tower.encode([item], lambda: True)
+    if outcome.code:
+        raise RuntimeError(f"it cannot encode an image: {outcome.detail}")
     made, wanted = (outcome.data.shape, outcome.data.dtype), ((item.tokens, media.width), media.dtype)
-    if outcome.code or made != wanted:
-        raise RuntimeError(f"it makes embeddings of {made}, where the model has {wanted}: {outcome.detail}")
+    if made != wanted:
+        raise RuntimeError(f"it makes embeddings of {made}, where the model has {wanted}")
     return tower
 
 
